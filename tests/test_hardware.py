@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import pytest
+from tables import rows
 
 from lmbench.hardware import GPUS, find_gpu, peak_flops
 
-# TFLOP/s of the datasheets: bf16, tf32, fp32.
-PEAKS = {
-    "NVIDIA A100-SXM4-80GB": (312, 156, 19.5),
-    "NVIDIA A100 80GB PCIe": (312, 156, 19.5),
-    "NVIDIA H100 80GB HBM3": (989.4, 494.7, 67),
-    "NVIDIA H200": (989.4, 494.7, 67),
-    "NVIDIA H100 PCIe": (756, 378, 51),
-    "NVIDIA GeForce RTX 4090": (165.2, 82.6, 82.6),
-    "NVIDIA GeForce RTX 5090": (209.5, 104.8, 104.8),
-}
+#: TFLOP/s of the datasheets: bf16, tf32, fp32.
+PEAKS = """
+NVIDIA A100-SXM4-80GB | 312 156 19.5
+NVIDIA A100 80GB PCIe | 312 156 19.5
+NVIDIA H100 80GB HBM3 | 989.4 494.7 67
+NVIDIA H200 | 989.4 494.7 67
+NVIDIA H100 PCIe | 756 378 51
+NVIDIA GeForce RTX 4090 | 165.2 82.6 82.6
+NVIDIA GeForce RTX 5090 | 209.5 104.8 104.8
+"""
+UNKNOWN = """
+NVIDIA GeForce RTX 4090 Laptop GPU
+NVIDIA GeForce RTX 4090 D
+NVIDIA GeForce RTX 4080 SUPER
+NVIDIA A100-SXM4-80GB MIG 1g.10gb
+NVIDIA H1000
+NVIDIA H200 NVL
+AMD Instinct MI300X
+cpu
+"""
 
 
-@pytest.mark.parametrize(("name", "rates"), PEAKS.items())
+@pytest.mark.parametrize(("name", "rates"), rows(PEAKS))
 def test_peaks_are_the_datasheets(name, rates):
     settings = [("bf16-mixed", "highest"), ("32-true", "high"), ("32-true", "highest")]
     peaks = [peak_flops(name, precision, matmul) for precision, matmul in settings]
-    assert [peak.flops_per_s / 1e12 for peak in peaks] == pytest.approx(rates)
+    assert [peak.flops_per_s / 1e12 for peak in peaks] == pytest.approx([*map(float, rates.split())])
     assert [peak.dtype for peak in peaks] == ["bf16", "tf32", "fp32"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4080 SUPER",
-     "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA H1000", "NVIDIA H200 NVL", "AMD Instinct MI300X", "cpu", ""],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["", *rows(UNKNOWN)])
 def test_an_unknown_gpu_has_no_peak(name):
     assert find_gpu(name) is peak_flops(name, "bf16-mixed") is None
 
 
 def test_names_are_told_apart_and_match_with_and_without_the_maker():
     names = ("L4", "L40", "L40S", "H100 PCIe", "H100 80GB HBM3", "H100 NVL", "H200")
-    rows = [find_gpu(f"NVIDIA {name}") for name in names]
-    assert None not in rows
-    assert len(set(rows)) == len(rows)
+    gpus = {find_gpu(f"NVIDIA {name}") for name in names}
+    assert None not in gpus
+    assert len(gpus) == len(names)
     assert find_gpu("Tesla T4") is not None
     assert find_gpu("A100-SXM4-40GB") == find_gpu("NVIDIA A100-SXM4-40GB")
     assert len({gpu.name.casefold() for gpu in GPUS}) == len(GPUS)

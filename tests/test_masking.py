@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 import warm_server
+from tables import rows
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -48,13 +49,25 @@ AROUND = """Server=tcp:x,1433;Uid=me;Pwd=%;Encrypt=yes|AccountName=a;AccountKey=
     |https://a.blob.core.windows.net/c?sv=2020&sig=%&se=1|Authorization: Basic %|{"Authorization": "Bearer %"}
     |Basic %|https://hooks.slack.com/services/%|password: %|--client_secret=%
     |{"password": "correct horse, %"}|token = %"""
-ORDINARY = [
-    "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", "0f" * 20, "task-2024-experiment-with-a-long-name",
-    "git@github.com:a/b.git", "/home/me/hf_cache/models", "https://host/a@b", "https://host:80/a@b", "sk-learn",
-    "me@example.org", "Basic information about Token classification-head", "next_token = logits.argmax(-1)",
-    "self.token = tokenizer.encode(x)", 'token=os.environ["X1"]', "unexpected token: foo", "max_tokens=512, token: 5",
-    "skip-connections-of-the-model", "fw_kernel_16_threads_of_attention_backward",
-]  # fmt: skip
+ORDINARY = rows("""
+ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn
+0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f
+task-2024-experiment-with-a-long-name
+git@github.com:a/b.git
+/home/me/hf_cache/models
+https://host/a@b
+https://host:80/a@b
+sk-learn
+me@example.org
+Basic information about Token classification-head
+next_token = logits.argmax(-1)
+self.token = tokenizer.encode(x)
+token=os.environ["X1"]
+unexpected token: foo
+max_tokens=512, token: 5
+skip-connections-of-the-model
+fw_kernel_16_threads_of_attention_backward
+""")
 
 
 def test_a_secrets_name_is_known_by_its_words_and_a_name_that_looks_alike_is_none():

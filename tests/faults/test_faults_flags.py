@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fit_process import fit_here
+from tables import rows
 
 QUICK = ["--measure.warmup_steps=2", "--measure.steps=6", "--measure.probe_steps=2"]
 
@@ -21,18 +22,18 @@ def fit(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "max_epochs 1 --trainer.enable_progress_bar true --trainer.enable_model_summary true",
-        "limit_train_batches 4",
-        "overfit_batches 1",
-        "barebones true",
-        "limit_val_batches 1 --trainer.val_check_interval 2",
-        "num_sanity_val_steps 1 --trainer.limit_val_batches 1",
-        "reload_dataloaders_every_n_epochs 1 --trainer.limit_train_batches 4",
-    ],
-)
+HARMLESS = """
+max_epochs 1 --trainer.enable_progress_bar true --trainer.enable_model_summary true
+limit_train_batches 4
+overfit_batches 1
+barebones true
+limit_val_batches 1 --trainer.val_check_interval 2
+num_sanity_val_steps 1 --trainer.limit_val_batches 1
+reload_dataloaders_every_n_epochs 1 --trainer.limit_train_batches 4
+"""
+
+
+@pytest.mark.parametrize("words", rows(HARMLESS))
 def test_a_flag_that_leaves_the_window_whole_leaves_the_folder_clean_too(words, fit):
     code, run, _, left = fit(*f"--trainer.{words}".split())
     assert (code, run.outcome, len(run.steps), left) == (0, "ok", 8, [])

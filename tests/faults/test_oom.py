@@ -8,6 +8,7 @@ import errno
 import numpy as np
 import pytest
 import torch
+from tables import rows
 from torch.utils.data import DataLoader, Dataset
 
 from lmbench.instruments.oom import out_of_memory
@@ -61,39 +62,38 @@ GPU = (
     "512.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
+#: Whose memory, bytes asked for (0: none are told), and the message.
+WORDINGS = r"""
+device | 2097152 | CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has
+device | 512 | CUDA out of memory. Tried to allocate 512 bytes. GPU 0
+device | 0 | CUDA out of memory. Tried to allocate more than 1EB memory.
+device | 1610612736 | HIP out of memory. Tried to allocate 1.50 GiB. GPU 0
+device | 1073741824 | MPS backend out of memory (MPS allocated: 5.00 GB). Tried to allocate 1.00 GB on private pool.
+device | 0 | CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported
+device | 0 | CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
+device | 0 | cuDNN error: CUDNN_STATUS_ALLOC_FAILED
+device | 0 | cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+host | 0 | cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED
+device | 0 | cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`
+device | 0 | cuFFT error: CUFFT_ALLOC_FAILED
+device | 0 | NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'
+device | 0 | Failed with cudaErrorMemoryAllocation
+host | 4294967296000 | [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296000 bytes. Error code 12 (Cannot allocate memory)
+host | 400 | [enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 400 bytes.
+host | 4096 | unable to mmap 4096 bytes from file </torch_1>: Cannot allocate memory (12)
+"""
+#: Of a RuntimeError.
+OTHERS = """
+CUDA error: device-side assert triggered
+CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx
+mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)
+out of resource: shared memory, Required: 270336, Hardware limit: 232448
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "requested_bytes", "where"),
-    [
-        (GPU, 20 * 2**30, "device"),
-        ("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has", 2 * 2**20, "device"),
-        ("CUDA out of memory. Tried to allocate 512 bytes. GPU 0", 512, "device"),
-        ("CUDA out of memory. Tried to allocate more than 1EB memory.", None, "device"),
-        ("HIP out of memory. Tried to allocate 1.50 GiB. GPU 0", 3 * 2**29, "device"),
-        ("MPS backend out of memory (MPS allocated: 5.00 GB). Tried to allocate 1.00 GB on private pool.", 2**30, "device"),
-        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", None, "device"),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", None, "device"),
-        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", None, "device"),
-        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", None, "device"),
-        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", None, "host"),
-        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", None, "device"),
-        ("cuFFT error: CUFFT_ALLOC_FAILED", None, "device"),
-        ("NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'", None, "device"),
-        ("Failed with cudaErrorMemoryAllocation", None, "device"),
-        (
-            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-            "allocate 4294967296000 bytes. Error code 12 (Cannot allocate memory)", 4294967296000, "host",
-        ),
-        (
-            "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate "
-            "400 bytes.", 400, "host",
-        ),
-        ("unable to mmap 4096 bytes from file </torch_1>: Cannot allocate memory (12)", 4096, "host"),
-    ],
-)  # fmt: skip
-def test_every_wording_is_recognised(text, requested_bytes, where):
-    check(out_of_memory(RuntimeError(text)), requested_bytes, where)
+@pytest.mark.parametrize(("where", "requested_bytes", "text"), [("device", 20 * 2**30, GPU), *rows(WORDINGS)])
+def test_every_wording_is_recognised(where, requested_bytes, text):
+    check(out_of_memory(RuntimeError(text.replace("\\n", "\n"))), int(requested_bytes) or None, where)
 
 
 def test_the_line_that_tells_is_the_message_and_types_and_numbers_count_too():
@@ -128,10 +128,7 @@ def test_causes_contexts_and_groups_are_followed_but_no_suppressed_ones_and_no_c
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("CUDA error: device-side assert triggered"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
-        RuntimeError("out of resource: shared memory, Required: 270336, Hardware limit: 232448"),
+        *map(RuntimeError, rows(OTHERS)),
         ValueError("CUDA out of memory. is what a message may quote"),
         FileNotFoundError(errno.ENOENT, "No such file"),
         OSError(errno.ENOSPC, "No space left on device"),

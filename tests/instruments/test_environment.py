@@ -26,18 +26,19 @@ from lmbench.records.measured import DeviceReading, DeviceState
 from lmbench.records.process import process_identity
 
 CPU = torch.device("cpu")
+SECRETS = "CUDA_SECRET_TOKEN TORCH_password NCCL_Credentials OMP_SECRET HF_TOKEN MY_CUDA_X"
+LISTED = "CUDA_LAUNCH_BLOCKING MKL_NUM_THREADS NCCL_DEBUG OMP_NUM_THREADS PYTORCH_ALLOC_CONF"
 
 
 def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_secret(monkeypatch):
-    secrets = ["CUDA_SECRET_TOKEN", "TORCH_password", "NCCL_Credentials", "OMP_SECRET", "HF_TOKEN", "MY_CUDA_X"]
-    listed = ["CUDA_LAUNCH_BLOCKING", "MKL_NUM_THREADS", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF"]
-    planted = {"PATH": os.defpath} | dict.fromkeys(secrets, "hunter2-planted") | dict.fromkeys(listed, "1")
+    planted = {"PATH": os.defpath, **dict.fromkeys(SECRETS.split(), "hunter2-planted")}
+    planted |= dict.fromkeys(LISTED.split(), "1")
     monkeypatch.setattr(os, "environ", planted)
     captured = capture_environment(CPU)
     text = json.dumps(as_dict(captured), allow_nan=False)
     assert msgspec.convert(json.loads(text), Environment) == captured
     assert "hunter2" not in text
-    assert list(captured.variables) == listed
+    assert list(captured.variables) == LISTED.split()
     assert (captured.gc.is_enabled, captured.gc.thresholds) == (gc.isenabled(), list(gc.get_threshold()))
     assert captured.versions.python == platform.python_version()
     for package in ("torch", "lightning", "torchmetrics", "wandb"):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fit_process import bench
+from tables import rows
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -157,19 +158,19 @@ def test_shapes_that_a_function_refuses_are_noted_unless_they_are_the_runs_own()
         checked("only_tens", size=Size(1, 1, 41, 16))
 
 
-WRONG = {
-    "scaled": "in the (output|gradient of [qkv]) at batch",
-    "never_causal": "at .*, causal",
-    "forgets_the_last_block": "at .*seq (100|129|77|193|40)",
-    "wrong_gradient": "in the gradient of k at",
-    "nan": "is off by inf in the",
-}
+WRONG = """
+scaled | in the (output|gradient of [qkv]) at batch
+never_causal | at .*, causal
+forgets_the_last_block | at .*seq (100|129|77|193|40)
+wrong_gradient | in the gradient of k at
+nan | is off by inf in the
+"""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("function", WRONG)
-def test_a_wrong_function_is_incorrect_with_the_largest_deviation_and_where(function, dtype):
-    with pytest.raises(UsageError, match=WRONG[function]) as caught:
+@pytest.mark.parametrize(("function", "line"), rows(WRONG))
+def test_a_wrong_function_is_incorrect_with_the_largest_deviation_and_where(function, line, dtype):
+    with pytest.raises(UsageError, match=line) as caught:
         checked(function, dtype)
     assert str(caught.value).startswith("incorrect: test_attention_check:")
     assert f"allowed in {str(dtype)[6:]} is " in str(caught.value)
@@ -187,21 +188,21 @@ def test_a_function_that_writes_to_what_it_is_given_is_incorrect(has_backward):
         checked("writes_to_k_afterwards", has_backward=has_backward)
 
 
-NO_ATTENTION = {
-    "two_arguments": r"is called with \(query, key, value, is_causal=...\), .*: too many positional",
-    "one_head": r"returned a tensor of shape \(2, 1, 40, 16\), .* where q has shape \(2, 2, 40, 16\)",
-    "detached": "gives q no gradient, .*; it must be differentiable",
-    "no_gradient_of_k": "gives k no gradient, for batch 2, heads 2, seq 40, head_dim 16, causal",
-    "fails_in_backward": r"raised at test_attention_check.py:\d+ in backward, .*: no back",
-    "number": "1 is not a callable object",
-    "fusd": "module test_attention_check has no 'fusd'; did you mean test_attention_check:fused?",
-    "": "module test_attention_check has no ''",
-}
+NO_ATTENTION = r"""
+two_arguments | is called with \(query, key, value, is_causal=...\), .*: too many positional
+one_head | returned a tensor of shape \(2, 1, 40, 16\), .* where q has shape \(2, 2, 40, 16\)
+detached | gives q no gradient, .*; it must be differentiable
+no_gradient_of_k | gives k no gradient, for batch 2, heads 2, seq 40, head_dim 16, causal
+fails_in_backward | raised at test_attention_check.py:\d+ in backward, .*: no back
+number | 1 is not a callable object
+fusd | module test_attention_check has no 'fusd'; did you mean test_attention_check:fused?
+no such | module test_attention_check has no 'no such'
+"""
 
 
-@pytest.mark.parametrize("function", NO_ATTENTION)
-def test_what_cannot_be_attention_is_told_in_one_line(function):
-    with pytest.raises(UsageError, match=NO_ATTENTION[function]):
+@pytest.mark.parametrize(("function", "line"), rows(NO_ATTENTION))
+def test_what_cannot_be_attention_is_told_in_one_line(function, line):
+    with pytest.raises(UsageError, match=line):
         checked(function)
 
 

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+from tables import rows
 from torch.nn.attention.flex_attention import create_block_mask
 
 from lmbench.errors import UsageError
@@ -70,15 +71,15 @@ def test_flash_attention_in_float32_is_refused_on_the_gpu():
         check("sdpa_flash", "cuda", torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("attention", "line"),
-    [
-        ("sdpa_efficient", "has no kernel for bfloat16, batch 3, .* on cpu; choose sdpa, .*naive: No"),
-        ("sdpa_cudnn", "has no kernel for bfloat16, batch 3, .* on cpu; choose sdpa, .*naive: No"),
-        ("flex", r"'flex' has no backward pass on a CPU .*; choose sdpa or naive"),
-        ("naiv", "unknown attention 'naiv'; choose one of naive, sdpa, sdpa_flash.* did you mean naive"),
-    ],
-)
+LACKING = r"""
+sdpa_efficient | has no kernel for bfloat16, batch 3, .* on cpu; choose sdpa, .*naive: No
+sdpa_cudnn | has no kernel for bfloat16, batch 3, .* on cpu; choose sdpa, .*naive: No
+flex | 'flex' has no backward pass on a CPU .*; choose sdpa or naive
+naiv | unknown attention 'naiv'; choose one of naive, sdpa, sdpa_flash.* did you mean naive
+"""
+
+
+@pytest.mark.parametrize(("attention", "line"), rows(LACKING))
 def test_what_this_machine_lacks_is_refused_in_one_line(attention, line):
     with pytest.raises(UsageError, match=line) as caught:
         check(attention, "cpu", torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 import signal
 from functools import partial
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tables import rows
 
 from lmbench.cli import main
 from lmbench.errors import ExitCode
@@ -23,19 +25,21 @@ from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.measured import Loss, Memory, Window
 from lmbench.records.run import RunRecord
 
-TINY = [
-    "--trainer.accelerator=cpu",
-    "--model.size=tiny",
-    "--model.d_model=16",
-    "--model.vocab_size=64",
-    "--data.batch_size=2",
-    "--data.context_length=8",
-    "--model.num_layers=1",
-    "--measure.warmup_steps=1",
-    "--measure.steps=4",
-    "--measure.min_window_s=0",
-    "--measure.probe_steps=0",
-]
+TINY = shlex.split("""
+--trainer.accelerator=cpu --model.size=tiny --model.d_model=16 --model.vocab_size=64 --data.batch_size=2
+--data.context_length=8 --model.num_layers=1 --measure.warmup_steps=1 --measure.steps=4 --measure.min_window_s=0
+--measure.probe_steps=0
+""")
+OPTIONS = """
+--trainer.max_epochs=-1
+--measure.zero_grad=native --trainer.precision=bf16-true
+--trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed
+--trainer.gradient_clip_val=0.001 --trainer.gradient_clip_algorithm=value
+--trainer.accumulate_grad_batches=3 --trainer.precision=64-true
+--measure.mode=forward_backward --data.placement=pinned
+--measure.mode=forward --measure.warmup_steps=0
+--trainer.compile.backend=aot_eager
+"""
 
 
 def losses(record):
@@ -43,19 +47,7 @@ def losses(record):
     return pytest.approx((record.loss.first, record.loss.last), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "",
-        "--measure.zero_grad=native --trainer.precision=bf16-true",
-        "--trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed",
-        "--trainer.gradient_clip_val=0.001 --trainer.gradient_clip_algorithm=value",
-        "--trainer.accumulate_grad_batches=3 --trainer.precision=64-true",
-        "--measure.mode=forward_backward --data.placement=pinned",
-        "--measure.mode=forward --measure.warmup_steps=0",
-        "--trainer.compile.backend=aot_eager",
-    ],
-)
+@pytest.mark.parametrize("options", rows(OPTIONS))
 def test_the_bare_loop_trains_the_same_weights_as_the_trainer(options):
     (bare, module), (trainer, trained) = (measure_control(arm, [*TINY, *options.split()]) for arm in list(ARMS)[:2])
     assert losses(bare) == (trainer.loss.first, trainer.loss.last)
@@ -113,12 +105,12 @@ def test_differences_are_paired_by_round_and_compared_with_bares(peaks, over, an
     """The drift of 1 ms a round is in all arms and cancels: nothing of it is in an interval."""
     found = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106}, peaks)
     answer = overhead_answer(RunRecord(1, "ok", device_type="cuda"), found, "lmbench overhead")
-    rows, asked = (table.records() for table in answer.tables)
-    assert [row["step_min_s"] for row in rows] == pytest.approx([0.010, 0.0104, 0.0106])
-    assert [row["over_bare_s"] for row in rows[1:]] == pytest.approx([0.4e-3, 0.6e-3])
-    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in rows[1:])
+    measured, asked = (table.records() for table in answer.tables)
+    assert [row["step_min_s"] for row in measured] == pytest.approx([0.010, 0.0104, 0.0106])
+    assert [row["over_bare_s"] for row in measured[1:]] == pytest.approx([0.4e-3, 0.6e-3])
+    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in measured[1:])
     key = f"over_bare_{'run_peak_allocated' if peaks else 'host_peak_rss'}_bytes"
-    assert [row[key] for row in rows] == over
+    assert [row[key] for row in measured] == over
     assert [row["answer"] for row in asked] == answers
 
 
@@ -136,16 +128,16 @@ def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
 
 @pytest.mark.parametrize(
     ("device_type", "verdicts", "expected"),
-    [
-        ("cuda", ["queued", "queued"], "device"),
-        ("cuda", ["host-bound", "mixed"], "host"),
-        ("cuda", ["queued", "mixed"], "mixed"),
-        ("cuda", [], "unknown"),
-        ("cpu", [], "cpu"),
-    ],
+    rows("""
+    cuda | queued queued | device
+    cuda | host-bound mixed | host
+    cuda | queued mixed | mixed
+    cuda | - | unknown
+    cpu | - | cpu
+    """),
 )
 def test_bottleneck_follows_the_lag_probes(device_type, verdicts, expected):
-    assert bottleneck(device_type, dict(enumerate(verdicts))) == expected
+    assert bottleneck(device_type, dict(enumerate(verdicts.split()))) == expected
 
 
 def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():

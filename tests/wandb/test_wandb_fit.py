@@ -10,6 +10,7 @@ import sys
 import msgspec
 import pytest
 from paths import RUNS, SUPPORT
+from tables import rows
 from wandb_loopback import PLANTED_KEY, Server
 
 from lmbench.cli import main
@@ -124,19 +125,19 @@ def test_a_disk_without_room_for_w_and_b_keeps_the_result(tmp_path, small_disk, 
 
 @pytest.mark.parametrize(
     ("switch", "asked", "mode"),
-    [
-        (None, "online", "online"),
-        ("online", "offline", "offline"),
-        ("offline", "online", "offline"),
-        ("disabled", "online", "disabled"),
-        (None, None, "disabled"),
-        ("online", None, "offline"),
-    ],
+    rows("""
+    - | online | online
+    online | offline | offline
+    offline | online | offline
+    disabled | online | disabled
+    - | - | disabled
+    online | - | offline
+    """),
 )
 def test_wandbs_own_switch_asks_for_offline_and_only_takes_away(monkeypatch, switch, asked, mode):
-    if switch is not None:
+    if switch != "-":
         monkeypatch.setenv("WANDB_MODE", switch)
-    assert WandbSettings(mode=asked).filing().mode == mode
+    assert WandbSettings(mode=None if asked == "-" else asked).filing().mode == mode
 
 
 @pytest.mark.parametrize("host", [None, "api.wandb.ai", "wandb.example.org:8080", "github.com"])
