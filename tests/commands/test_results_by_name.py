@@ -6,6 +6,7 @@ import json
 
 import pytest
 from runs import ended, make_run, make_sweep
+from tables import rows
 
 import lmbench
 from lmbench.cli import main
@@ -41,16 +42,16 @@ def listed(capsys, *words):
 
 
 def test_a_line_for_each_run_or_sweep_the_newest_first(results, capsys):
-    rows = listed(capsys)
-    assert [(row["name"], row["path"], row["outcome"]) for row in rows] == [
+    runs = listed(capsys)
+    assert [(row["name"], row["path"], row["outcome"]) for row in runs] == [
         ("last", "results/day3", "ok"),
         ("last~1", "results/grid", "1 oom"),
         ("last~2", "results/day2", "ok"),
         ("last~3", "results/day1", "ok"),
     ]
-    assert [row["step_s"] for row in rows] == [0.3, None, 0.2, 0.1]
-    assert rows[1]["step_low_s"] < rows[1]["step_high_s"]
-    assert rows[1]["what"].startswith("4 cells, ")
+    assert [row["step_s"] for row in runs] == [0.3, None, 0.2, 0.1]
+    assert runs[1]["step_low_s"] < runs[1]["step_high_s"]
+    assert runs[1]["what"].startswith("4 cells, ")
     main(["list"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("last")]
     assert len(lines) == 4
@@ -65,39 +66,39 @@ def test_of_many_the_newest_and_how_to_see_the_others(results, capsys):
 
 @pytest.mark.parametrize(
     ("where", "names"),
-    [
-        ("precision=bf16-mixed", ["last", "last~1"]),
-        ("size=medium,precision=bf16-mixed", ["last~1"]),
-        ("matmul=highest", ["last", "last~1", "last~2", "last~3"]),
-        ("trainer.precision=32-true", ["last~1", "last~2", "last~3"]),
-        ("run_id=day1", ["last~3"]),
-        ("outcome=oom", ["last~1"]),
-    ],
+    rows("""
+precision=bf16-mixed | last last~1
+size=medium,precision=bf16-mixed | last~1
+matmul=highest | last last~1 last~2 last~3
+trainer.precision=32-true | last~1 last~2 last~3
+run_id=day1 | last~3
+outcome=oom | last~1
+"""),
 )
 def test_where_picks_by_fact_option_or_field(where, names, results, capsys):
-    assert [row["name"] for row in listed(capsys, "--where", where)] == names
+    assert [row["name"] for row in listed(capsys, "--where", where)] == names.split()
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        (["list", "--where=precison=bf16-mixed"], "did you mean precision?"),
-        (["list", "--where=precision=bf16"], "precision is one of 32-true, bf16-mixed"),
-        (["list", "--where=bf16"], "(NAME=VALUE); no run has a 'bf16'"),
-        (["list", "--name=baseline"], "names one result"),
-        (["list", "--name=last", "results/day1"], "not 'last'"),
-        (["list", "--name=a/b", "results/day1"], "only letters"),
-        (["list", "--name=day2", "results/day1"], "is a result itself"),
-        (["list", "--name=smoke", "results/day1"], "shipped"),
-        (["list", "--name=baseline", "results/none"], "does not exist"),
-        (["show", "last~9"], "'results' holds 4 results; `lmbench list`"),
-        (["show", "gone"], "was the name of results/day0"),
-        (["show", "basline"], "'basline' does not exist"),
-    ],
+    rows("""
+list --where=precison=bf16-mixed | did you mean precision?
+list --where=precision=bf16 | precision is one of 32-true, bf16-mixed
+list --where=bf16 | (NAME=VALUE); no run has a 'bf16'
+list --name=baseline | names one result
+list --name=last results/day1 | not 'last'
+list --name=a/b results/day1 | only letters
+list --name=day2 results/day1 | is a result itself
+list --name=smoke results/day1 | shipped
+list --name=baseline results/none | does not exist
+show last~9 | 'results' holds 4 results; `lmbench list`
+show gone | was the name of results/day0
+show basline | 'basline' does not exist
+"""),
 )
 def test_a_name_that_stands_for_nothing_is_one_line(words, told, results, capsys):
     (results / "gone").symlink_to("day0")
-    assert main(words) == 2
+    assert main(words.split()) == 2
     printed = capsys.readouterr()
     assert told in printed.err
     assert printed.err.count("\n") == 1

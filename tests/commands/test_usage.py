@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tables import rows
 
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit_help import daily_options
@@ -101,17 +102,17 @@ def test_a_dash_in_an_option_is_an_underscore(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        (["smoke"], "did you mean `lmbench fit smoke`?"),
-        (["tiny_batch"], "did you mean `lmbench sweep tiny_batch`?"),
-        (["version"], "did you mean --version?"),
-        (["fit", "smok"], "did you mean smoke?"),
-        (["fit", "smoke", "large_bf16"], "'large_bf16' is one word too many"),
-        (["sweep", "tiny_step"], "no study; did you mean tiny_step_times?\n"),
-        (["noise", "smoke"], "`lmbench noise --run smoke` measures it"),
-        (["compare", "a", "b", "--fromat=markdown"], "did you mean --format?"),
-    ],
+    rows("""
+smoke | did you mean `lmbench fit smoke`?
+tiny_batch | did you mean `lmbench sweep tiny_batch`?
+version | did you mean --version?
+fit smok | did you mean smoke?
+fit smoke large_bf16 | 'large_bf16' is one word too many
+sweep tiny_step | no study; did you mean tiny_step_times?
+noise smoke | `lmbench noise --run smoke` measures it
+compare a b --fromat=markdown | did you mean --format?
+"""),
 )
 def test_what_a_newcomer_types_is_answered_with_what_to_type(words, told, capsys):
-    assert main(words) == 2
+    assert main(words.split()) == 2
     assert told in capsys.readouterr().err

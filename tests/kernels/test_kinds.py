@@ -6,6 +6,7 @@ import csv
 
 import pytest
 from paths import DATA, TRACES
+from tables import rows
 
 from lmbench.kernels.kinds import kind_of, precision_of, short_name
 
@@ -25,24 +26,24 @@ def test_real_names_have_the_expected_kind():
 
 @pytest.mark.parametrize(
     ("name", "operator", "kind"),
-    [
-        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "aten::cudnn_convolution", "conv"),
-        ("triton_poi_fused_nccl_view_0", "", "elementwise"),
-        # Names that were cut off are read as they stand.
-        ("_ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel", "", "elementwise"),
-        # A library's name is no work: its letters must not decide.
-        ("void fbgemm_gpu::unheard_of_kernel<int>(int)", "", "unclassified"),
-        # Template arguments name what a kernel was made of, unless it is a general launcher.
-        ("void unheard_of_kernel<cutlass::bfloat16_t, flash::Softmax>(int)", "", "unclassified"),
-        ("void cutlass::device_kernel<unheard::Softmax>(int)", "", "gemm"),
-        ("volta_sgemm_64x64_nt", "aten::convolution_backward", "conv"),
-        ("unheard_of_kernel", "aten::max_pool2d_with_indices_backward", "pooling"),
-        ("unheard_of_kernel", "_C::rms_norm", "norm"),
-        ("unheard_of_kernel", "my_module::attention_backward", "attention"),
-        ("unheard_of_kernel", "aten::mm", "gemm"),
-        ("unheard_of_kernel", "c10d::allreduce_", "comm"),
-        ("unheard_of_kernel", "", "unclassified"),
-    ],
+    rows("""
+void cudnn::winograd_nonfused::winogradForwardData4x4<float, float> | aten::cudnn_convolution | conv
+triton_poi_fused_nccl_view_0 | - | elementwise
+# Names that were cut off are read as they stand.
+_ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel | - | elementwise
+# A library's name is no work: its letters must not decide.
+void fbgemm_gpu::unheard_of_kernel<int>(int) | - | unclassified
+# Template arguments name what a kernel was made of, unless it is a general launcher.
+void unheard_of_kernel<cutlass::bfloat16_t, flash::Softmax>(int) | - | unclassified
+void cutlass::device_kernel<unheard::Softmax>(int) | - | gemm
+volta_sgemm_64x64_nt | aten::convolution_backward | conv
+unheard_of_kernel | aten::max_pool2d_with_indices_backward | pooling
+unheard_of_kernel | _C::rms_norm | norm
+unheard_of_kernel | my_module::attention_backward | attention
+unheard_of_kernel | aten::mm | gemm
+unheard_of_kernel | c10d::allreduce_ | comm
+unheard_of_kernel | - | unclassified
+"""),
 )
 def test_a_name_is_looked_at_where_it_says_what_runs(name, operator, kind):
     assert kind_of(name, "kernel", operator) == kind
@@ -50,30 +51,30 @@ def test_a_name_is_looked_at_where_it_says_what_runs(name, operator, kind):
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [
-        ("volta_sgemm_64x64_nt", "fp32 off the tensor cores"),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(int)", "fp32 off the tensor cores"),
-        ("void gemv2T_kernel_val<int, int, float, float, float, 128>(int)", "fp32 off the tensor cores"),
-        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8", "fp32 off the tensor cores"),
-        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(int)", "fp32 off the tensor cores"),
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1>(int)", "tf32"),
-        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32", "tf32"),
-        ("void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>(int)", "bf16"),
-        ("nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN", "bf16"),
-        # Of float32 inputs the name says TF32, or nothing is known.
-        ("nvjet_sm120_sss_tf32_mma_32x64x32_3_32x16x32", "tf32"),
-        ("nvjet_sm100_sss_128x64_64x6_2x1_v_bz_TNN", ""),
-        ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1", "fp32 off the tensor cores"),
-        ("naive_conv_ab_nonpacked_fwd_nchw_float_double_float", "fp32 off the tensor cores"),
-        ("igemm_fwd_gtcx3_nhwc_fp32_bx0_ex1_bt256x64x16_wt64x16x4", "fp32 on matrix cores"),
-        ("miopenGcnAsmConv1x1U", ""),
-        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV", "bf16"),
-        ("volta_fp16_s884cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1", "fp16"),
-        ("void gemvx::kernel<int, int, __half, __half>(int)", "fp16"),
-        ("sm90_xmma_gemm_e4m3e4m3_e4m3f32_f32_tn_n", "fp8"),
-        ("cublasGemm_unheard_of", ""),
-        ("void vectorized_elementwise_kernel<4, float>(int)", ""),
-    ],
+    rows("""
+volta_sgemm_64x64_nt | fp32 off the tensor cores
+void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(int) | fp32 off the tensor cores
+void gemv2T_kernel_val<int, int, float, float, float, 128>(int) | fp32 off the tensor cores
+sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8 | fp32 off the tensor cores
+void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(int) | fp32 off the tensor cores
+void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1>(int) | tf32
+sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32 | tf32
+void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>(int) | bf16
+nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN | bf16
+# Of float32 inputs the name says TF32, or nothing is known.
+nvjet_sm120_sss_tf32_mma_32x64x32_3_32x16x32 | tf32
+nvjet_sm100_sss_128x64_64x6_2x1_v_bz_TNN | -
+miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1 | fp32 off the tensor cores
+naive_conv_ab_nonpacked_fwd_nchw_float_double_float | fp32 off the tensor cores
+igemm_fwd_gtcx3_nhwc_fp32_bx0_ex1_bt256x64x16_wt64x16x4 | fp32 on matrix cores
+miopenGcnAsmConv1x1U | -
+Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV | bf16
+volta_fp16_s884cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1 | fp16
+void gemvx::kernel<int, int, __half, __half>(int) | fp16
+sm90_xmma_gemm_e4m3e4m3_e4m3f32_f32_tn_n | fp8
+cublasGemm_unheard_of | -
+void vectorized_elementwise_kernel<4, float>(int) | -
+"""),
 )
 def test_a_products_name_tells_its_precision(name, precision):
     assert precision_of(name, kind_of(name)) == precision

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from runs import make_sweep
+from tables import rows
 
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
@@ -135,14 +136,14 @@ def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path,
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        ("step_time", "did you mean step_times?"),
-        ("missing.yaml", "cannot be read"),
-        ("none.yaml", "the study has no `view:`"),
-        ("itself.yaml", "the study has no `view:`"),
-        ("list.yaml", "the study has no `view:`"),
-        ("torn.yaml", "is no YAML"),
-    ],
+    rows("""
+step_time | did you mean step_times?
+missing.yaml | cannot be read
+none.yaml | the study has no `view:`
+itself.yaml | the study has no `view:`
+list.yaml | the study has no `view:`
+torn.yaml | is no YAML
+"""),
 )
 def test_a_view_that_is_none_is_refused_in_one_line(given, message, tmp_path, monkeypatch, capsys):
     home = measured(tmp_path, None)

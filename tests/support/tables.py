@@ -4,6 +4,8 @@ from __future__ import annotations
 
 
 def rows(text):
-    """A list of each line's cells, which stand between `|`; a table of one column is a list of its lines."""
-    cells = [[cell.strip() for cell in line.split(" | ")] for line in text.strip().splitlines()]
+    """A list of each line's cells, which stand between `|`, `-` for an empty one; of a table of one column, of its
+    lines. A line that begins with # is a comment."""
+    lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
+    cells = [["" if (cell := part.strip()) == "-" else cell for part in line.split(" | ")] for line in lines]
     return [row[0] if len(row) == 1 else row for row in cells]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from tables import rows
 
 from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
@@ -16,42 +17,42 @@ def cells(text):
 
 
 #: Files, and what is said of each.
-MISTAKES = {
-    "[1, 2]": "Expected `object`, got `array`",
-    "matrx: {a.b: [1]}": "unknown field `matrx`",
-    "{}": "the matrix is empty",
-    "{matrix: {model.size: []}}": "Expected `array` of length >= 1",
-    "{base: [1], modes: [forward]}": "Expected `object`, got `array` - at `$.base`",
-    "{matrix: {a.b: [1]}, passes: [kernel]}": "unknown pass 'kernel'; choose one of timing, sync, kernels, memory",
-    "{include: [{pass: kernel}]}": "choose one of timing, sync, kernels, memory",
-    "{matrix: {timer.clock: [sync]}, passes: [sync]}": "pass sync sets timer.clock",
-    "{modes: [training]}": "unknown mode 'training'; choose one of inference, forward",
-    "{matrix: {measure.mode: [forward]}}": "list `modes`",
-    "{matrix: {config: [smoke]}}": "config is no axis; it belongs in base",
-    "{base: {measure.results_dir: x}, modes: [forward]}": "--results_dir",
-    "{sides: {../A: {}, B: {}}}": "Invalid enum value '../A'",
-    "{sides: {A: {environment: x}, B: {}}}": "unknown environment 'x'",
-    "{modes: [forward], repeats: 0}": "Expected `int` >= 1 - at `$.repeats`",
-    "{modes: [forward], timeout_s: .inf}": "at `$.timeout_s`",
-    "{matrix: {a.b: [1, 2]}, exclude: [{a.c: 1}]}": "fits no cell; axes are a.b",
-    "{matrix: {a.b: [1]}, exclude: [{a.b: 1}]}": "leaves no cell",
-    "{matrix: {a.b: [1, 1]}}": "two cells are the same",
-    "{matrix: {a.b: [1, 2]}, include: [{a.b: 2}]}": "two cells are the same",
-    "{matrix: {a.b: [1], x: [{a.b: 2}]}}": "two axes set a.b",
-    "{modes: [forward], environments: {x: {tree: .}}}": "a tree without a revision",
-    "matrix: {model.hf_token: [a, b]}": "looks like a secret, and cells go by what differs",
-    "{base: {config: smok}, modes: [forward]}": "did you mean smoke?",
-    "{modes: [forward], largest: {option: a.b, unit: 0}}": "Expected `int` >= 1 - at `$.largest.unit`",
-    "{matrix: {a.b: [1]}, largest: a.b}": "largest: a.b is an axis of this sweep",
-    "{modes: [forward], base: {a.b: many}, largest: a.b}": "begins at 'many' in base; it must be a whole number",
-}
+MISTAKES = rows("""
+[1, 2] | Expected `object`, got `array`
+matrx: {a.b: [1]} | unknown field `matrx`
+{} | the matrix is empty
+{matrix: {model.size: []}} | Expected `array` of length >= 1
+{base: [1], modes: [forward]} | Expected `object`, got `array` - at `$.base`
+{matrix: {a.b: [1]}, passes: [kernel]} | unknown pass 'kernel'; choose one of timing, sync, kernels, memory
+{include: [{pass: kernel}]} | choose one of timing, sync, kernels, memory
+{matrix: {timer.clock: [sync]}, passes: [sync]} | pass sync sets timer.clock
+{modes: [training]} | unknown mode 'training'; choose one of inference, forward
+{matrix: {measure.mode: [forward]}} | list `modes`
+{matrix: {config: [smoke]}} | config is no axis; it belongs in base
+{base: {measure.results_dir: x}, modes: [forward]} | --results_dir
+{sides: {../A: {}, B: {}}} | Invalid enum value '../A'
+{sides: {A: {environment: x}, B: {}}} | unknown environment 'x'
+{modes: [forward], repeats: 0} | Expected `int` >= 1 - at `$.repeats`
+{modes: [forward], timeout_s: .inf} | at `$.timeout_s`
+{matrix: {a.b: [1, 2]}, exclude: [{a.c: 1}]} | fits no cell; axes are a.b
+{matrix: {a.b: [1]}, exclude: [{a.b: 1}]} | leaves no cell
+{matrix: {a.b: [1, 1]}} | two cells are the same
+{matrix: {a.b: [1, 2]}, include: [{a.b: 2}]} | two cells are the same
+{matrix: {a.b: [1], x: [{a.b: 2}]}} | two axes set a.b
+{modes: [forward], environments: {x: {tree: .}}} | a tree without a revision
+matrix: {model.hf_token: [a, b]} | looks like a secret, and cells go by what differs
+{base: {config: smok}, modes: [forward]} | did you mean smoke?
+{modes: [forward], largest: {option: a.b, unit: 0}} | Expected `int` >= 1 - at `$.largest.unit`
+{matrix: {a.b: [1]}, largest: a.b} | largest: a.b is an axis of this sweep
+{modes: [forward], base: {a.b: many}, largest: a.b} | begins at 'many' in base; it must be a whole number
+""")
 
 
-@pytest.mark.parametrize("text", MISTAKES)
-def test_a_mistake_is_told_in_one_line(text):
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_a_mistake_is_told_in_one_line(text, message):
     with pytest.raises(UsageError) as raised:
         cells(text)
-    assert MISTAKES[text] in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tables import rows
 
 from lmbench.cli import main
 
@@ -35,29 +36,28 @@ def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(file, tmp_pat
     assert not (tmp_path / "r").exists()
 
 
-MISTAKES = {
-    "no such file": (["nowhere"], "is no file, no sweep's folder and no study"),
-    "an option without a value": (["FILE", "--model.size"], "--model.size has no value"),
-    "a stray word": (["FILE", "more"], "more"),
-    "repeats a text": (["FILE", "--repeats=x"], "repeats"),
-    "a name with a slash": (["FILE", "--name=a/b"], "only letters, digits"),
-    "no view": (["view.yaml"], "did you mean step_times?"),
-    "nothing": ([], "required: study"),
-    "an option that no cell has": (["FILE", "--on=slurm"], "unknown option --on (`lmbench fit"),
-    "an option that is misspelt": (["FILE", "--model.sise=tiny"], "did you mean --model.size?"),
-    "a folder of other cells": (["FILE", "--results_dir=other"], "holds x-r0, which is no cell of this sweep"),
-    "a folder that is a file": (["FILE", "--results_dir=mine.yaml"], "cannot be written"),
-}
+MISTAKES = """
+nowhere | is no file, no sweep's folder and no study
+FILE --model.size | --model.size has no value
+FILE more | more
+FILE --repeats=x | repeats
+FILE --name=a/b | only letters, digits
+view.yaml | did you mean step_times?
+- | required: study
+FILE --on=slurm | unknown option --on (`lmbench fit
+FILE --model.sise=tiny | did you mean --model.size?
+FILE --results_dir=other | holds x-r0, which is no cell of this sweep
+FILE --results_dir=mine.yaml | cannot be written
+"""
 
 
-@pytest.mark.parametrize("words_of_a_dry_run", [[], ["--dry_run"]])
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gets_one_line_and_exit_code_2(mistake, words_of_a_dry_run, file, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("more", [[], ["--dry_run"]])
+@pytest.mark.parametrize(("words", "told"), rows(MISTAKES))
+def test_a_mistake_gets_one_line_and_exit_code_2(words, told, more, file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other" / "mine" / "runs" / "x-r0").mkdir(parents=True)
     (tmp_path / "other" / "mine" / "runs" / "x-r0" / "run.json").touch()
-    words, told = MISTAKES[mistake]
-    assert main(["sweep", *[file if word == "FILE" else word for word in words], *words_of_a_dry_run]) == 2
+    assert main(["sweep", *[file if word == "FILE" else word for word in words.split()], *more]) == 2
     error = capsys.readouterr().err
     assert (told in error, error.startswith("lmbench: "), error.count("\n")) == (True, True, 1)
 
