@@ -48,27 +48,23 @@ def ranks_answer(sources: Iterable[str | Path], top: int = 10, ceiling: Path | N
     paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
     if len(paths) == 1:
         return kernels_answer(paths[0], top, ceiling)
-    traces: dict[int | None, Trace] = {}
+    traces: dict[int, Trace] = {}
     with progress("kernels", len(paths)) as task:
         for path in paths:
             task.begin(path.name)
             trace = load_trace(path)
-            other = traces.setdefault(_rank_of(trace), trace)
-            if other is not trace:
-                both = f"{str(other.path)!r} and {str(path)!r} are not known to be of two ranks"
-                raise UsageError(f"{both}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two")
-    known, matches = match_collectives(
-        {rank: traces[rank] for rank in sorted(rank for rank in traces if rank is not None)}
-    )
+            if (rank := _rank_of(trace)) is None or rank in traces:
+                what = f"{str(path)!r} is not known to be of a rank of its own"
+                raise UsageError(f"{what}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two")
+            traces[rank] = trace
+    known, matches = match_collectives(dict(sorted(traces.items())))
     findings = {rank: examine_trace(trace) for rank, trace in known.items()}
     if lacking := [one for one in findings.values() if one.why_no_kernels]:
         if len(lacking) < len(findings):
             path, why = lacking[0].trace.path, lacking[0].why_no_kernels
             raise UsageError(f"{str(path)!r} has no kernels: {why}; give the traces of ranks with a GPU")
         answer = kernels_answer(lacking[0].trace.path, top)
-        text = (
-            "without kernels: gloo's collectives run on the host, and what ranks wait for is not told; the first one:"
-        )
+        text = "without kernels: gloo's collectives run on the host, and their waits are not told; the first rank:"
         return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
     return _answer(findings, matches, top)
 
@@ -92,13 +88,10 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
         verdict=rows.apply(verdict_of, axis=1),
     ).fillna({"last_count": 0, "delay_s": 0.0})
     mean, number = rows.mean(numeric_only=True), first.trace.events.distributed.world_size or len(rows)
-    exposed, waiting = (float(time_s / mean.window_s) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
-    lost, least = f"{percent(exposed)} of it is exposed communication", "at least " if len(rows) < number else ""
-    headline = [
-        *([Line("run", run_line(first.run))] if first.run else []),
-        Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per_what(first)} on the device"),
-    ]
+    exposed, waiting = (float(time_s / (mean.window_s or 1.0)) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
+    parts, least = "no collectives match, to tell what of it is waiting", "at least " if len(rows) < number else ""
     figures, tables = {"comm_exposed_fraction": exposed}, [table("ranks", rows.reset_index(), per=per_what(first))]
+    lines = _straggler(findings, rows)
     if mean.comm_s:
         tables.append(communication_table([*findings.values()]))
     if len(last):
@@ -107,19 +100,17 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
         parts = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         worst, mean_ms, longest_ms = last.iloc[0], *map(milliseconds, (last.longest_s.mean(), last.longest_s.max()))
         most = f"{longest_ms} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
-        headline += [
-            Line("lost", f"{lost}: {parts}"),
-            Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {most}"),
-        ]
-    else:
-        headline.append(
-            Line("lost", f"{lost}; no collectives of these ranks match, which would tell who waits for whom")
-        )
-    count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
-    headline += _straggler(findings, rows)
+        lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {most}"))
     for rank, one in findings.items():
-        headline += [Line(guard.status.upper(), f"rank {rank}: {guard.message}") for guard in not_passed(one.guards)]
-    headline.append(Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True))
+        lines += [Line(guard.status.upper(), f"rank {rank}: {guard.message}") for guard in not_passed(one.guards)]
+    headline = [
+        *([Line("run", run_line(first.run))] if first.run else []),
+        Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per_what(first)} on the device"),
+        Line("lost", f"{percent(exposed)} of it is exposed communication: {parts}"),
+        *lines,
+        Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True),
+    ]
+    count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
     notes = [
         Line("matched", f"{len(matches)} of {count} kernels of communication, in {len(last)} collectives"),
         *(Line(f"rank {rank}", str(one.trace.path), is_whole=True) for rank, one in findings.items()),
