@@ -7,6 +7,7 @@ import json
 import pytest
 from fit_process import QUICK
 from runs import make_run
+from tables import rows
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -39,24 +40,24 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        (["--repeats=3"], "take a configuration"),
-        (["smoke", "--repeats=some"], "'some' does not fit"),
-        (["smoke", "--repeats"], "expected one argument"),
-        (["smoke", "--repeats=0"], "repeats"),
-        (["smoke", "--gate=2%"], "belongs to --compare"),
-        (["smoke", "--compare=last~7"], "'results' holds 1 results"),
-        (["smoke", "--compare=nowhere"], "'nowhere' does not exist"),
-        (["smoke", "--repeats=3", "--model.size=tiny", "--model.size=small"], "given twice"),
-        (["smoke", "--repeats=3", "--measure.run_id=there"], "`lmbench sweep results/there` goes on with it"),
-    ],
+    rows("""
+--repeats=3 | take a configuration
+smoke --repeats=some | 'some' does not fit
+smoke --repeats | expected one argument
+smoke --repeats=0 | repeats
+smoke --gate=2% | belongs to --compare
+smoke --compare=last~7 | 'results' holds 1 results
+smoke --compare=nowhere | 'nowhere' does not exist
+smoke --repeats=3 --model.size=tiny --model.size=small | given twice
+smoke --repeats=3 --measure.run_id=there | `lmbench sweep results/there` goes on with it
+"""),
 )
 def test_what_cannot_be_repeated_or_compared_is_said_before_anything_is_measured(
     words, told, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "results" / "there", {})
-    assert main(["fit", *words]) == 2
+    assert main(["fit", *words.split()]) == 2
     printed = capsys.readouterr().err
     assert told in printed
     assert printed.count("\n") == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from paths import SUPPORT
+from tables import rows
 
 from lmbench.cli import main
 from lmbench.fit.choice import choose
@@ -114,14 +115,14 @@ def test_files_name_classes_and_words_override_them(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "ignored"),
-    [
-        ("--model strangers.TokenModel", "model.size"),
-        ("--model strangers.OwnLoaders", "model.size data.batch_size,"),
-        ("--model strangers.OwnLoaders --data.batch_size 2", "model.size"),
-        ("--data strangers.TokenPairs", "data.batch_size,"),
-        ("--model strangers.Variation", ""),
-        ("--model.num_layers 1", ""),
-    ],
+    rows("""
+--model strangers.TokenModel | model.size
+--model strangers.OwnLoaders | model.size data.batch_size,
+--model strangers.OwnLoaders --data.batch_size 2 | model.size
+--data strangers.TokenPairs | data.batch_size,
+--model strangers.Variation | -
+--model.num_layers 1 | -
+"""),
 )
 def test_of_a_shipped_configuration_what_others_cannot_use_is_ignored_and_named(line, ignored):
     words, shipped = line.split(), ["--config", "smoke"]
@@ -175,45 +176,45 @@ BROKEN = {
     "leaves.py": "raise SystemExit(3)\n",
 }
 BY_HAND = "--model strangers.ByHand --data strangers.Data"
-MISTAKES = {
-    "--model no_file.Mine": "there is no module no_file",
-    "--model strangers.Regresion": "did you mean strangers.Regression?",
-    "--model strangers.py": "name the class with its module, as in my_file.MyClass",
-    "--model raises.Mine": "raises.py:2: ZeroDivisionError: division by zero",
-    "--model lacks.Mine": "imports a_package_that_is_not_there, which is not",
-    "--model garbled.Mine": "garbled.py:1: SyntaxError",
-    "--model leaves.Mine": "leaves.py:1: SystemExit: 3",
-    "--model torch.nn.Linear": "is no lightning.pytorch.LightningModule",
-    f"{REGRESSION} --data strangers.SlowBatches": "no lightning.pytorch.LightningDataModule",
-    "--model strangers.Regression": "has no train_dataloader(); name its data with --data",
-    f"{REGRESSION} --data.batches 0": "no batch was taken (empty data",
-    "--model strangers.Needy --data strangers.Data": "arguments are required: model.width, model.depth",
-    f"{REGRESSION} --model.widht 3": "did you mean --model.width?",
-    f"--config 'model: {{init_args: {{widht: 3}}}}' {REGRESSION}": "did you mean --model.width?",
-    "--model.size big --model strangers.OwnLoaders": "option --model.size",
-    f"{REGRESSION} --model.width x": "is 'x'; allowed: a whole number",
-    f"{BY_HAND} --measure.mode forward": "allowed: train_step",
-    f"{BY_HAND} --measure.zero_grad after_step": "allowed: native",
-    f"{REGRESSION} --lr_scheduler StepLR --lr_scheduler.step_size 2": "lr_scheduler needs an optimizer",
-    f"{REGRESSION} --optimizer torch.optim.SDG": "a class with its module, such as torch.optim.SGD; did you mean SGD?",
-    f"{REGRESSION} --optimizer.lr 0.1": "name the class before it, as in --optimizer CLASS",
-    f"{REGRESSION} --lr_scheduler StepRL": "did you mean StepLR?",
-    f"{REGRESSION} --optimizer SGD --optimizer.lrr 1": "of torch.optim.SGD; did you mean --optimizer.lr?",
-    f"{REGRESSION} --optimizer SGD --optimizer.lr=-1": "cannot be made for Regression: Invalid learning rate",
-    "--model strangers.Miscounting": "tokens_per_batch(batch) returned 1.5; it must return",
-    "--model strangers.Misjudging": "flops_per_token() returned 'many'; it must return",
-}
+MISTAKES = f"""
+--model no_file.Mine | there is no module no_file
+--model strangers.Regresion | did you mean strangers.Regression?
+--model strangers.py | name the class with its module, as in my_file.MyClass
+--model raises.Mine | raises.py:2: ZeroDivisionError: division by zero
+--model lacks.Mine | imports a_package_that_is_not_there, which is not
+--model garbled.Mine | garbled.py:1: SyntaxError
+--model leaves.Mine | leaves.py:1: SystemExit: 3
+--model torch.nn.Linear | is no lightning.pytorch.LightningModule
+{REGRESSION} --data strangers.SlowBatches | no lightning.pytorch.LightningDataModule
+--model strangers.Regression | has no train_dataloader(); name its data with --data
+{REGRESSION} --data.batches 0 | no batch was taken (empty data
+--model strangers.Needy --data strangers.Data | arguments are required: model.width, model.depth
+{REGRESSION} --model.widht 3 | did you mean --model.width?
+--config 'model: {{init_args: {{widht: 3}}}}' {REGRESSION} | did you mean --model.width?
+--model.size big --model strangers.OwnLoaders | option --model.size
+{REGRESSION} --model.width x | is 'x'; allowed: a whole number
+{BY_HAND} --measure.mode forward | allowed: train_step
+{BY_HAND} --measure.zero_grad after_step | allowed: native
+{REGRESSION} --lr_scheduler StepLR --lr_scheduler.step_size 2 | lr_scheduler needs an optimizer
+{REGRESSION} --optimizer torch.optim.SDG | a class with its module, such as torch.optim.SGD; did you mean SGD?
+{REGRESSION} --optimizer.lr 0.1 | name the class before it, as in --optimizer CLASS
+{REGRESSION} --lr_scheduler StepRL | did you mean StepLR?
+{REGRESSION} --optimizer SGD --optimizer.lrr 1 | of torch.optim.SGD; did you mean --optimizer.lr?
+{REGRESSION} --optimizer SGD --optimizer.lr=-1 | cannot be made for Regression: Invalid learning rate
+--model strangers.Miscounting | tokens_per_batch(batch) returned 1.5; it must return
+--model strangers.Misjudging | flops_per_token() returned 'many'; it must return
+"""
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gets_one_line_and_exit_code_2(mistake, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("mistake", "told"), rows(MISTAKES))
+def test_a_mistake_gets_one_line_and_exit_code_2(mistake, told, tmp_path, capsys, monkeypatch):
     for name, text in BROKEN.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert fit(tmp_path, mistake, code=2) is None
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lmbench: ")]
-    assert MISTAKES[mistake] in line
+    assert told in line
 
 
 @pytest.mark.parametrize("mode", ["train_step", "forward_backward", "forward"])

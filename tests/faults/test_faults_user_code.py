@@ -10,6 +10,7 @@ from pathlib import Path
 import planted_faults
 import pytest
 from fit_process import fit_here, plant
+from tables import rows
 
 import lmbench
 from lmbench.cli import main
@@ -74,32 +75,33 @@ def foreign(tmp_path, capsys, *words):
     return code, load_run(next(tmp_path.glob("results/*"))), capsys.readouterr()
 
 
-PLACES = {
-    # words: phase, function, exception and its message
-    "model.bad_step 9": ("forward", "training_step", "ValueError: planted in training_step"),
-    "model.bad_step -2": ("setup", "__init__", "RuntimeError: planted in the constructor"),
-    "model.bad_hook configure_optimizers": ("setup", "configure_optimizers", "KeyError: 'lr'"),
-    "data.bad_hook __init__": ("setup", "__init__", "KeyError: 'lr'"),
-    "data.bad_hook collate": ("data", "_collate", "KeyError: 'lr'"),
-    # What happened in a loader's process came as text.
-    "data.bad_item 24 --data.num_workers 1": ("data", "__getitem__", "ValueError: planted in the data"),
-    # A loss that no parameter is in: PyTorch raises, between two lines of the module.
-    "model.bad_hook detach": ("backward", None, "RuntimeError: element 0 of tensors does not require grad"),
-    "trainer.callbacks+ planted_faults.Unbuildable": ("setup", "__init__", "KeyError: 'lr'"),
-}
+PLACES = rows("""
+# words | phase | function | exception and its message
+model.bad_step 9 | forward | training_step | ValueError: planted in training_step
+model.bad_step -2 | setup | __init__ | RuntimeError: planted in the constructor
+model.bad_hook configure_optimizers | setup | configure_optimizers | KeyError: 'lr'
+data.bad_hook __init__ | setup | __init__ | KeyError: 'lr'
+data.bad_hook collate | data | _collate | KeyError: 'lr'
+# What happened in a loader's process came as text.
+data.bad_item 24 --data.num_workers 1 | data | __getitem__ | ValueError: planted in the data
+# A loss that no parameter is in: PyTorch raises, between two lines of the module.
+model.bad_hook detach | backward | - | RuntimeError: element 0 of tensors does not require grad
+trainer.callbacks+ planted_faults.Unbuildable | setup | __init__ | KeyError: 'lr'
+""")
 
 
-@pytest.mark.parametrize("words", PLACES)
-def test_an_error_anywhere_in_own_code_is_told_with_its_line_and_its_phase(words, tmp_path, capsys):
-    phase, function, error = PLACES[words]
+@pytest.mark.parametrize(("words", "phase", "function", "error"), PLACES)
+def test_an_error_anywhere_in_own_code_is_told_with_its_line_and_its_phase(
+    words, phase, function, error, tmp_path, capsys
+):
     code, run, printed = foreign(tmp_path, capsys, *f"--{words}".split())
     assert (code, run.outcome, run.record.exit_code, run.record.error.phase) == (5, "error", 5, phase)
     assert f"error in your code, in {phase}" in printed.err
     assert error in printed.err
     assert error in (run.path / "traceback.txt").read_text()
     assert "site-packages" not in printed.err
-    assert ("at no line of yours" if function is None else f"in {function}\n") in printed.err
-    assert (run.record.error.location is None) == (function is None)
+    assert ("at no line of yours" if not function else f"in {function}\n") in printed.err
+    assert (run.record.error.location is None) == (not function)
     # What was measured before is kept.
     assert "bad_step 9" not in words or len(run.steps) == 9
     assert "bad_item" not in words or len(run.steps) > 5

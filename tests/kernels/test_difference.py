@@ -6,6 +6,7 @@ import random
 
 import pytest
 from paths import GOLDEN, TRACES
+from tables import rows
 from trace_events import HandWritten
 
 from lmbench.cli import main
@@ -100,18 +101,17 @@ def test_on_a_screen_no_line_is_wider_than_80(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [
-        (["A", "B", "--phase", "sideways"], "--phase is 'sideways'"),
-        (["A", "B", "--top", "0"], "--top is 0"),
-        (["A", "/nowhere"], "is missing"),
-        (["A", "cpu"], "has no kernels"),
-    ],
-    ids=["phase", "top", "path", "cpu"],
+    rows("""
+A B --phase sideways | --phase is 'sideways'
+A B --top 0 | --top is 0
+A /nowhere | is missing
+A cpu | has no kernels
+"""),
 )
 def test_mistakes_are_one_line(words, reason, capsys, tmp_path):
     on_cpu = HandWritten()
     on_cpu.op("aten::mm", 0, 10)
     paths = {"A": EAGER, "B": COMPILED, "cpu": on_cpu.write(tmp_path / "cpu.json")}
-    assert main(["compare", "--kernels", *(str(paths.get(word, word)) for word in words)]) == 2
+    assert main(["compare", "--kernels", *(str(paths.get(word, word)) for word in words.split())]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert reason in line
