@@ -70,22 +70,22 @@ class Catalogue:
         Raises:
             UsageError: it is none, or names a column or a kind of chart that does not exist.
         """
-        view = read_view(named, axes)
         try:
+            view = read_view(named, axes)
             tables = tuple(replace(table, columns=self._names(table.columns)) for table in view.tables)
             answers = tuple(replace(answer, of=self._names(answer.of)) for answer in view.answers)
+            charts = tuple(replace(chart, of=self._names(chart.of)) for chart in view.charts)
             self._names(name for answer in answers for name in (answer.y, *answer.also))
+            self._names(chart.y for chart in charts)
             compared = [table.columns[0] for table in tables if table.among]
             for name in (*compared, *(answer.y for answer in answers if answer.kind in ("fastest", "against"))):
                 if not self.column(name).is_of_one_process:
                     raise UsageError(f"column {name!r} is no number of one process, which can be compared")
-            for chart in view.charts:
+            for chart in charts:
                 if chart.kind not in self.chart_kinds:
                     raise unknown("chart kind", chart.kind, self.chart_kinds)
-            charts = tuple(replace(chart, of=self._names(chart.of)) for chart in view.charts)
-            self._names(chart.y for chart in view.charts)
         except UsageError as error:
-            raise UsageError(f"view{f' {view.name}' if view.name else ''}: {error}") from None
+            raise UsageError(f"view{f' {named}' if isinstance(named, str) else ''}: {error}") from None
         return replace(view, tables=tables, answers=answers, charts=charts)
 
     def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:

@@ -138,24 +138,19 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
     There are bars instead of lines where `x` has less than two numbers.
     """
-    column, known, is_rows = column_of(spec.y), frame.known, spec.kind == "rows"
-    numeric = [cell for cell in known if isinstance(known[cell].get(spec.x), int | float)]
-    is_line = spec.kind == "lines" and len({known[cell][spec.x] for cell in numeric}) > 1
-    frame = frame.select(numeric) if is_line else frame
-    values = points_of(column, frame)
-    if is_rows:
-        points = [{"series": "", "x": label, **values[cell]} for label, cell in rows_of(frame) if cell in values]
-    else:
-        cells = [cell for cell in frame.ordered([*spec.series, spec.x]) if cell in values]
-        places = {cell: known[cell].get(spec.x) if is_line else str(known[cell].get(spec.x)) for cell in cells}
-        points = [
-            {"series": frame.in_words(cell, spec.series), "x": place, **values[cell]} for cell, place in places.items()
-        ]
+    column, values_x = column_of(spec.y), {cell: facts.get(spec.x) for cell, facts in frame.known.items()}
+    numbers = {cell: x for cell, x in values_x.items() if isinstance(x, int | float)}
+    is_rows, is_line = spec.kind == "rows", spec.kind == "lines" and len({*numbers.values()}) > 1
+    places = [(cell, "", label) for label, cell in rows_of(frame)] if is_rows else [
+        (cell, frame.in_words(cell, spec.series), values_x[cell] if is_line else str(values_x[cell]))
+        for cell in frame.ordered([*spec.series, spec.x]) if cell in numbers or not is_line
+    ]  # fmt: skip
+    values, title = points_of(column, frame), column.heading(frame).heading
+    points = [{"series": name, "x": x, **values[cell]} for cell, name, x in places if cell in values]
     series = list(dict.fromkeys(point["series"] for point in points))
     is_too_much = len(series) > MAX_SERIES or (len(points) > MAX_BARS and not is_line)
     if is_too_much or not any("y" in point for point in points):
         return None
-    title = column.heading(frame).heading
     if is_rows:
         return Chart("", _rows(points, title))
     y = _axis(title, spec.is_log)
@@ -163,7 +158,7 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
         ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
         return Chart("", picture("lines", points, x=x, y=y))
-    order = [str(known[cell].get(spec.x)) for cell in frame.ordered([spec.x])]
+    order = [str(values_x[cell]) for cell in frame.ordered([spec.x])]
     bars = picture("bars", points, x={"sort": order, "title": heading(spec.x)}, xOffset={"sort": series}, y=y)
     if spec.is_log:
         # The length of a bar means nothing there.

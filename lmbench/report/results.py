@@ -21,7 +21,6 @@ from lmbench.report import answer
 from lmbench.report.answer import Answer, Chart, Line, Table
 from lmbench.report.catalogue import Catalogue
 from lmbench.report.charts import build_charts
-from lmbench.report.facts import fact_of
 from lmbench.report.frame import (
     Frame,
     Group,
@@ -79,9 +78,6 @@ def report_on(
     for group in groups:
         frame, notes = frame_over(group, over) if over else make_frame(group), list[str]()
         shown_by = wanted or _own_view(group, frame, catalogue, notes)
-        if shown_by.name == GENERIC.name and group.sweep.axes:
-            axes = tuple(map(fact_of, group.sweep.axes))
-            shown_by = replace(shown_by, tables=tuple(replace(table, rows=axes) for table in shown_by.tables))
         try:
             frame = frame.against(parse_baseline(baseline, frame) if baseline else shown_by.baseline)
         except UsageError as error:

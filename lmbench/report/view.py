@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from lmbench.configs import read_yaml, shipped_studies
+from lmbench.configs import parse_yaml, read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.report.facts import FACT, Value, fact_of, plain
 
@@ -84,24 +85,7 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 #: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
-GENERIC = View(
-    name="sweep",
-    title="Runs",
-    tables=(
-        TableSpec(
-            "Step times",
-            (
-                "step_s", "speedup", "forward_s", "backward_s", "optimizer_s", "tokens_per_s", "mfu_fraction",
-                "host_bound_fraction", "peak_bytes", "host_peak_bytes", "memory_change_fraction",
-            ),
-        ),
-    ),
-    charts=(
-        ChartSpec("Step time", "rows", "step_s"),
-        ChartSpec("Throughput", "rows", "tokens_per_s"),
-        ChartSpec("Peak memory", "rows", "peak_bytes"),
-    ),
-)  # fmt: skip
+GENERIC = msgspec.convert(parse_yaml((files("lmbench.report") / "sweep.yaml").read_text("utf-8"), "sweep.yaml"), View)
 
 
 def read_view(view: Any, axes: Iterable[str] = ()) -> View:
@@ -119,7 +103,7 @@ def read_view(view: Any, axes: Iterable[str] = ()) -> View:
     try:
         spec = msgspec.convert(view, View)
     except msgspec.ValidationError as error:
-        raise UsageError(f"view: {error}") from None
+        raise UsageError(str(error)) from None
     known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
     named = [
         *spec.baseline,
@@ -131,7 +115,7 @@ def read_view(view: Any, axes: Iterable[str] = ()) -> View:
         fact = fact_of(name)
         if name not in known and (fact != name or "." not in name):
             hint = suggest(fact, known)
-            raise UsageError(f"view: fact {name!r} is unknown; choose among {', '.join(known)}{hint}")
+            raise UsageError(f"fact {name!r} is unknown; choose among {', '.join(known)}{hint}")
     # `matmul: highest` is `highest (fp32)`.
     baseline = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in spec.baseline.items()}
     return replace(spec, baseline=baseline)
@@ -146,8 +130,5 @@ def _view_of_study(name: str) -> View:
     if not isinstance(content, Mapping) or content.get("view") in (None, name):
         raise UsageError(f"{path}: the study has no `view:`; give one with title and tables, or another study's name")
     matrix = content.get("matrix")
-    try:
-        view = read_view(content["view"], matrix if isinstance(matrix, Mapping) else ())
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+    view = read_view(content["view"], matrix if isinstance(matrix, Mapping) else ())
     return view if view.name else replace(view, name=path.stem)
