@@ -61,9 +61,3 @@ def test_a_part_of_the_record_is_all_of_its_fields(capsys):
     names = [row["name"] for row in rows(capsys, "throughput")]
     assert "throughput.mfu_fraction" in names
     assert all(name.startswith("throughput.") for name in names)
-
-
-def test_a_misspelt_field_is_one_line_with_the_nearest(capsys):
-    assert main(["fields", "forwrd_s"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "did you mean forward_s?" in line

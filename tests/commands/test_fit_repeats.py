@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from fit_process import QUICK
 from runs import make_run
-from tables import rows
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -36,32 +34,6 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     facts = [(run.mode, run.model.num_layers, run.sweep.repeat) for run in before]
     assert facts == [("forward", 1, repeat) for repeat in range(3)]
     assert len({run.pid for run in before}) == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    rows("""
---repeats=3 | take a configuration
-smoke --repeats=some | 'some' does not fit
-smoke --repeats | expected one argument
-smoke --repeats=0 | repeats
-smoke --gate=2% | belongs to --compare
-smoke --compare=last~7 | 'results' holds 1 results
-smoke --compare=nowhere | 'nowhere' does not exist
-smoke --repeats=3 --model.size=tiny --model.size=small | given twice
-smoke --repeats=3 --measure.run_id=there | `lmbench sweep results/there` goes on with it
-"""),
-)
-def test_what_cannot_be_repeated_or_compared_is_said_before_anything_is_measured(
-    words, told, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / "there", {})
-    assert main(["fit", *words.split()]) == 2
-    printed = capsys.readouterr().err
-    assert told in printed
-    assert printed.count("\n") == 1
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["there"]
 
 
 def test_compare_of_single_runs_tells_the_command_that_repeats_each(tmp_path, monkeypatch, capsys):

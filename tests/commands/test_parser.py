@@ -6,9 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-from tables import rows
-
 from lmbench.commands.parser import run_typed
 from lmbench.report.answer import Answer, Column, Table
 
@@ -59,21 +56,3 @@ def test_options_take_several_words_come_again_and_pass_on_what_belongs_to_fit(c
     assert run_typed("sides", sides, words.split()) == 0
     told = "('a', 'b') ['main', 'HEAD'] [['X', '1', '2'], ['Y', '3', '4']]"
     assert capsys.readouterr().out == f"{told} ['--model.size', 'tiny', '--measure.steps=3']\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    rows("""
-a b --tip 4 | count: unrecognized arguments: --tip 4; did you mean --top?; `lmbench count -h` tells
-a b --top x | count: argument --top: 'x' does not fit: Expected `int`
-- | count: the following arguments are required: first, more;
-a b --format xml | --format is 'xml'; choose among terminal, markdown,
-a b --table leters | --table 'leters' is unknown here; choose among letters; did you mean letters?
-"""),
-)
-def test_a_mistake_is_one_line_and_exit_2(words, told, capsys):
-    assert run_typed("count", count, words.split()) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith(f"lmbench: {told}")
-    assert printed.err.count("\n") == 1

@@ -79,31 +79,6 @@ def test_where_picks_by_fact_option_or_field(where, names, results, capsys):
     assert [row["name"] for row in listed(capsys, "--where", where)] == names.split()
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    rows("""
-list --where=precison=bf16-mixed | did you mean precision?
-list --where=precision=bf16 | precision is one of 32-true, bf16-mixed
-list --where=bf16 | (NAME=VALUE); no run has a 'bf16'
-list --name=baseline | names one result
-list --name=last results/day1 | not 'last'
-list --name=a/b results/day1 | only letters
-list --name=day2 results/day1 | is a result itself
-list --name=smoke results/day1 | shipped
-list --name=baseline results/none | does not exist
-show last~9 | 'results' holds 4 results; `lmbench list`
-show gone | was the name of results/day0
-show basline | 'basline' does not exist
-"""),
-)
-def test_a_name_that_stands_for_nothing_is_one_line(words, told, results, capsys):
-    (results / "gone").symlink_to("day0")
-    assert main(words.split()) == 2
-    printed = capsys.readouterr()
-    assert told in printed.err
-    assert printed.err.count("\n") == 1
-
-
 def test_every_command_takes_names_for_results(results, capsys):
     assert main(["list", "--name=baseline", "last~3"]) == 0
     assert main(["list", "--name=baseline", "results/day2"]) == 0

@@ -7,32 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from tables import rows
 
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit_help import daily_options
 from lmbench.fit import run as fit_run
 from lmbench.fit.command_line import CommandLine
-
-NONSENSE = [
-    *([name, "--bogus"] for name in COMMANDS if name != "overhead"),
-    *([name, "/nope/nope"] for name in COMMANDS if name not in ("overhead", "compare")),
-    *([name] for name in ("show", "sweep", "report", "upload", "compare", "noise")),
-    ["compare", "/nope/a", "/nope/b"],
-    ["compare", "only-one"],
-    ["show", "/nope", "-x"],
-    ["selfcheck", "cpu", "cuda"],
-    ["upload", "--timeout_s=soon", "results"],
-    ["upload", "--timeout_s"],
-    ["noise", "--repeats=some"],
-    ["overhead", "--rounds=1"],
-    ["overhead", "--config=nope"],
-    ["report", "--format=pdf", "results"],
-    ["fit", "--config"],
-    ["fit", "--config=smoke", "--model.size"],
-    ["--bogus"],
-    ["fti"],
-]
 
 
 def exit_code(words):
@@ -40,17 +19,6 @@ def exit_code(words):
         return main(words)
     except SystemExit as ended:
         return ended.code or 0
-
-
-@pytest.mark.parametrize("words", NONSENSE, ids=" ".join)
-def test_nonsense_gets_one_line_and_exit_code_2(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert exit_code(words) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    # On a busy machine a line may say that it is still going on.
-    assert re.fullmatch(r"(lmbench: .+ so far\n)*lmbench: .+\n", printed.err)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -98,21 +66,3 @@ def test_a_dash_in_an_option_is_an_underscore(monkeypatch, capsys):
     monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
     assert main(["sweep", "tiny_warmup", "--dry-run", "--data.batch-size=3"]) == 0
     assert "--data.batch_size=3" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    rows("""
-smoke | did you mean `lmbench fit smoke`?
-tiny_batch | did you mean `lmbench sweep tiny_batch`?
-version | did you mean --version?
-fit smok | did you mean smoke?
-fit smoke large_bf16 | 'large_bf16' is one word too many
-sweep tiny_step | no study; did you mean tiny_step_times?
-noise smoke | `lmbench noise --run smoke` measures it
-compare a b --fromat=markdown | did you mean --format?
-"""),
-)
-def test_what_a_newcomer_types_is_answered_with_what_to_type(words, told, capsys):
-    assert main(words.split()) == 2
-    assert told in capsys.readouterr().err

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import re
 
 import pytest
 from comparison_runs import TIMES, make_sides, make_sweep, store_floor
 from fit_process import start_fit
-from tables import rows
 
 from lmbench.cli import main
 
@@ -102,30 +100,6 @@ def test_a_noise_floor_beside_the_results_is_found(tmp_path, said):
     assert code == 10
     assert "noise.json' cannot be read (it is no JSON: Input data was truncated); remove it" in out
     assert "no A/A noise floor is known; `lmbench noise` measures it" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    rows("""
-A | compare takes two results, A and B; 1 given
-A B --gate 2 | --gate is '2'; give a percentage
-A B --gate 100% | --gate is '100%'; give a percentage
-A B --bogus 1 | compare: unrecognized arguments: --bogus
-A B --budget 1m | --budget belongs to --run
-A B --top 1 | --top belongs to --kernels
-A B --kernels --gate 2% | --gate is for verdicts
-A B --table cells | choose among figures
-A nowhere | 'nowhere' does not exist
-A A | hold the same results
-A B --about nothing | these runs record nothing of that name
-"""),
-)
-def test_mistakes_are_one_line_and_exit_2(tmp_path, capsys, words, message):
-    a, b = sides(tmp_path)
-    assert main(["compare", *({"A": a, "B": b}.get(word, word) for word in words.split())]) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert re.match(f"lmbench: .*{re.escape(message)}", captured.err)
 
 
 def test_real_runs_are_compared(tmp_path, capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from comparison_runs import TIMES, make_run, make_sides, store_floor
+from paths import DATA
 
 from lmbench.compare.comparability import HOST_MUST_MATCH, MUST_MATCH
 from lmbench.compare.comparison import compare
@@ -11,6 +13,7 @@ from lmbench.compare.sides import METRICS
 from lmbench.records.schema import fields
 from lmbench.records.settings import CHOSEN, CONSEQUENCES, FACTS
 
+CASES = yaml.safe_load((DATA / "comparability.yaml").read_text())
 HOST_BOUND = {"probe__verdicts": {"forward": {"verdict": "host-bound"}, "backward": {"verdict": "queued"}}}
 
 
@@ -27,22 +30,7 @@ def test_everything_that_is_looked_up_by_name_is_in_the_schema():
     assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in known)] == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"environment__gpu__name": "NVIDIA A100"}, "GPU differs: A NVIDIA H200, B NVIDIA A100"),
-        ({"environment__gpu__power_limit_w": 500.0}, "power limit differs: A 700.0, B 500.0"),
-        ({"device_type": "cpu"}, "device type differs: A cuda, B cpu"),
-        ({"precision": "32-true"}, "precision differs: A bf16-mixed, B 32-true"),
-        ({"environment__flags__cudnn_benchmark": True}, "cudnn.benchmark differs: A false, B true"),
-        ({"compile__is_enabled": True}, "compiled differs: A false, B true"),
-        ({"environment__variables": {"NCCL_ALGO": "Ring"}}, "environment variable NCCL_ALGO differs: A unset, B Ring"),
-        (
-            {"guards": [{"name": "finite_loss", "status": "fail", "message": "3 losses are nan"}]},
-            "guard finite_loss failed in 3 of 3 runs of B: 3 losses are nan",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), CASES["invalid"])
 def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason):
     cell = compared(tmp_path, **changes)
     # The figures are still there to be looked at.
@@ -50,24 +38,7 @@ def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason
     assert any(line.startswith(reason) for line in cell.reasons), cell.reasons
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"environment__code__project__commit": "bbbb"},
-        {"environment__versions__torch": "2.11.0"},
-        {"config__trainer__precision": "32-true", "precision": "32-true"},
-        {"config__measure__matmul_precision": "high", "matmul_precision": "high",
-         "environment__flags__float32_matmul_precision": "high"},
-        {"config__trainer__compile": True, "compile__is_enabled": True, "compile__mode": "default"},
-        {"config__measure__mode": "forward", "mode": "forward"},
-        {"config__trainer__benchmark": True, "environment__flags__cudnn_benchmark": True},
-        {"config__model__attention": "naive", "model__attention": "naive"},
-        {"config__data__batch_size": 8, "data__batch_size": 8},
-        {"environment__variables": {"TORCHINDUCTOR_CACHE_DIR": "/tmp/x", "CUDA_VISIBLE_DEVICES": "1"}},
-        {"environment__gpu__uuid": "GPU-2"},
-        {"config__measure__results_dir": "elsewhere", "config__seed_everything": 5},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", CASES["compared"])
 def test_what_the_user_changed_is_compared(tmp_path, changes):
     cell = compared(tmp_path, **changes)
     assert (cell.verdict, cell.metrics[0].finding) == ("slower", "slower")
@@ -82,17 +53,7 @@ def test_about_allows_what_it_names_and_nothing_else(tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("common", "changes", "verdict"),
-    [
-        ({}, {"environment__host__hostname": "beta"}, "slower"),
-        (HOST_BOUND, {"environment__host__hostname": "beta"}, "invalid"),
-        ({"probe": {}}, {"environment__host__hostname": "beta"}, "invalid"),
-        ({}, {"environment__flags__thread_count": 4}, "slower"),
-        ({"device_type": "cpu", "probe": {}}, {"environment__flags__thread_count": 4}, "invalid"),
-    ],
-    ids=["queued", "host-bound", "not probed", "threads of a GPU's host", "threads of a CPU"],
-)
+@pytest.mark.parametrize(("common", "changes", "verdict"), CASES["host"])
 def test_the_host_counts_where_it_is_part_of_what_was_measured(tmp_path, common, changes, verdict):
     assert compared(tmp_path, common=common, **changes).verdict == verdict
 

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tables import rows
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -184,27 +183,6 @@ def test_variables_make_environments_whose_servers_are_ready_before_either_side_
     assert [launch.variables["OMP_NUM_THREADS"] for launch in servers.launches.values()] == ["1", "2"]
     # To check the options, and for the round.
     assert servers.asked == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    rows("""
-- | takes one or two configurations, A and B; 0 given
-nowhere.yaml | config 'nowhere.yaml' is no file and no shipped configuration
-a.yaml@size | give a configuration, and its options as CONFIG@NAME=VALUE
-a.yaml --budget=10 | --budget is '10'; give a duration above 0
-a.yaml --budget=0s | --budget is '0s'
-a.yaml --revision x y | is in no git repository
-a.yaml@data.x=1 --data.x=2 | --data.x is for both sides, and one has its own
-a.yaml --name=a/b | only letters, digits
---kernels a.yaml | --kernels compares traces that are there
-a.yaml --data.x | --data.x has no value
-a.yaml --python python3 /no/python | is no program
-"""),
-)
-def test_mistakes_are_one_line_and_exit_2(compare_run, words, message):
-    servers = compare_run(noisy(), *words.split())
-    assert (servers.code, servers.out, message in servers.err) == (2, "", True)
 
 
 def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run, capsys):

@@ -8,7 +8,6 @@ import re
 
 import pytest
 from comparison_runs import make_run, make_runs, make_sweep
-from tables import rows
 
 from lmbench.cli import main
 from lmbench.compare.noise import Floors
@@ -76,23 +75,6 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
     assert f"no floor {reason}" in " ".join(out.split())
     for path, reason in odd.items():
         assert f"left out     {path}: {reason}" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    rows("""
-- | noise takes results with repeats, or --run
-few | 3 repeats that count; a noise floor takes 6
-nowhere | does not exist
-few --config=smoke | unrecognized arguments: --config (options of `lmbench fit` go with --run)
---run --repeats=3 | --repeats is 3; a noise floor takes 6
-"""),
-)
-def test_mistakes_are_one_line_and_exit_2(tmp_path, capsys, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    make_runs(tmp_path / "few", TIMES[:3])
-    assert main(["noise", *words.split()]) == 2
-    assert re.fullmatch(f"lmbench: .*{re.escape(message)}.*\n", capsys.readouterr().err)
 
 
 def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):

@@ -121,13 +121,3 @@ def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, capsys
     assert main(["report", "r", "--over=commit", "--format=csv"]) == 0
     rows = csv.DictReader(capsys.readouterr().out.splitlines())
     assert [row["commit"] for row in rows] == [commit[:9] for commit in commits]
-
-
-def test_what_has_no_course_is_one_line(history, capsys):
-    for words, told in (
-        (["results/small-0-0", "--over=commit"], "no configuration was measured at two of them"),
-        (["results", "--over=commit", "--baseline=size=small"], "leave out --view"),
-        (["results", "--over=comit"], "over"),
-    ):
-        assert main(["report", *words]) == 2
-        assert told in capsys.readouterr().err

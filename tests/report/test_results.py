@@ -8,7 +8,6 @@ import statistics
 import pytest
 from report_golden import kernels_of
 from runs import make_record, make_run, make_sweep, rows_of, section_of, table_rows
-from tables import rows
 
 from lmbench.cli import main
 
@@ -101,27 +100,6 @@ def test_a_table_that_a_terminal_leaves_out_repeats_each_run(tmp_path, capsys):
 
 
 # what is no result, damaged or foreign
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    rows("""
-nowhere | 'nowhere' does not exist
-future | schema version 99, this lmbench reads 1
-good --view=step_time | did you mean step_times?
-good --baseline=colour=red | 'colour' is unknown here; choose among attention
-good --baseline=precision=64-true | no run has it; choose among 32-true
-- | no result was named
-"""),
-)
-def test_a_mistake_is_one_line_and_exit_code_2(words, message, tmp_path, monkeypatch, capsys):
-    make_run(tmp_path / "good", {"model.size": "small"})
-    make_run(tmp_path / "future", {}, {"schema_version": 99})
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", *words.split()]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
 
 
 def test_a_record_that_does_not_fit_is_listed_as_damaged_with_the_field(tmp_path):

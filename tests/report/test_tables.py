@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
+from paths import DATA
 from report_golden import make_attention
 from runs import rows_of, section_of, table_rows
 
 from lmbench.commands.report import make_catalogue
-from lmbench.precision import FP32_MATMUL, TF32_MATMUL
 from lmbench.report.facts import EAGER
 from lmbench.report.frame import Frame
 from lmbench.report.view import TableSpec
@@ -70,16 +71,8 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
 
 # published figures
 
-SMALL = {
-    "size": "small", "mode": "forward_backward", "batch": 64, "context": 256, "precision": "32-true",
-    "matmul": FP32_MATMUL, "compile": EAGER, "warmup": 5,
-}  # fmt: skip
-LARGE = {"size": "2.7B", "mode": "train_step", "context": 512, "precision": "32-true", "matmul": FP32_MATMUL}
-ATTENTION = {
-    "size": "AttentionLayer", "mode": "forward_backward", "batch": 8, "context": 4096, "head_dim": 64, "heads": 1,
-    "causal": "causal", "precision": "32-true", "matmul": FP32_MATMUL, "compile": EAGER, "attention": "naive",
-}  # fmt: skip
-BEFORE_BACKWARD = "memory.phase_begin_allocated_bytes.backward"
+PUBLISHED = yaml.safe_load((DATA / "published.yaml").read_text())
+CELLS = PUBLISHED["cells"]
 
 
 def beside(column, *cells):
@@ -90,41 +83,18 @@ def beside(column, *cells):
     return {source: cells[0] for source, cells in figures.items() if 0 in cells}
 
 
-@pytest.mark.parametrize(
-    ("column", "facts", "source", "value"),
-    [
-        # What was called fp32 and was TF32.
-        ("step_s", {**SMALL, "matmul": TF32_MATMUL}, "002", 0.34856),
-        ("step_s", SMALL, "002", None),
-        *(
-            ("step_s", {**SMALL, "matmul": TF32_MATMUL, **other}, "002", None)
-            for other in ({"size": "large"}, {"mode": "train_step"}, {"context": 512}, {"batch": 8})
-        ),
-        ("step_s", {**SMALL, "mode": "forward", "size": "medium", "compile": "default"}, "001", 0.07085),
-        # Implausible: faster than a smaller model.
-        ("step_s", {**SMALL, "size": "2.7B", "precision": "bf16-mixed"}, "001", None),
-        ("memory.phase_peak_allocated_bytes.forward", LARGE, "001", 70e9),
-        *(("peak_bytes", {**LARGE, **other}, "001", None) for other in ({"checkpoint": "block"}, {"size": "xl"})),
-        (BEFORE_BACKWARD, {**ATTENTION, "context": 16384, "head_dim": 16}, "001 first table", 16.1172 * 2**30),
-        # A cold first time.
-        ("forward_s", {**ATTENTION, "context": 256, "head_dim": 16}, "001 first table", None),
-        *(
-            ("forward_s", {**ATTENTION, **other}, "001 first table", None)
-            for other in ({"attention": "sdpa"}, {"heads": 8}, {"head_dim": None})
-        ),
-    ],
-)  # fmt: skip
-def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(column, facts, source, value):
-    figure = beside(column, facts).get(source)
+@pytest.mark.parametrize(("column", "cell", "other", "source", "value"), PUBLISHED["beside"])
+def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(column, cell, other, source, value):
+    figure = beside(column, CELLS[cell] | other).get(source)
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
 
 
 def test_what_a_write_up_does_not_state_is_a_caveat_and_no_context_stands_beside_one_context_alone():
-    assert beside("step_s", SMALL)["001"].notes == ("ref. 001, GPU unstated: batch, context, warm-up unstated",)
-    assert "TF32" in beside("step_s", {**SMALL, "matmul": TF32_MATMUL})["002"].notes[0]
-    large = {**SMALL, "size": "large", "mode": "forward", "batch": 32, "matmul": TF32_MATMUL}
-    assert beside("step_s", large)["002"].text == "OOM"
-    sources = set(beside("step_s", SMALL, {**SMALL, "context": 512}))
+    small, tf32 = CELLS["small"], CELLS["tf32"]
+    assert beside("step_s", small)["001"].notes == ("ref. 001, GPU unstated: batch, context, warm-up unstated",)
+    assert "TF32" in beside("step_s", tf32)["002"].notes[0]
+    assert beside("step_s", {**tf32, "size": "large", "mode": "forward", "batch": 32})["002"].text == "OOM"
+    sources = set(beside("step_s", small, {**small, "context": 512}))
     assert ("003" in sources, "001" in sources) == (True, False)
 
 
@@ -133,4 +103,4 @@ def test_csv_has_published_figures_in_si_under_the_columns_names(tmp_path):
     (row,) = [row for row in rows if (row["context"], row["attention"], row["compile"]) == (4096, "naive", EAGER)]
     label = "reference 001 first table, GPU unstated"
     assert row[f"{label}: forward_s"] == 0.00265901
-    assert row[f"{label}: {BEFORE_BACKWARD}"] == pytest.approx(1.11719 * 2**30)
+    assert row[f"{label}: memory.phase_begin_allocated_bytes.backward"] == pytest.approx(1.11719 * 2**30)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from runs import make_sweep
-from tables import rows
 
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
@@ -132,26 +129,3 @@ def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path,
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert message.replace("`", "") in err.replace("`", "")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    rows("""
-step_time | did you mean step_times?
-missing.yaml | cannot be read
-none.yaml | the study has no `view:`
-itself.yaml | the study has no `view:`
-list.yaml | the study has no `view:`
-torn.yaml | is no YAML
-"""),
-)
-def test_a_view_that_is_none_is_refused_in_one_line(given, message, tmp_path, monkeypatch, capsys):
-    home = measured(tmp_path, None)
-    monkeypatch.chdir(tmp_path)
-    contents = {"none": "matrix: {}", "itself": "view: itself.yaml", "list": "- 1", "torn": "view: {"}
-    for name, content in contents.items():
-        Path(f"{name}.yaml").write_text(content)
-    assert main(["report", str(home), "--view", given]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert message in err

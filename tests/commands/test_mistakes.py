@@ -1,0 +1,56 @@
+"""Every mistake a user can make gets one line, exit code 2, no traceback and no half-made result folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from comparison_runs import make_run, make_sides
+
+from lmbench.cli import COMMANDS, main
+
+MISTAKES = yaml.safe_load((Path(__file__).parents[1] / "data" / "mistakes.yaml").read_text())
+GRID = "base: {config: smoke}\nmatrix: {model.num_layers: [1, 2]}\n"
+FILES = {
+    "grid.yaml": GRID, "view.yaml": f"view: step_time\n{GRID}", "other/grid/runs/x-r0/run.json": "",
+    "a.yaml": "trainer: {accelerator: cpu}\n", "typo.yaml": "model:\n  sizee: tiny\n", "empty.txt": "",
+    "none.yaml": "matrix: {}", "itself.yaml": "view: itself.yaml", "list.yaml": "- 1", "torn.yaml": "view: {",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mistakes")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    make_sides(folder)
+    make_run(folder, run_id="future", schema_version=99)
+    make_run(folder / "results", run_id="day1")
+    make_run(folder / "results", run_id="day2", config__trainer__precision="32-true", precision="32-true")
+    (folder / "results" / "gone").symlink_to("day0")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        *MISTAKES,
+        *([f"{words} --dry_run", told] for words, told in MISTAKES if words.startswith("sweep ")),
+        *([f"{name} --bogus", ""] for name in COMMANDS if name != "overhead"),
+        *([f"{name} /nope/nope", ""] for name in COMMANDS if name not in ("overhead", "compare")),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2_and_leaves_nothing(words, told, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
+    before = sorted([*folder.iterdir(), *(folder / "results").iterdir()])
+    assert main(shlex.split(words)) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, told in printed.err) == ("", True), printed.err
+    # On a busy machine a line may say that it is still going on.
+    assert re.fullmatch(r"(lmbench: .+ so far\n)*lmbench: .+\n", printed.err)
+    assert sorted([*folder.iterdir(), *(folder / "results").iterdir()]) == before
