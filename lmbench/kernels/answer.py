@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import asdict
 
 from lmbench.kernels.ceiling import find_ceiling, roofline
 from lmbench.kernels.findings import Findings, examine
@@ -264,9 +265,8 @@ def _tables(findings: Findings, top: int) -> list[Table]:
     if clocks.total.comm_s:
         tables.append(communication_table([findings]))
     if attention := findings.attention:
-        rows = [{"phase": phase, **{name: getattr(times, name) for name in times.__struct_fields__}}
-                for phase, times in attention.items()]  # fmt: skip
-        tables.append(table("attention", pd.DataFrame(rows)))
+        rows = pd.DataFrame([{"phase": phase, **asdict(times)} for phase, times in attention.items()])
+        tables.append(table("attention", rows))
     return tables
 
 

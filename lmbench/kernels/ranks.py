@@ -90,7 +90,10 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
     mean, number = rows.mean(numeric_only=True), first.trace.events.distributed.world_size or len(rows)
     exposed, waiting = (float(time_s / (mean.window_s or 1.0)) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
     parts, least = "no collectives match, to tell what of it is waiting", "at least " if len(rows) < number else ""
-    figures, tables = {"comm_exposed_fraction": exposed}, [table("ranks", rows.reset_index(), per=per_what(first))]
+    figures, per = {"comm_exposed_fraction": exposed}, per_what(first)
+    phases = pd.concat([one.phases.assign(rank=rank) for rank, one in findings.items()]).reset_index()
+    judged = phases[phases.verdict.notna()]
+    tables = [table("ranks", rows.reset_index(), per=per), table("rank_phases", judged, name="phases", per=per)]
     lines = _straggler(findings, rows)
     if mean.comm_s:
         tables.append(communication_table([*findings.values()]))
@@ -105,7 +108,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
         lines += [Line(guard.status.upper(), f"rank {rank}: {guard.message}") for guard in not_passed(one.guards)]
     headline = [
         *([Line("run", run_line(first.run))] if first.run else []),
-        Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per_what(first)} on the device"),
+        Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per} on the device"),
         Line("lost", f"{percent(exposed)} of it is exposed communication: {parts}"),
         *lines,
         Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True),
