@@ -20,7 +20,26 @@ from lmbench.errors import UsageError, unknown
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.precision import find_precision
 
-_STYLES: dict[str, Callable[[], ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+class SharedInput(ParallelStyle):
+    """A layer's input is one for all matrices in it that are split by columns, so that the gradients which these have
+    of it are summed before the devices add them up."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def share(
+            _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if inputs:
+                return (_as_copies(inputs[0], device_mesh), *inputs[1:]), named
+            return inputs, {**named, "hidden_states": _as_copies(named["hidden_states"], device_mesh)}
+
+        module.register_forward_pre_hook(share, with_kwargs=True)
+        return module
+
+
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel, "rowwise": RowwiseParallel, "shared_input": SharedInput,
+}  # fmt: skip
 
 
 class ModelParallel(ModelParallelStrategy):
@@ -33,7 +52,7 @@ class ModelParallel(ModelParallelStrategy):
     Args:
         tensor_parallel_size: devices that compute a batch together; auto is those of a node. What is split is what the
             module's `tensor_parallel_plan(size)` returns: names of linear layers, with `*` for a part, and of each
-            colwise, rowwise, or a style of torch.distributed.tensor.parallel.
+            colwise, rowwise, or a style of torch.distributed.tensor.parallel; and of a layer around some shared_input.
         reshard_after_forward: free gathered parameters after the forward, and gather them again in the backward.
 
     Raises:

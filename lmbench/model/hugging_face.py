@@ -154,7 +154,9 @@ class HuggingFace(LightningModule):
         plan = getattr(text, "base_model_tp_plan", None)
         if not plan:
             raise UsageError(f"transformers has no tensor-parallel plan for {text.model_type}")
-        return {f"network.{self.network.base_model_prefix}.{name}": style for name, style in plan.items()}
+        around = {name.rpartition(".")[0]: "shared_input" for name in plan}
+        prefix = f"network.{self.network.base_model_prefix}."
+        return {prefix + name: style for name, style in {**around, **plan}.items()}
 
     def compile_targets(self) -> list[nn.Module]:
         """What ``--trainer.compile`` compiles."""

@@ -15,7 +15,7 @@ def split_blocks(blocks: str, **layers: str) -> dict[str, str]:
     plan = dict[str, str]()
     for layer, names in layers.items():
         *first, last = (f"{blocks}.{layer}.{name}" for name in names.split())
-        plan |= {**dict.fromkeys(first, "colwise"), last: "rowwise"}
+        plan |= {f"{blocks}.{layer}": "shared_input", **dict.fromkeys(first, "colwise"), last: "rowwise"}
     return plan
 
 
