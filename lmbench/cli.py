@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from contextlib import nullcontext
-from types import TracebackType
 
 from lmbench.commands import COMMANDS, MEASURING
 from lmbench.configs import shipped_configs, shipped_studies
@@ -43,7 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     begin()
     write_what_can_be()
     if argv is None:
-        sys.excepthook = _print_without_secrets
+        sys.excepthook = lambda *error: print(
+            masked_message("".join(traceback.format_exception(*error))), end="", file=sys.stderr
+        )
     with listening(until_exit=argv is None):
         code, lost = 0, None
         try:
@@ -69,10 +70,6 @@ def main(argv: list[str] | None = None) -> int:
                 tell(f"standard output: {lost.strerror}")
                 code = code or ExitCode.INTERNAL
         return code
-
-
-def _print_without_secrets(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    print(masked_message("".join(traceback.format_exception(kind, error, frames))), end="", file=sys.stderr)
 
 
 def _lost_output(text: str = "") -> OSError | None:

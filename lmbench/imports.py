@@ -18,14 +18,13 @@ def import_named(what: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{what}: {_why_no_import(module_name, error)}") from error
-
-
-def _why_no_import(module_name: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        if f"{module_name}.".startswith(f"{error.name}."):
-            return f"there is no module {error.name}, neither in this folder nor installed"
-        return f"{module_name} imports {error.name}, which is not installed"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{frame.filename}:{frame.lineno}"
-    return f"importing {module_name} failed at {place}: {type(error).__name__}: {' '.join(str(error).split())}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}:{frame.lineno}"
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}:{error.lineno}"
+        reason = f"importing {module_name} failed at {place}: {type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            reason = f"{module_name} imports {error.name}, which is not installed"
+            if f"{module_name}.".startswith(f"{error.name}."):
+                reason = f"there is no module {error.name}, neither in this folder nor installed"
+        raise UsageError(f"{what}: {reason}") from error

@@ -44,7 +44,12 @@ def capture_environment(device: torch.device) -> Environment:
         host=host_facts(device),
         gc=GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count()),
         flags=torch_flags(),
-        variables=allowed_variables(),
+        # Sorted; never one whose name looks like a secret's.
+        variables={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.upper().startswith(_ALLOWED) and not is_secret(name)
+        },
     )
 
 
@@ -87,12 +92,6 @@ def _or_none(read: Callable[[], T]) -> T | None:
         return read()
     except RuntimeError:
         return None
-
-
-def allowed_variables() -> dict[str, str]:
-    """Environment variables from the allow-list, sorted; never one whose name looks like a secret's."""
-    variables = sorted(os.environ.items())
-    return {name: value for name, value in variables if name.upper().startswith(_ALLOWED) and not is_secret(name)}
 
 
 def git_state(folder: Path, holds: str | None = None) -> Revision:

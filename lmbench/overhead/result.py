@@ -83,33 +83,31 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
     # Here: help does without it.
     import pandas as pd
 
-    frame = pd.DataFrame(measurements).astype(dict.fromkeys(_PEAKS, "Int64"))
+    frame = pd.DataFrame(measurements)
     # A row for each round and a column for each arm: differences are paired.
     step_s = frame.pivot(columns="arm", index="round", values="step_s")[list(ARMS)]
-    # A peak that one round does not know is not known.
-    peaks = frame.groupby("arm")[list(_PEAKS)].agg(lambda column: column.max(skipna=False))
+    over = step_s.sub(step_s["bare"], axis=0)
     verdicts = {str(phase): str(lag.verdict) for phase, lag in (pilot.probe.verdicts or PerPhase()).items()}
     limit = bottleneck(pilot.device_type, verdicts)
+    # A peak that one round does not know is not known.
+    peaks = frame.dropna(axis="columns").groupby("arm").max()
+    whose, peak = ("device", _PEAKS[1]) if _PEAKS[1] in peaks else ("host", _PEAKS[2])
     more = peaks - peaks.loc["bare"]
-    whose, peak = ("host", _PEAKS[2]) if more[_PEAKS[1]].isna().any() else ("device", _PEAKS[1])
-    over = step_s.sub(step_s["bare"], axis=0)
-    arms = [
+    arms: list[list[Any]] = [
         [
-            arm,
-            *step_s[arm].agg(["mean", "min", "max"]),
-            None if arm == "bare" else Interval.of(over[arm]).cell(1e3, "+.3f"),
-            int(peaks[peak][arm]),
-            None if arm == "bare" else int(more[peak][arm]),
+            arm, *step_s[arm].agg(["mean", "min", "max"]), Interval.of(over[arm]).cell(1e3, "+.3f"),
+            int(peaks[peak][arm]), int(more[peak][arm]),
         ]
         for arm in ARMS
-    ]
+    ]  # fmt: skip
+    arms[0][4] = arms[0][6] = None
     fraction = Interval.of(step_s["harness"] / step_s["bare"] - 1.0)
     added = Interval.of(step_s["harness"] - step_s["trainer"])
     by_time = "n/a" if limit in ("host", "cpu") else fraction.against(TIME_LIMIT_FRACTION)
     by_host = "n/a" if limit == "device" else added.against(HOST_LIMIT_S)
     by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
     if whose == "device":
-        window, run = map(int, more.loc["harness"].iloc[:2])
+        window, run = (int(more[name]["harness"]) for name in _PEAKS[:2])
         by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
         memory = Cell(max(window, run), text=f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)")
     questions: list[list[str | Cell]] = [
@@ -142,8 +140,7 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
             Line("repeat", command, is_whole=True),
         ],
         figures={
-            "rounds": len(step_s), "steps": steps, "bottleneck": limit, "verdicts": verdicts,
-            "measurements": list(measurements), "run": pilot,
+            "rounds": len(step_s), "steps": steps, "bottleneck": limit, "measurements": measurements, "run": pilot,
         },
     )  # fmt: skip
 

@@ -113,12 +113,8 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
         return Panel("bars", chart.title, keys) if keys else None
 
     is_generic = view.name == GENERIC.name
-    charts = [] if is_generic else [panel for chart in view.charts if (panel := panel_of(chart)) is not None]
-    shown = {(panel.kind, panel.y, panel.x) for panel in charts}
-    sections = {
-        title: tuple(panel for panel in panels if (panel.kind, panel.y, panel.x) not in shown)
-        for title, panels in (shared.profiled if view.is_profiled else shared.timed).items()
-    }
+    charts = () if is_generic else tuple(panel for chart in view.charts if (panel := panel_of(chart)) is not None)
+    sections = {"Answer": charts, **(shared.profiled if view.is_profiled else shared.timed)}
     if view.is_profiled:
         sections["Kernels"] += tuple(
             Panel("bars", f"Step by {what}", tuple(f"summary:{logged.kernel_name(what, name)}" for name in names))
@@ -128,7 +124,7 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
     keys = [key for table in view.tables for name in table.columns for key in key_of(name)]
     return Board(
         "lmbench" if is_generic else f"lmbench {view.name}",
-        {title: panels for title, panels in {"Answer": tuple(charts), **sections}.items() if panels},
+        {title: panels for title, panels in sections.items() if panels},
         tuple(dict.fromkeys(("summary:outcome", *facts, *keys, *shared.columns))),
         None if is_generic else view.name,
         "kernels" if view.is_profiled else TIMING,
