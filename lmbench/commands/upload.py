@@ -36,8 +36,6 @@ def upload(
     """
     options = {name: value for name, value in (("project", project), ("entity", entity)) if value}
     due: list[Path] = []
-    # By where their records would send them though neither settings nor options do.
-    refused: dict[str, list[Path]] = {}
     code = ExitCode.OK
     for folder in find_runs(results):
         try:
@@ -54,14 +52,13 @@ def upload(
         elif run.outcome == RUNNING:
             print(shown(f"still running     {folder}"))
         elif places and not as_filed:
-            refused.setdefault(" of ".join(f"{name} {value!r}" for name, value in places.items()), []).append(folder)
+            # Neither settings nor options send it there.
+            place = " of ".join(f"{name} {value!r}" for name, value in places.items())
+            advice = "give --as_filed to send it there, or --project and --entity"
+            tell(f"not uploaded: {folder}: it names {place}, and your settings do not; {advice}")
+            code = ExitCode.USAGE
         else:
             due.append(folder)
-    for place, folders in refused.items():
-        which = f"{folders[0]} and {len(folders) - 1} more" if folders[1:] else folders[0]
-        advice = "give --as_filed to send it there, or --project and --entity"
-        tell(f"not uploaded: {which}: it names {place}, and your settings do not; {advice}")
-        code = ExitCode.USAGE
     try:
         # Anew: what lies there may lack steps (a full disk), or name files where the result was moved from.
         if due:

@@ -163,9 +163,6 @@ def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
         per_token = step.point * tokens[0] / tokens[1]
         counts = f"a step has {tokens[0]:,.0f} tokens in A, {tokens[1]:,.0f} in B"
         lines.append(f"{counts}: the time per token of B is {per_token:.4g} times A's")
-    cards = [_texts(side, "environment.gpu.uuid") for side in (a, b)]
-    if all(cards) and cards[0] != cards[1]:
-        lines.append("A and B ran on different cards of the same SKU")
     if (first := earlier_side(a, b)) is not None:
         lines.append(f"all runs of {first} came before the others: what the machine drifted is in the ratio")
     lines += [

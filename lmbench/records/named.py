@@ -8,13 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, is_file, read_file
-from lmbench.records.codec import DamagedRecord, decode
-from lmbench.records.load import MAX_RUN_BYTES, find_runs
-from lmbench.records.store import RUN_FILE, RUNS_FOLDER, SWEEP_FILE
+from lmbench.files import is_file
+from lmbench.records.load import find_runs, load_known
+from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
 
 #: Where commands leave results unless they are told otherwise, and where names are looked up.
 RESULTS = Path("results")
@@ -28,12 +25,6 @@ class Result(NamedTuple):
     path: Path
     runs: list[Path]
     began: tuple[str, int]
-
-
-class _Start(Struct):
-    """What run.json tells of when the run began."""
-
-    started_at: str | None = None
 
 
 def sweep_of(run: Path) -> Path | None:
@@ -59,11 +50,7 @@ def results_in(paths: Iterable[str | Path]) -> list[Result]:
 
 def _began(run: Path) -> tuple[str, int]:
     """When a run began. Runs of the same second are told apart by when their files were written."""
-    try:
-        start = decode(read_file(run / RUN_FILE, MAX_RUN_BYTES), _Start).started_at or ""
-    except (Unreadable, DamagedRecord):
-        start = ""
-    return start, os.lstat(run).st_mtime_ns
+    return load_known(run).record.started_at or "", os.lstat(run).st_mtime_ns
 
 
 def given_names() -> dict[str, Path]:

@@ -13,7 +13,7 @@ from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
 from lmbench.report.catalogue import Catalogue
-from lmbench.report.columns import HOST_BOUND, Column
+from lmbench.report.columns import Column
 from lmbench.report.facts import FACT, Value, heading, in_words
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import Unit, change_percent, change_range
@@ -43,7 +43,6 @@ _VERDICT_NOTES = {
     ),
     "same": "same: the 90 % intervals of their ratios lie within 1 %",
 }
-_IS_HOSTS_TIME = "the device waited for the host in most of the fastest's step: it is the host's time that is compared"
 
 
 def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
@@ -118,11 +117,10 @@ def _is_said(name: str, value: Value) -> bool:
 
 
 def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence[Cell]) -> list[str]:
-    """Failed guards, runs left out, several hosts, what really ran, a baseline without figures."""
+    """Failed guards, runs left out, what really ran, a baseline without figures."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
     bad = Counter(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
     ends = ", ".join(f"{count} {label}" for label, count in sorted(bad.items()))
-    hosts = {run.record.environment.host.hostname for run in runs if run.record.environment} - {None}
     skipped = sum(run.record.window.skipped_count or 0 for run in runs)
     is_fused = any(run.record.compile.is_attention_fused for run in runs)
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if column.is_relative]
@@ -131,7 +129,6 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence
     base_label = "ok" if base is None else frame.label(base)
     notes = {
         f"of {len(frame.runs_of(cell))} runs, not counted: {ends}": runs and bad,
-        f"runs on {len(hosts)} hosts; the spread has their difference in it": len(hosts) > 1,
         f"the fp16 scaler skipped {skipped} steps, which are in no statistic": skipped and not has_skipped,
         f"Inductor put PyTorch's fused attention in the place of {frame.known[cell].get('attention')}": is_fused,
         f"its baseline has no figure: {base_label}": runs and ratios and base_label != "ok",
@@ -188,17 +185,15 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | 
     if not ways:
         return None
     (time_s, first), *others = ways
-    name = frame.in_words(first, among)
-    bound = HOST_BOUND.of(frame).get(first, _MISSING).value
-    notes = (_IS_HOSTS_TIME,) if isinstance(bound, float) and bound > 0.5 else ()
+    name, notes = frame.in_words(first, among), tuple[str, ...]()
     if not others:
-        return [Cell(name, notes=notes), Cell(time_s), *[_MISSING] * 3]
+        return [Cell(name), Cell(time_s), *[_MISSING] * 3]
     ratios = {frame.in_words(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
     verdicts = {way: ratio.verdict(_TOLERANCE_FRACTION) for way, ratio in ratios.items()}
     untold = [way for way, word in verdicts.items() if word in _VERDICT_NOTES]
     if untold:
         word = "undecided" if "undecided" in verdicts.values() else "same"
-        name, notes = f"{word}: {'; '.join([name, *untold])}", (_VERDICT_NOTES[word], *notes)
+        name, notes = f"{word}: {'; '.join([name, *untold])}", (_VERDICT_NOTES[word],)
     second, ratio = next(iter(ratios.items()))
     interval = _MISSING
     if ratio.low is not None and ratio.high is not None:

@@ -29,10 +29,6 @@ from lmbench.text import shown_json, shown_lines
 
 Spec = Mapping[str, Any]
 
-#: Charts with longer specifications have no picture for readers without JavaScript: it would be larger than the data.
-_MAX_STATIC_LENGTH = 100_000
-_STATIC_WIDTH = 640
-
 
 def colour(name: str, place: int = 0) -> str:
     """The colour of page.css for what is called that, else that of the place in the palette; 0 is the muted one."""
@@ -52,7 +48,7 @@ def themed(spec: Spec) -> dict[str, Any]:
 
 
 def fragment(spec: Spec) -> str:
-    """The chart as HTML for a page that has `javascript()` once: the specification, and a picture until it is drawn.
+    """The chart as HTML for a page that has `javascript()` once: the specification, until it is drawn.
 
     With `usermeta: {zoom: {signal, start, end}}` it is as wide as the page and has buttons that move and zoom the
     x axis; `signal` is Vega's name for the bound interval, such as `zoom_start` for a parameter `zoom` and a field
@@ -61,14 +57,11 @@ def fragment(spec: Spec) -> str:
     if not spec:
         return ""
     text = shown_json(json.dumps(themed(spec), separators=(",", ":"), allow_nan=False, ensure_ascii=False))
-    picture = "<p>This picture is drawn by JavaScript.</p>"
-    if len(text) <= _MAX_STATIC_LENGTH:
-        key = hashlib.sha256(text.encode()).hexdigest()[:8]
-        picture = re.sub(r'(id="|url\(#)', rf"\g<1>{key}-", _picture(spec, _STATIC_WIDTH))
     # Within a script element only `</script` and `<!--` mean anything.
     data = text.replace("<", "\\u003c")
     wide = " wide" if "usermeta" in spec else ""
-    return f'<div class="vega{wide}"><script type="application/json">{data}</script>{picture}</div>'
+    waiting = "<p>This picture is drawn by JavaScript.</p>"
+    return f'<div class="vega{wide}"><script type="application/json">{data}</script>{waiting}</div>'
 
 
 def svg(spec: Spec, width: int = 900) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -119,10 +119,8 @@ class Execution:
         A value fits if its run ended well, and the allocator never had to give back what it held to go on.
         """
         tried: dict[int, tuple[Job, RunRecord]] = {}
-        fitting: list[int] = []
-        values = seek(self.predict(cell, spec.option) or int(cell.options.get(spec.option, spec.unit)), spec)
-        value = next(values)
-        while value is not None:
+
+        def fits(value: int) -> bool | None:
             trial = replace(
                 cell,
                 id=f"{cell.id}-{spec.option.rpartition('.')[2]}-{value}",
@@ -133,13 +131,12 @@ class Execution:
             record = self._bring_to_end(job)
             tried[value] = job, record
             if record.outcome not in ("ok", "oom"):
-                break
-            fits = record.outcome == "ok" and not record.memory.run_alloc_retry_count
-            fitting += [value] * fits
-            value = values.send(fits)
+                return None
+            return record.outcome == "ok" and not record.memory.run_alloc_retry_count
+
+        first = self.predict(cell, spec.option) or int(cell.options.get(spec.option, spec.unit))
         # Where a run failed for another reason, that run tells it; where nothing fits, the smallest value does.
-        largest = value or max(fitting, default=min(tried))
-        job, record = tried[largest]
+        job, record = tried[seek(first, spec, fits)]
         if record.sweep is not None and record.sweep.search != "largest":
             record.sweep.search = "largest"
             RunFolder(self.folder.runs / job.name).write_run(record)
@@ -292,8 +289,8 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: LocalExecutor, say: C
         raise UsageError(str(lost)) from None
 
 
-def seek(value: int, spec: LargestSpec) -> Generator[int | None, bool, None]:
-    """Yields values to try and is sent whether each fits; yields None when the border is known.
+def seek(value: int, spec: LargestSpec, try_value: Callable[[int], bool | None]) -> int:
+    """The largest value that fits, the smallest where none does; the value of which `try_value` cannot tell (None).
 
     Starts at `value`, strides away from it, each time twice as far, until one value fits and a larger one does not,
     and halves what lies between. All values are multiples of `spec.unit`, from it to `spec.most`.
@@ -304,10 +301,10 @@ def seek(value: int, spec: LargestSpec) -> Generator[int | None, bool, None]:
     # The largest value that is known to fit, and the smallest that is known not to.
     fits, fails = 0, most + unit
     while fails - fits > unit:
-        if (yield value):
-            fits = value
-        else:
-            fails = value
+        does_fit = try_value(value)
+        if does_fit is None:
+            return value
+        fits, fails = (value, fails) if does_fit else (fits, value)
         if fails > most:
             value = min(fits + stride, most)
         elif not fits:
@@ -315,7 +312,7 @@ def seek(value: int, spec: LargestSpec) -> Generator[int | None, bool, None]:
         else:
             value = (fits + fails) // 2 // unit * unit
         stride *= 2
-    yield None
+    return fits or unit
 
 
 def _now() -> str:

@@ -25,8 +25,6 @@ from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.executor import End, Launch, oom_evidence, oom_kill_count
 
-#: A guess of what a process takes beyond its steps, for an estimate.
-START_S = 1.0
 #: After SIGTERM or SIGINT a process may close its record; then it is killed.
 GRACE_S = 10.0
 

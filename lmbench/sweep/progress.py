@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections import Counter
-from statistics import fmean
 
-from lmbench.configs import parse_yaml
 from lmbench.progress import Task
 from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.report.units import duration
-from lmbench.sweep.local import START_S
 from lmbench.sweep.plan import Job, Plan
 
 _MOST_REASON = 160
-# `lmbench fit`'s own, where neither file nor command line says otherwise.
-_MIN_WINDOW_S = 3.0
 
 
 class Progress(Task):
@@ -59,19 +53,6 @@ def announcement(plan: Plan) -> str:
     if (spec := plan.file.largest) is not None:
         return f"cells: {len(plan.cells)}, each tried with one {spec.option} after the other until the largest fits"
     return (
-        f"cells: {len(plan.cells)}, repeats: {plan.file.repeats}, runs: {len(plan.jobs())}; at least about "
-        f"{duration(len(plan.jobs()) * least_s(plan))} (windows and starts), "
+        f"cells: {len(plan.cells)}, repeats: {plan.file.repeats}, runs: {len(plan.jobs())}; "
         f"at most {duration(len(plan.jobs()) * plan.file.timeout_s)} (time limits)"
     )
-
-
-def least_s(plan: Plan) -> float:
-    """Seconds that a run takes on average if it takes no more than its start and its window."""
-    configured = {name: parse_yaml(text, name).get("measure") or {} for name, text in plan.configs.items()}
-    windows_s = []
-    for cell in plan.cells:
-        settings = {"measure.min_window_s": configured.get(cell.config or "", {}).get("min_window_s"), **cell.options}
-        window = str(settings["measure.min_window_s"])
-        # A value that is no number is refused by the command line.
-        windows_s.append(float(window) if re.fullmatch(r"[\d.]+", window) else _MIN_WINDOW_S)
-    return min(fmean(windows_s) + START_S, plan.file.timeout_s)

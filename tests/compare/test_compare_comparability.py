@@ -86,11 +86,9 @@ def test_what_a_reader_should_know_is_noted(tmp_path):
         "window__tokens": 409_600,
         "phases__data__mean_s": 0.0,
         "guards": [{"name": "power_cap", "status": "warn", "message": "..."}],
-        "environment__gpu__uuid": "GPU-2",
     }
     assert compared(tmp_path, **changes).notes == [
         "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's",
-        "A and B ran on different cards of the same SKU",
         "code of B differs from its commit (project): the commit does not tell what ran",
         "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)",
         "data is not compared: not every run has it",

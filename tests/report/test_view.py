@@ -76,7 +76,7 @@ def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, capsys):
     assert lines[3][:3] == ["small", "8", "620.5"]
     assert ["size", "fastest", "step (ms)"] in [line[:3] for line in lines]
     assert page.read_text().count('<div class="vega">') == 1
-    assert ">power (W)</text>" in page.read_text()
+    assert '"title":"power (W)"' in page.read_text()
 
 
 def test_every_number_of_a_record_is_a_column_with_its_unit():
