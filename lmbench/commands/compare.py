@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparison import compare as compare_results
@@ -62,12 +63,12 @@ def compare(
         timeout_s: seconds a run may take (600)
         settings: options of `lmbench fit` for both sides, with --run
     """
-    of_run = {"budget": budget, "revision": revision, "python": python, "variable": variable,
-              "results_dir": results_dir, "name": name, "timeout_s": timeout_s}  # fmt: skip
+    sides: dict[str, Any] = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
+                             "name": name, "timeout_s": timeout_s}  # fmt: skip
     misplaced = (
         ({"top": top, "phase": phase}, not kernels, "belongs to --kernels"),
         ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),
-        (of_run, not run, "belongs to --run"),
+        ({**sides, "budget": budget}, not run, "belongs to --run"),
     )
     for options, is_wrong, why in misplaced:
         if is_wrong and (named := [option for option, value in options.items() if value is not None]):
@@ -79,8 +80,7 @@ def compare(
         # Here: what measures takes its time to import.
         from lmbench.commands.compare_run import find_sweep, measure
 
-        variables = {key: (a, b) for key, a, b in variable or ()}
-        path, file = find_sweep(results, settings or [], revision, python, variables, results_dir, name, timeout_s)
+        path, file = find_sweep(results, settings or [], **sides)
         return comparison_answer(measure(path, file, tolerance, about or [], budget or "10m"))
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")

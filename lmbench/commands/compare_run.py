@@ -45,7 +45,7 @@ def find_sweep(
     settings: list[str],
     revision: tuple[str, str] | None,
     python: tuple[str, str] | None,
-    variables: dict[str, tuple[str, str]],
+    variable: list[tuple[str, str, str]] | None,
     results_dir: Path | None,
     name: str | None,
     timeout_s: float | None,
@@ -55,12 +55,13 @@ def find_sweep(
     Args:
         sides: configurations, or the folder to go on with.
         settings: options of both sides.
-        revision, python, variables: what differs.
+        revision, python, variable: what differs.
 
     Raises:
         UsageError: something is not there, or not understood.
     """
     first = Path(sides[0]) if len(sides) == 1 else None
+    variables = {key: (a, b) for key, a, b in variable or ()}
     if first is not None and (first / SWEEP_FILE).is_file():
         if settings or variables or revision or python or name:
             raise UsageError(f"{first} is a comparison to go on with; it has its options already")
@@ -78,7 +79,7 @@ def find_sweep(
             f"compare: other processes take {busy_percent:.0f} % of the cores: threads of both sides give theirs "
             f"away while they wait ({_WAITING}=passive)"
         )
-        variables = {**variables, _WAITING: ("passive", "passive")}
+        variables[_WAITING] = ("passive", "passive")
     file = two_sides(list(sides), options, revision, python, variables)
     path = (results_dir or Path("results")) / folder
     if (path / SWEEP_FILE).is_file():

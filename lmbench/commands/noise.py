@@ -6,11 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, survey
-from lmbench.compare.sides import typical_step_s
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, tell
-from lmbench.overhead.arms import run_fit
-from lmbench.progress import progress
 from lmbench.report.answer import Answer
 
 
@@ -20,13 +17,12 @@ def noise(
     repeats: int = 10,
     results_dir: Path = Path("results"),
     settings: list[str] | None = None,
-) -> Answer:
+) -> Answer | int:
     """Measures how far a configuration is from itself when nothing was changed.
 
     The floor is stored as noise.json beside the results, by host, device and settings; `lmbench compare` finds
     it in the closest folder above all runs that it compares. It takes 6 repeats of a configuration or more, in any
-    folder of runs or sweep. With --run it makes them: every option of `lmbench fit`, such as --config, goes to
-    fresh processes, one after the other.
+    folder of runs or sweep. With --run it makes them as `lmbench fit --repeats` does, with its options.
 
     Args:
         results: results with repeats
@@ -35,7 +31,7 @@ def noise(
         results_dir: where --run puts the folder of its repeats
         settings: options of `lmbench fit`, with --run
     """
-    words = settings or []
+    words = [*(settings or [])]
     if not run and not results:
         raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
     if not run and results[0] in shipped_configs() and not Path(results[0]).exists():
@@ -43,16 +39,15 @@ def noise(
         raise UsageError(f"{name!r} is a configuration, and no result; `lmbench noise --run {name}` measures it")
     if run and repeats < MIN_NOISE_REPEATS:
         raise UsageError(f"--repeats is {repeats}; a noise floor takes {MIN_NOISE_REPEATS}")
-    if any(word.partition("=")[0] == "--measure.results_dir" for word in words):
-        raise UsageError("noise puts its repeats in a folder of its own; say where with --results_dir")
     if run:
+        # Here: floors of results that are there do without what measures.
+        from lmbench.commands.fit import repeated
+
         folder = results_dir / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        with progress("noise", repeats) as task:
-            for index in range(repeats):
-                task.begin("")
-                record = run_fit([*results, *words], folder / f"r{index}", task.note)
-                step_ms = (typical_step_s(record) or 0.0) * 1e3
-                task.keep(f"{index + 1} of {repeats}: {step_ms:.3f} ms/step")
+        words += [f"--measure.results_dir={results_dir}", f"--measure.run_id={folder.name}"]
+        done = repeated(*results, repeats=repeats, settings=words)
+        if isinstance(done, int):
+            return done
         results = (str(folder),)
     measured = survey(results)
     if not measured.entries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -13,22 +14,9 @@ from pathlib import Path
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, suggest
 
-#: The groups of `lmbench fit`'s options, with the classes whose arguments they are.
-GROUPS = {
-    "trainer": (("lightning.pytorch.trainer.trainer", "Trainer"), ("lmbench.fit.trainer", "BenchTrainer")),
-    "model": (("lmbench.model.language_model", "LanguageModel"),),
-    "data": (("lmbench.data.datamodule", "TokenData"),),
-    "measure": (("lmbench.fit.settings", "MeasureSettings"),),
-    "memory": (("lmbench.fit.settings", "MemorySettings"),),
-    "dtypes": (("lmbench.fit.settings", "DtypeSettings"),),
-    "wandb": (("lmbench.wandb.publish", "WandbSettings"),),
-    "timer": (("lmbench.callbacks.phase_timer", "PhaseTimer"),),
-}
-#: Options of `lmbench fit` that are in no group.
-_ALONE = (
-    "config", "seed_everything", "ckpt_path", "weights_only", "verbose", "help", "print_config", "json", "quiet",
-    "repeats", "compare", "gate",
-)  # fmt: skip
+_OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+#: The groups of `lmbench fit`'s options, with the classes whose arguments they are, as `module:name`.
+GROUPS: Mapping[str, Sequence[str]] = _OPTIONS["groups"]
 
 
 @cache
@@ -53,7 +41,7 @@ def arguments(module: str, name: str) -> tuple[str, ...]:
 
 def group_options(group: str) -> list[str]:
     """All options of a group by their full names: `trainer.precision`."""
-    return [f"{group}.{name}" for source in GROUPS[group] for name in arguments(*source)]
+    return [f"{group}.{name}" for source in GROUPS[group] for name in arguments(*source.split(":"))]
 
 
 def check_options(words: Sequence[str], places: Mapping[str, str] | None = None) -> None:
@@ -69,7 +57,7 @@ def check_options(words: Sequence[str], places: Mapping[str, str] | None = None)
     for name, value in options:
         if name in ("model", "data") or (name == "config" and "class_path" in shipped.get(value, "class_path")):
             of_classes |= {"model", "data"}
-    known = [*_ALONE, *GROUPS, *(option for group in GROUPS for option in group_options(group))]
+    known = [*_OPTIONS["alone"], *GROUPS, *(option for group in GROUPS for option in group_options(group))]
     lines = []
     for name, _ in options:
         group, *rest = name.split(".")

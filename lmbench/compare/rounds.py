@@ -52,7 +52,6 @@ from lmbench.records.statistics import (
     CONFIDENCE,
     EQUAL,
     EQUIVALENCE_CONFIDENCE,
-    POWER,
     Floats,
     Ratio,
     lag1_autocorrelation,
@@ -74,7 +73,6 @@ _DISTANCES = np.geomspace(1e-3, 1e3, 700)
 _PERSISTS = 1.5
 #: An interval that reaches from an eighth to eight times the ratio bounds nothing.
 _NO_BOUND = 2 * math.log(8)
-_RESAMPLES = 100
 _MAX_ROUNDS = 200
 
 
@@ -87,24 +85,6 @@ class RoundsRatio(Ratio):
             return False
         is_inside = max(1 / self.equal_low, self.equal_high) <= 1 + tolerance
         return is_inside and bool(is_same(np.array(self.differences), tolerance))
-
-    def needed(self, tolerance: float) -> int | None:
-        """Rounds, all together, after which 90 % of comparisons have a verdict where nothing changed; None above 200.
-
-        By simulation: the rule itself on rounds drawn from those that were seen, about their median, with signs by
-        chance, since both sides are alike then, each comparison with a spread that may be the true one (`repeats_for`).
-        Seeded: the same rounds give the same number.
-        """
-        seen = np.array(self.differences) - np.median(self.differences)
-        generator, size = np.random.default_rng(0), (_RESAMPLES, _MAX_ROUNDS)
-        drawn = generator.choice(seen, size) * generator.choice([-1.0, 1.0], size)
-        drawn *= np.sqrt((seen.size - 1) / generator.chisquare(seen.size - 1, (_RESAMPLES, 1)))
-
-        def has_power(rounds: int) -> bool:
-            return bool((is_same(drawn[:, :rounds], tolerance) | is_changed(drawn[:, :rounds])).mean() >= POWER)
-
-        numbers = map(int, np.geomspace(FIRST_LOOK, _MAX_ROUNDS, 18))
-        return next((rounds for rounds in numbers if has_power(rounds)), None)
 
 
 def is_same(differences: Floats, tolerance: float) -> npt.NDArray[np.bool_]:

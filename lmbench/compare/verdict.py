@@ -54,7 +54,7 @@ def decide(  # noqa: PLR0911 (the order of decisions)
         floor: the change that the same configuration shows against itself (`lmbench noise`), None if not measured.
         adjusted_p: p after Holm's correction over a family of so many tests.
         is_time: it is a time, to which the machine's load and drift belong.
-        has_hint: say of one that is undecided how many repeats would do.
+        has_hint: say of one that is undecided how many repeats would do, where sides were measured apart.
         is_apart: one side was measured before the other: a drift of the machine is in the ratio.
         busy: why the ratio may be one of the machine's load, None where it may not.
     """
@@ -95,12 +95,11 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if ratio.persistence:
         shares = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
         return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {shares}): {reach}")
-    hint, noun = "", "rounds" if by_rounds else "repeats a side"
-    needed = ratio.needed(tolerance) if has_hint else 0
+    hint, needed = "", ratio.needed(tolerance) if has_hint and not by_rounds else 0
     if needed is None:
-        hint = f"; at this spread no number of {noun} is likely to give a verdict: widen the gate, or quiet the machine"
+        hint = "; at this spread no number of repeats is likely to give a verdict: widen the gate, or quiet the machine"
     elif needed > repeats:
-        hint = f"; at this spread {needed} {noun} in all give a verdict with {percent_short(POWER)} probability"
+        hint = f"; at this spread {needed} repeats a side in all give a verdict with {percent_short(POWER)} probability"
     return Decision(UNDECIDED, f"{reach}{hint}")
 
 

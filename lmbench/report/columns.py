@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from lmbench.records.vocabulary import Span
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell
 from lmbench.report.frame import Expression, Frame
+from lmbench.report.shipped import shipped
 from lmbench.report.units import COUNT, GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 
 #: Stands in a title for the baseline's name.
@@ -152,10 +152,9 @@ def _first_step(cache_kind: str) -> Expression:
 
 def _listed() -> Iterator[Column]:
     """The columns of columns.csv: numbers of a record, or sums of them."""
-    with (files("lmbench.report") / "columns.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            unit, modes = UNITS[row["unit"]], tuple(row["modes"].split())
-            yield Column(row["name"], row["title"], row["expression"], unit, row["over"], modes)
+    for row in csv.DictReader(shipped("columns.csv").splitlines()):
+        unit, modes = UNITS[row["unit"]], tuple(row["modes"].split())
+        yield Column(row["name"], row["title"], row["expression"], unit, row["over"], modes)
 
 
 #: Share of the step in phases in which the device waited for the host, by the lag probes.

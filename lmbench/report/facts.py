@@ -6,7 +6,6 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Literal
 
 from lmbench.masking import masked
@@ -16,6 +15,7 @@ from lmbench.records.passes import PASSES
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, value_at
 from lmbench.records.vocabulary import MODES
+from lmbench.report.shipped import shipped
 from lmbench.sizes import SIZES
 from lmbench.text import shown
 
@@ -114,7 +114,7 @@ _LABELS: Mapping[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 _ORDERS = {"mode": MODES, "precision": (*PRECISIONS,), "matmul": (FP32_MATMUL, TF32_MATMUL)}
 
-_TABLES = tomllib.loads((files("lmbench.report") / "facts.toml").read_text(encoding="utf-8"))
+_TABLES = tomllib.loads(shipped("facts.toml"))
 FACT: Mapping[str, Fact] = {
     name: Fact(name, **{"order": _ORDERS.get(name, ()), **fact}) for name, fact in _TABLES["facts"].items()
 }

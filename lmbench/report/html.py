@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from lmbench.masking import masked_message
 from lmbench.report.answer import Answer
+from lmbench.report.shipped import shipped
 from lmbench.text import shown, shown_lines
 
 
@@ -21,7 +21,7 @@ def page(answer: Answer) -> str:
 
     parts = (answer, *answer.sections)
     drawn = [part.charts() for part in parts]
-    scripts = [*([vega.javascript()] if any(drawn) else []), _file("table.js")]
+    scripts = [*([vega.javascript()] if any(drawn) else []), shipped("table.js")]
     # What a content security policy calls these scripts.
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     sections = [
@@ -31,7 +31,7 @@ def page(answer: Answer) -> str:
     ]
     text = _template("answer.html").render(
         title=", ".join(part.title for part in parts if part.title),
-        style=Markup(_file("page.css")),
+        style=Markup(shipped("page.css")),
         sections=sections,
         chart=lambda chart: Markup(vega.fragment(chart.spec)),
         scripts=list(map(Markup, scripts)),
@@ -55,8 +55,3 @@ def _template(name: str) -> Any:
     )  # fmt: skip
     environment.filters |= {"shown": shown, "masked": lambda text: shown(masked_message(text))}
     return environment.get_template(name)
-
-
-@cache
-def _file(name: str) -> str:
-    return (files("lmbench.report") / name).read_text(encoding="utf-8")

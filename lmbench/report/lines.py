@@ -6,7 +6,6 @@ import string
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from msgspec import Struct
@@ -14,6 +13,7 @@ from msgspec import Struct
 from lmbench.records.schema import value_at
 from lmbench.report import units
 from lmbench.report.answer import Line
+from lmbench.report.shipped import shipped
 
 
 class _Wording(string.Formatter):
@@ -34,7 +34,7 @@ class _Wording(string.Formatter):
 
 @cache
 def _sections() -> dict[str, list[list[str]]]:
-    return tomllib.loads((files("lmbench.report") / "lines.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(shipped("lines.toml"))
 
 
 def lines(section: str, record: Struct, **words: Any) -> list[Line]:

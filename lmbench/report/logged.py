@@ -9,12 +9,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import host_bound_fraction
+from lmbench.report.shipped import shipped
 
 #: What a series is drawn over.
 STEP = "step"
@@ -30,8 +30,7 @@ _SCALES = {
 @cache
 def run_names() -> Mapping[str, str]:
     """The name of each number of a run's record that is logged."""
-    text = (files("lmbench.report") / "logged.csv").read_text(encoding="utf-8")
-    return {row["field"]: row["name"] for row in csv.DictReader(text.splitlines())}
+    return {row["field"]: row["name"] for row in csv.DictReader(shipped("logged.csv").splitlines())}
 
 
 @cache

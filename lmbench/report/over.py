@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import accumulate, product
 from typing import Any, Literal
 
+from lmbench.configs import parse_yaml
 from lmbench.errors import UsageError
 from lmbench.records.levels import level_changes
 from lmbench.records.named import sweep_of
@@ -21,6 +22,7 @@ from lmbench.report.charts import ChartKind, ColumnOf, picture, points_of
 from lmbench.report.columns import Column
 from lmbench.report.facts import ENVIRONMENT, revision
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
+from lmbench.report.shipped import shipped
 from lmbench.report.units import PERCENT, change_percent, change_range
 from lmbench.report.view import ChartSpec
 
@@ -35,9 +37,8 @@ _NOTE = (
 
 def over_view(over: Over) -> dict[str, Any]:
     """The view of runs that are followed: the step's time and the peak with their changes."""
-    columns = ["step_s", "step_change_fraction", "peak_bytes", "peak_change_fraction"]
-    chart = {"title": "Step time", "kind": "levels", "x": over}
-    return {"title": f"Over {over}", "tables": [{"title": f"Over {over}", "columns": columns}], "charts": [chart]}
+    view: dict[str, Any] = parse_yaml(shipped("over.yaml").replace("OVER", over), "over.yaml")
+    return view
 
 
 def frame_over(group: Group, over: Over) -> Frame:

@@ -17,6 +17,7 @@ import msgspec
 from lmbench.errors import UsageError, suggest, tell
 from lmbench.masking import masked_message
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table
+from lmbench.report.html import page
 from lmbench.standard_output import write_result
 from lmbench.text import one_line, shown, shown_json
 
@@ -265,12 +266,6 @@ def _plain(answer: Answer) -> dict[str, Any]:
 # HTML and SVG
 
 
-def _html(answer: Answer) -> str:
-    from lmbench.report.html import page
-
-    return page(answer)
-
-
 def _svg(answer: Answer) -> str:
     """The first chart, as a picture of its own."""
     from lmbench.report import vega
@@ -282,6 +277,6 @@ def _svg(answer: Answer) -> str:
 
 
 FORMATS: dict[str, Callable[[Answer], str]] = {
-    "terminal": _terminal, "markdown": _markdown, "csv": _csv, "json": _json, "latex": _latex, "html": _html,
+    "terminal": _terminal, "markdown": _markdown, "csv": _csv, "json": _json, "latex": _latex, "html": page,
     "svg": _svg,
 }  # fmt: skip

@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from lmbench.records.store import write_whole
+from lmbench.report.shipped import shipped
 from lmbench.text import shown_json, shown_lines
 
 Spec = Mapping[str, Any]
@@ -38,13 +38,13 @@ def colour(name: str, place: int = 0) -> str:
 
 def template(name: str) -> dict[str, Any]:
     """What charts of a kind share, of charts.json."""
-    spec: dict[str, Any] = json.loads(_file("charts.json"))[name]
+    spec: dict[str, Any] = json.loads(shipped("charts.json"))[name]
     return spec
 
 
 def themed(spec: Spec) -> dict[str, Any]:
     """A specification with the look of lmbench's pages, as wide as its container where it gives no width."""
-    return {"width": "container", **spec, "config": json.loads(_file("vega_theme.json"))}
+    return {"width": "container", **spec, "config": json.loads(shipped("vega_theme.json"))}
 
 
 def fragment(spec: Spec) -> str:
@@ -66,7 +66,7 @@ def fragment(spec: Spec) -> str:
 
 def svg(spec: Spec, width: int = 900) -> str:
     """The chart as a file of its own, with the palette for light and dark viewers."""
-    style = _file("page.css").partition("* {")[0]
+    style = shipped("page.css").partition("* {")[0]
     head, tag, rest = _picture(spec, width).partition(">")
     surface = '<rect width="100%" height="100%" fill="var(--surface)"/>'
     return f"{head}{tag}<style>{style}</style>{surface}{rest}\n"
@@ -75,7 +75,7 @@ def svg(spec: Spec, width: int = 900) -> str:
 @cache
 def javascript() -> str:
     """The script of a page with charts: the libraries and what draws every `fragment`."""
-    loader = _file("vega.js")
+    loader = shipped("vega.js")
     key = hashlib.sha256(f"{version('vl-convert-python')} {loader}".encode()).hexdigest()[:16]
     cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lmbench", f"vega-{key}.js")
     with suppress(OSError):
@@ -88,10 +88,6 @@ def javascript() -> str:
         cached.parent.mkdir(parents=True, exist_ok=True)
         write_whole(cached, text)
     return text
-
-
-def _file(name: str) -> str:
-    return (files("lmbench.report") / name).read_text(encoding="utf-8")
 
 
 def _picture(spec: Spec, width: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from lmbench.configs import parse_yaml, read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.report.facts import FACT, Value, fact_of, plain
+from lmbench.report.shipped import shipped
 
 
 class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 #: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
-GENERIC = msgspec.convert(parse_yaml((files("lmbench.report") / "sweep.yaml").read_text("utf-8"), "sweep.yaml"), View)
+GENERIC = msgspec.convert(parse_yaml(shipped("sweep.yaml"), "sweep.yaml"), View)
 
 
 def read_view(view: Any, axes: Iterable[str] = ()) -> View:

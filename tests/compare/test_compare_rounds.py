@@ -104,19 +104,6 @@ def test_sides_that_change_places_give_the_inverse_and_figures_without_spread_ar
     assert (decision.word, decision.reason[:9]) == ("undecided", "rounds: 3")
 
 
-@pytest.mark.parametrize("spread", [0.002, 0.004])
-def test_the_rounds_that_a_hint_names_give_a_verdict_in_90_of_100_comparisons(spread):
-    noise, reached = Noise(spread), []
-    for seed, row in enumerate(differences(noise, 12, 10, 0.0, np.random.default_rng(11))):
-        needed = ratio_by_rounds([1.0] * row.size, np.exp(row).tolist()).needed(0.01)
-        drawn = differences(noise, 200, needed or 200, 0.0, np.random.default_rng(seed))
-        drawn[:, : row.size] = row
-        reached.append((is_same(drawn, 0.01) | is_changed(drawn)).mean())
-    assert np.mean(reached) >= 0.88
-    hopeless = decided(ratio_by_rounds(*draws(0, 9, 0.5))).reason
-    assert hopeless.endswith("no number of rounds is likely to give a verdict: widen the gate, or quiet the machine")
-
-
 # Comparisons of records.
 
 
