@@ -144,11 +144,13 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
 def _torch_facts(device: torch.device) -> Gpu:
     import torch
 
-    facts: Any = torch.cuda.get_device_properties(device)
+    facts = torch.cuda.get_device_properties(device)
+    # Which of them are there depends on PyTorch's version.
+    domain, bus, slot = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
     return Gpu(
         name=facts.name,
         uuid=f"GPU-{str(facts.uuid).removeprefix('GPU-')}",
-        pci_bus_id=f"{facts.pci_domain_id:08x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0",
+        pci_bus_id=f"{domain:08x}:{bus:02x}:{slot:02x}.0",
         compute_capability=f"{facts.major}.{facts.minor}",
         memory_total_bytes=facts.total_memory,
     )
