@@ -10,7 +10,6 @@ import sys
 
 import pytest
 from planted_memory import notes_of, planted_run, write
-from tables import rows
 
 from lmbench.cli import main
 
@@ -45,24 +44,3 @@ def test_json_and_csv_hold_every_figure_without_torch(snapshot, capsys):
     assert main(["memory", str(snapshot), "--format=csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert sum(int(row["total_bytes"]) for row in rows) == 252 << 20
-
-
-@pytest.mark.parametrize(
-    "words",
-    rows("""
-nowhere.pickle
-.
-x --top=0
-x --table=a --all
--
-validate --data.x=1
---model.siz=tiny
-x --model.size=tiny
-"""),
-)  # fmt: skip
-def test_mistakes_are_one_line(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["memory", *words.split()]) == 2
-    # On a busy machine a line tells meanwhile where the prediction stands.
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("so far")]
-    assert len(lines) == 1

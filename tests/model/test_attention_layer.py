@@ -8,10 +8,8 @@ import pytest
 import torch
 from fit_process import bench
 from lightning.pytorch import Callback
-from tables import rows
 
 from lmbench.data.datamodule import ShapeData
-from lmbench.fit.run import run
 from lmbench.model.attention import NaiveCore, causal_mask
 from lmbench.model.attention_layer import AttentionLayer
 
@@ -69,22 +67,3 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, p
     assert record.memory.saved_bytes == record.memory.expected_saved_bytes == (64 * 64 + 64) * itemsize
     # On a CPU PyTorch takes flash attention where it may choose.
     assert record.model.attention_backend == ("sdpa_flash" if attention == "sdpa" else None)
-
-
-MISTAKES = """
-validate --measure.mode=forward | measure.mode is forward, and validate measures inference; use
-fit --measure.mode=train_step | nothing to optimize; allowed: forward, forward_backward
-fit --model.batch_size=3 | model.batch_size follows data.batch_size; set that: --data.batch_size 3
-fit --model.heads=0 | heads is 0; it must be at least 1
-fit --data.source=text | unknown option --data.source
-fit --data=null | --data is null, and attention by itself holds its inputs; leave it out
-fit --data=lightning.pytorch.demos.boring_classes.BoringDataModule | , and attention by itself
-"""
-
-
-@pytest.mark.parametrize(("words", "line"), rows(MISTAKES))
-def test_what_attention_by_itself_has_not_is_told_in_one_line(words, line, capsys, tmp_path):
-    command, *options = words.split()
-    assert run([command, *LAYER, "--measure.results_dir", str(tmp_path), *options]) == 2
-    printed = capsys.readouterr().err
-    assert (line in printed, printed.count("\n"), list(tmp_path.iterdir())) == (True, 1, [])

@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch import seed_everything
 
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
@@ -98,23 +97,3 @@ def test_muon_has_the_matrices_of_hidden_layers_and_adamw_the_rest():
     optimizer.parts[0].state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"] = torch.ones(1)
     again.load_state_dict(optimizer.state_dict())
     assert len(again.parts[0].state) == 1
-
-
-WRONG = {
-    "unknown attention": {"attention": "flash"},
-    "unknown checkpoint 'blocks'; choose one of none, block, every_2, selective": {"checkpoint": "blocks"},
-    "unknown optimizer 'sgd'; choose one of .*; did you mean SGD?": {"optimizer": "sgd"},
-    "unknown variant of Muon": {"optimizer": "Muon", "optimizer_variant": "fused"},
-    "unknown optimizer 'SparseAdam'": {"optimizer": "SparseAdam"},
-    "unknown variant of AdamW 'fuse'; choose one of fused, foreach, loop": {"optimizer_variant": "fuse"},
-    "context_length is 0": {"context_length": 0},
-    "optimizer AdamW fused: Invalid learning rate: nan": {"learning_rate": float("nan")},
-    "Invalid weight_decay value: -0.1": {"weight_decay": -0.1},
-    "Invalid beta parameter at index 1: 1.0": {"betas": (0.9, 1.0)},
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_settings_are_refused_before_anything_is_built(message):
-    with pytest.raises(UsageError, match=message):
-        LanguageModel(**{**TINY, **WRONG[message]})

@@ -150,12 +150,10 @@ def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--rounds=1"], ExitCode.USAGE, "at least 2"),
-        (["--rounds=many"], ExitCode.USAGE, "many"),
         ([*TINY, "--model.size=gigantic"], ExitCode.USAGE, "gigantic"),
         ([*TINY, f"--model.vocab_size={10**13}"], ExitCode.OUT_OF_MEMORY, "overhead: harness: "),
     ],
-    ids=["one round", "no number", "wrong size", "no memory"],
+    ids=["wrong size", "no memory"],
 )
 def test_a_mistake_and_a_lack_of_memory_are_a_line_and_an_exit_code(options, code, words, capsys):
     assert main(["overhead", *options]) == code

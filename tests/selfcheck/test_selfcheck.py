@@ -49,19 +49,3 @@ def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
     assert "planted truth one two 1 %" in text
     assert counts in text
     assert ("undecided this machine is busy: this process waited 30%" in text) == (code == 11)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gpu"], "selfcheck takes cpu or cuda, not 'gpu'"),
-        (["cpu", "cuda"], "cuda"),
-        (["cuda"], "no CUDA device here; use `lmbench selfcheck cpu`"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_2(monkeypatch, capsys, words, message):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["selfcheck", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

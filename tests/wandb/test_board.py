@@ -97,17 +97,11 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
         assert len(server.views) == 3
 
 
-def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "wandb_workspaces.py").write_text("raise ModuleNotFoundError('no', name='wandb_workspaces')")
+def test_without_a_key_or_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb_workspaces.py").write_text("raise ModuleNotFoundError('no', name='wandb_workspaces')")
     monkeypatch.delenv("WANDB_API_KEY")
-    for words, code, told in (
-        (["precision"], 6, "API key"),
-        (["no_study"], 2, "unknown view 'no_study'"),
-        (["precision", "--timeout_s=0"], 2, "timeout_s"),
-    ):
-        assert main(["board", *words]) == code
-        assert told in capsys.readouterr().err
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    assert main(["board", "precision"]) == 6
+    assert "API key" in capsys.readouterr().err
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert main(["board", "precision", "--entity=me"]) == 6
     assert "install it with `pip install 'wandb-workspaces<0.5'`" in capsys.readouterr().err

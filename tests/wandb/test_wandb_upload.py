@@ -166,18 +166,3 @@ def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
     monkeypatch.setattr(f"lmbench.wandb.publish.{part}", fail)
     told = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted)
     assert (told.line, told.is_problem) == (f"{said}; later: lmbench upload {tmp_path}", True)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "no result was named"),
-        (["/nowhere"], "does not exist"),
-        (["/tmp", "--timeout_s=0"], "timeout_s"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_2(capsys, words, said):
-    assert main(["upload", *words]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
