@@ -13,12 +13,10 @@ from traceback import FrameSummary
 from types import TracebackType
 
 #: Packages whose frames say nothing of the user's code. Another one, even an installed one, was brought by the user.
-_LIBRARIES = (
-    "torch", "lightning", "lightning_utilities", "lightning_fabric", "pytorch_lightning", "torchmetrics", "triton",
-    "jsonargparse", "numpy", "scipy", "msgspec", "rich", "yaml", "wandb", "tokenizers", "jinja2", "pandas",
-    "pynvml", "fsspec", "tqdm", "typeshed_client", "docstring_parser", "sympy",
-)  # fmt: skip
-_OWN = ("lmbench", "lmbench.callbacks", "lmbench.configs")
+_LIBRARIES = """torch lightning lightning_utilities lightning_fabric pytorch_lightning torchmetrics triton jsonargparse
+    numpy scipy msgspec rich yaml wandb tokenizers jinja2 pandas pynvml fsspec tqdm typeshed_client docstring_parser
+    sympy"""
+_OWN = "lmbench lmbench.callbacks lmbench.configs"
 
 # Code without a file: Python's and PyTorch's own, as against a notebook's cell, `<string>` or `<stdin>`.
 _GENERATED = re.compile(r"<(?:frozen |eval_with_key|__array_function__|attrs |lambdifygenerated)|.*[/\\]torchinductor_")
@@ -62,7 +60,7 @@ def is_lmbenchs_own(exception: BaseException) -> bool:
     for frame in reversed(traceback.extract_tb(exception.__traceback__)):
         if _is_in(frame.filename, _folders(_OWN)):
             return True
-        if _is_in(frame.filename, _folders(("lightning", "jsonargparse"))):
+        if _is_in(frame.filename, _folders("lightning jsonargparse")):
             return False
     return True
 
@@ -76,16 +74,16 @@ def _is_library(file: str) -> bool:
         return False
     paths = sysconfig.get_paths()
     is_python = _is_in(file, [paths["stdlib"], paths["platstdlib"]]) and not _is_installed(file)
-    return is_python or _is_in(file, _folders((*_OWN, *_LIBRARIES)))
+    return is_python or _is_in(file, _folders(f"{_OWN} {_LIBRARIES}"))
 
 
 def _is_installed(file: str) -> bool:
     return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
-def _folders(names: tuple[str, ...]) -> list[str]:
+def _folders(names: str) -> list[str]:
     """Where packages lie (of a single file, that file), of those that are imported: only they can have a frame."""
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names.split()}
     # A package is where its own file is: lmbench's path names a checkout's root too.
     return [file.removesuffix(f"{os.sep}__init__.py") for file in files.values() if file]
 

@@ -8,6 +8,7 @@ norms, rotation, gating, and attention written out, whose tensors grow with the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,16 +19,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from lmbench.sizes import ModelShape
 
 #: What `selective` keeps, by the operator's name without its overload.
-_KEPT = {"aten::mm", "aten::addmm"} | {
-    f"aten::_scaled_dot_product_{name}"
-    for name in (
-        "flash_attention",
-        "efficient_attention",
-        "cudnn_attention",
-        "fused_attention_overrideable",
-        "flash_attention_for_cpu",
-    )
-}
+_KEPT = re.compile(
+    "aten::(mm|addmm|_scaled_dot_product_(flash_attention(_for_cpu)?|efficient_attention|cudnn_attention"
+    "|fused_attention_overrideable))"
+)
 
 
 class Checkpointing(NamedTuple):
@@ -63,7 +58,7 @@ def run_checkpointed(keeps_matmuls: bool, function: Callable[..., Tensor], *inpu
 
 
 def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    is_kept = operator.name().partition(".")[0] in _KEPT
+    is_kept = _KEPT.fullmatch(operator.name().partition(".")[0])
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 

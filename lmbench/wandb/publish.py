@@ -40,7 +40,7 @@ _URL = re.compile(r"https?://\S+/runs/\S+")
 _FAULT = re.compile(r"(?:wandb: )?(?:ERROR|Error:) (?!Find detailed)(?:\[\S+\] )?")
 # What would make wandb stay offline, take the run for another one, be silent about what goes wrong, or use the
 # background process of a WandbLogger in this process.
-_DROPPED = ("WANDB_MODE", "WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SILENT", "WANDB_QUIET")
+_DROPPED = re.compile("WANDB_(MODE|SERVICE|RUN_ID|RESUME|SILENT|QUIET)")
 
 
 @dataclass
@@ -143,7 +143,7 @@ def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
     It hears no Ctrl-C of the terminal, so that this process decides. Its working directory is an empty one: wandb would
     send where a `wandb/settings` in the user's says.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    environment = {name: value for name, value in os.environ.items() if not _DROPPED.fullmatch(name)}
     environment["WANDB_ERROR_REPORTING"] = "false"
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))

@@ -134,9 +134,9 @@ def test_a_disk_without_room_for_w_and_b_keeps_the_result(tmp_path, small_disk, 
     """),
 )
 def test_wandbs_own_switch_asks_for_offline_and_only_takes_away(monkeypatch, switch, asked, mode):
-    if switch != "-":
+    if switch:
         monkeypatch.setenv("WANDB_MODE", switch)
-    assert WandbSettings(mode=None if asked == "-" else asked).filing().mode == mode
+    assert WandbSettings(mode=asked or None).filing().mode == mode
 
 
 @pytest.mark.parametrize("host", [None, "api.wandb.ai", "wandb.example.org:8080", "github.com"])
