@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+import yaml
 from comparison_runs import TIMES, make_sides, make_sweep, store_floor
 from fit_process import start_fit
 
@@ -29,14 +30,14 @@ def said(capsys):
 
 @pytest.mark.parametrize(
     ("changes", "gate", "code", "verdict"),
-    [
-        ({}, "1%", 0, "SAME: "),
-        ({"factor": 0.9}, "1%", 0, "FASTER: "),
-        ({"factor": 1.015}, "1%", 10, "SLOWER: "),
-        ({"factor": 1.015}, "2%", 0, "SAME: "),
-        ({}, "0.1%", 11, "UNDECIDED: "),
-        ({"precision": "32-true"}, "1%", 12, "INVALID: precision differs: A bf16-mixed, B 32-true"),
-    ],
+    yaml.safe_load("""
+- [{}, 1%, 0, "SAME: "]
+- [{factor: 0.9}, 1%, 0, "FASTER: "]
+- [{factor: 1.015}, 1%, 10, "SLOWER: "]
+- [{factor: 1.015}, 2%, 0, "SAME: "]
+- [{}, 0.1%, 11, "UNDECIDED: "]
+- [{precision: 32-true}, 1%, 12, "INVALID: precision differs: A bf16-mixed, B 32-true"]
+"""),
 )
 def test_the_exit_code_is_the_verdicts(tmp_path, said, changes, gate, code, verdict):
     ended, out = said(*sides(tmp_path, **changes), "--gate", gate)

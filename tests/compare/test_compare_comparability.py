@@ -107,15 +107,15 @@ def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undec
 
 @pytest.mark.parametrize(
     ("factor", "has_floor", "is_turned", "verdict"),
-    [
-        (1.02, False, False, "undecided"),
-        (0.97, False, False, "undecided"),
-        (1.02, False, True, "slower"),
-        (1.02, True, False, "slower"),
-        # No drift of a machine that was not busy.
-        (2.0, False, False, "slower"),
-        (1.0, False, False, "same"),
-    ],
+    yaml.safe_load("""
+- [1.02, false, false, undecided]
+- [0.97, false, false, undecided]
+- [1.02, false, true, slower]
+- [1.02, true, false, slower]
+# No drift of a machine that was not busy.
+- [2.0, false, false, slower]
+- [1.0, false, false, same]
+"""),
 )
 def test_a_change_that_may_be_a_drift_between_sides_measured_apart_is_undecided(
     tmp_path, factor, has_floor, is_turned, verdict

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import yaml
 from comparison_runs import make_run
-from simulated_rounds import CONDITIONS, EFFECT, Noise, differences, simulate
+from simulated_rounds import CONDITIONS, Noise, differences, simulate
 
 from lmbench.compare.comparison import compare
 from lmbench.compare.rounds import FIRST_LOOK, is_changed, is_same, ratio_by_rounds
@@ -34,16 +35,16 @@ def test_noise_that_persists_is_what_independent_rounds_do_not_survive(monkeypat
 
 @pytest.mark.parametrize(
     ("name", "effect", "rounds", "same", "slower"),
-    [
-        ("spread 0.3 %", 0.05, 9, 0, 0.90),
-        ("spread 0.3 %", EFFECT, 20, 0, 0.90),
-        ("0.5 %, drift 1 % a round", EFFECT, 20, 0, 0.90),
-        ("spread 1 %", EFFECT, 60, 0, 0.90),
-        ("0.3 %, two clocks, 2 %", EFFECT, 60, 0, 0.90),
-        ("1 %, 1 in 5 slow by 30 %", EFFECT, 60, 0, 0.60),
-        ("spread 0.3 %", 0.0, 25, 0.90, 0),
-        ("spread 0.5 %", 0.0, 45, 0.90, 0),
-    ],
+    yaml.safe_load("""
+- [spread 0.3 %, 0.05, 9, 0, 0.90]
+- [spread 0.3 %, 0.02, 20, 0, 0.90]
+- ["0.5 %, drift 1 % a round", 0.02, 20, 0, 0.90]
+- [spread 1 %, 0.02, 60, 0, 0.90]
+- ["0.3 %, two clocks, 2 %", 0.02, 60, 0, 0.90]
+- ["1 %, 1 in 5 slow by 30 %", 0.02, 60, 0, 0.60]
+- [spread 0.3 %, 0.0, 25, 0.90, 0]
+- [spread 0.5 %, 0.0, 45, 0.90, 0]
+"""),
 )
 def test_a_change_is_found_and_no_change_is_called_same(name, effect, rounds, same, slower):
     rates = simulate(CONDITIONS[name], TRIALS, effect, rounds)

@@ -6,6 +6,7 @@ import itertools
 import shutil
 
 import pytest
+import yaml
 from comparison_runs import SLOWER, TIMES, make_run, make_runs, make_sides, make_sweep
 
 from lmbench.compare.comparison import compare
@@ -76,15 +77,15 @@ def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(t
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"outcome": "oom", "error": {"phase": "forward"}}, "outcome oom in forward"),
-        ({"outcome": "timeout"}, "outcome timeout"),
-        ({"outcome": "running", "pid": 2**22 + 1}, "outcome killed"),
-        ({"window__steps": 0, "window__wall_s": 0.0}, "empty window: no step was measured"),
-        ({"window": {}}, "empty window: no step was measured"),
-        ({"is_profiled": True}, "under a profiler: its step times are in no comparison"),
-        ({"clock": "sync"}, "with clock sync (synchronized at every phase): its step times are in no comparison"),
-    ],
+    yaml.safe_load("""
+- [{outcome: oom, error: {phase: forward}}, outcome oom in forward]
+- [{outcome: timeout}, outcome timeout]
+- [{outcome: running, pid: 4194305}, outcome killed]
+- [{window.steps: 0, window.wall_s: 0.0}, "empty window: no step was measured"]
+- [{window: {}}, "empty window: no step was measured"]
+- [{is_profiled: true}, "under a profiler: its step times are in no comparison"]
+- [{clock: sync}, "with clock sync (synchronized at every phase): its step times are in no comparison"]
+"""),
 )
 def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, reason):
     sides = make_sides(tmp_path, TIMES)

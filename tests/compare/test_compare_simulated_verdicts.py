@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 
 from lmbench.compare.verdict import decide
 from lmbench.records.statistics import detectable_fraction, ratio_of
@@ -23,7 +24,9 @@ def verdicts(repeats, spreads, effect=0.0, tolerance=0.01):
 
 @pytest.mark.parametrize(
     ("repeats", "spreads"),
-    [(3, (0.003, 0.003)), (5, (0.005, 0.005)), (8, (0.005, 0.005)), (5, (0.02, 0.02)), (5, (0.005, 0.02))],
+    yaml.safe_load(
+        "[[3, [0.003, 0.003]], [5, [0.005, 0.005]], [8, [0.005, 0.005]], [5, [0.02, 0.02]], [5, [0.005, 0.02]]]"
+    ),
 )
 def test_intervals_cover_and_at_most_5_of_100_verdicts_are_false(repeats, spreads):
     ratios, words = verdicts(repeats, spreads)

@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+import yaml
 from comparison_runs import make_run, make_runs, make_sweep
 
 from lmbench.cli import main
@@ -37,13 +38,12 @@ def test_floors_are_stored_beside_the_results_and_found(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("changes", "is_known"),
-    [
-        ({"environment__code__project__commit": "bbbb"}, True),
-        ({"environment__host__hostname": "beta"}, False),
-        ({"environment__gpu__name": "NVIDIA A100"}, False),
-        ({"config__data__batch_size": 8}, False),
-    ],
-    ids=["code", "host", "GPU", "settings"],
+    yaml.safe_load("""
+- [{environment.code.project.commit: bbbb}, true]
+- [{environment.host.hostname: beta}, false]
+- [{environment.gpu.name: NVIDIA A100}, false]
+- [{config.data.batch_size: 8}, false]
+"""),
 )
 def test_a_floor_belongs_to_host_device_and_settings_not_to_the_code(tmp_path, changes, is_known):
     make_runs(tmp_path / "results", TIMES)

@@ -8,6 +8,7 @@ import subprocess
 import tracemalloc
 
 import pytest
+import yaml
 
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs, load_run
@@ -94,14 +95,14 @@ def test_what_is_no_result_of_this_version_is_refused(folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "outcome"),
-    [
-        ({}, "running"),
-        ({"boot_id": "00000000-0000-0000-0000-000000000000"}, "killed"),
-        ({"process_start_s": 0.01}, "killed"),
-        ({"pid": None}, "killed"),
-        ({"pid": 2**22 + 1}, "killed"),
-    ],
-    ids=["alive", "another boot", "a reused process id", "no process id", "an unused process id"],
+    yaml.safe_load("""
+- [{}, running]
+- [{boot_id: 00000000-0000-0000-0000-000000000000}, killed]
+# A process id that is used again, none, and one that no process has.
+- [{process_start_s: 0.01}, killed]
+- [{pid: null}, killed]
+- [{pid: 4194305}, killed]
+"""),
 )
 def test_a_run_is_running_while_its_process_lives_and_killed_once_it_is_gone(folder, changes, outcome):
     pid, boot, start_s = process_identity()

@@ -9,6 +9,7 @@ import json
 import re
 
 import pytest
+import yaml
 from markdown_it import MarkdownIt
 
 from lmbench.errors import UsageError
@@ -180,13 +181,13 @@ def test_an_encoding_without_the_signs_gets_question_marks():
 
 @pytest.mark.parametrize(
     ("mean_s", "std_s", "text"),
-    [
-        (0.44321, 0.1125, "443 ± 112"),
-        (0.05059, 0.0, "50.59 ± 0.00"),
-        (0.002, 0.000004, "2.000 ± 0.004"),
-        (2.5, 0.01, "2,500 ± 10"),
-        (0.02, None, "20.00"),
-    ],
+    yaml.safe_load("""
+- [0.44321, 0.1125, 443 ± 112]
+- [0.05059, 0.0, 50.59 ± 0.00]
+- [0.002, 0.000004, 2.000 ± 0.004]
+- [2.5, 0.01, "2,500 ± 10"]
+- [0.02, null, "20.00"]
+"""),
 )
 def test_digits_follow_the_spread(mean_s, std_s, text):
     assert mean_and_std(mean_s, std_s) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from runs import make_sweep
+from tables import rows
 
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
@@ -105,23 +106,23 @@ def test_the_largest_peak_of_all_runs_is_shown_and_the_mean_of_the_rest(tmp_path
     assert " 4.00        10.5\n" in capsys.readouterr().out
 
 
-MISTAKES = {
-    "title: Power and heat": ("titel: Power and heat", "unknown field titel"),
-    "      columns: [device_state.mean_power_w": (
-        "      colums: [device_state.mean_power_w", "unknown field colums - at $.tables[",
-    ),
-    "device_state.mean_power_w,": ("device_state.mean_powr_w,", "did you mean device_state.mean_power_w?"),
-    "phases.step.p95_s": ("phases.*.p98_s", "no column is like 'phases.*.p98_s'"),
-    "device_state.mean_temperature_c": ("environment.gpu.name", "column 'environment.gpu.name' is text"),
-    "rows: [size, batch]": ("rows: [size, batches]", "fact 'batches' is unknown"),
-    "kind: lines": ("kind: line", "unknown chart kind 'line'; choose one of bars, lines"),
-    "baseline: {batch: 1}": ("baseline: {bach: 1}", "did you mean batch?"),
-    "columns: [step_s": ("columns: [peak_bytes, step_s", "`among` it takes one"),
-    "view:\n": ("view: 5\nviews:\n", "unknown field views"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("right", "wrong", "message"), [(right, *rest) for right, rest in MISTAKES.items()], ids=str)
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        *rows("""
+title: Power and heat | titel: Power and heat | unknown field titel
+columns: [device_state.mean_power_w | colums: [device_state.mean_power_w | unknown field colums - at $.tables[
+device_state.mean_power_w, | device_state.mean_powr_w, | did you mean device_state.mean_power_w?
+phases.step.p95_s | phases.*.p98_s | no column is like 'phases.*.p98_s'
+device_state.mean_temperature_c | environment.gpu.name | column 'environment.gpu.name' is text
+rows: [size, batch] | rows: [size, batches] | fact 'batches' is unknown
+kind: lines | kind: line | unknown chart kind 'line'; choose one of bars, lines
+baseline: {batch: 1} | baseline: {bach: 1} | did you mean batch?
+columns: [step_s | columns: [peak_bytes, step_s | `among` it takes one
+"""),
+        ("view:\n", "view: 5\nviews:\n", "unknown field views"),
+    ],
+)
 def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path, capsys):
     assert right in STUDY
     study.write_text(STUDY.replace(right, wrong, 1))

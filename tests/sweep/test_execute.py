@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+import yaml
 from simulated_cells import SimulatedServers, records, sweep
 
 from lmbench.errors import ExitCode, UsageError
@@ -19,27 +20,26 @@ from lmbench.sweep.plan import make_plan
 GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
 ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
 
-ROWS = {
-    "ok": ("ok", 0, None),
-    "retries": ("ok", 0, None),
-    "oom": ("oom", 3, "OutOfMemoryError came"),
-    "error": ("error", 1, "RuntimeError came"),
-    "usage": ("error", 2, "num_heads 5 does not divide d_model 64"),
-    "early oom": ("oom", 3, "out of memory before anything was built: no room"),
-    "segfault": ("error", None, "ended by SIGSEGV; its last words: about to"),
-    "kill": ("error", None, "ended by SIGKILL; it said nothing"),
-    "memory kill": (
-        "oom", None,
-        "the kernel ended it for lack of memory (oom_kill in memory.events went from 0 to 1); it said nothing",
-    ),
-    "silent": ("error", None, "ended by SIGABRT; it said nothing"),
-    "stopped": ("interrupted", 143, "SIGTERM came"),
-    "nothing": ("error", 0, "left no result and ended with exit code 0; it said nothing"),
-    "odd": ("error", 77, "left no result and ended with exit code 77; its last words: some | words"),
-    "lost": ("error", None, "/x/python ended while it served: SIGKILL"),
-    "no server": ("error", None, "/x/python does not run: No such file or directory"),
-    "guard": ("ok", 4, None),
-}  # fmt: skip
+#: By how a process ends: outcome, exit code and message of its row.
+ROWS = yaml.safe_load("""
+ok: [ok, 0, null]
+retries: [ok, 0, null]
+oom: [oom, 3, OutOfMemoryError came]
+error: [error, 1, RuntimeError came]
+usage: [error, 2, num_heads 5 does not divide d_model 64]
+early oom: [oom, 3, "out of memory before anything was built: no room"]
+segfault: [error, null, "ended by SIGSEGV; its last words: about to"]
+kill: [error, null, ended by SIGKILL; it said nothing]
+memory kill: [oom, null,
+  "the kernel ended it for lack of memory (oom_kill in memory.events went from 0 to 1); it said nothing"]
+silent: [error, null, ended by SIGABRT; it said nothing]
+stopped: [interrupted, 143, SIGTERM came]
+nothing: [error, 0, left no result and ended with exit code 0; it said nothing]
+odd: [error, 77, "left no result and ended with exit code 77; its last words: some | words"]
+lost: [error, null, "/x/python ended while it served: SIGKILL"]
+no server: [error, null, "/x/python does not run: No such file or directory"]
+guard: [ok, 4, null]
+""")
 
 
 def by_layers(*endings):
@@ -52,7 +52,7 @@ def by_layers(*endings):
 def test_an_ending_becomes_an_outcome_with_its_reason(ending, tmp_path):
     sweep(tmp_path, by_layers(ending), ONE)
     (run,) = records(tmp_path).values()
-    assert (run.outcome, run.exit_code, run.error and run.error.message) == ROWS[ending]
+    assert [run.outcome, run.exit_code, run.error and run.error.message] == ROWS[ending]
     assert run.error is None or run.error.phase in ("setup", "warmup", "forward")
 
 
@@ -66,20 +66,20 @@ def test_what_a_process_said_is_kept_without_secrets(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("endings", "code"),
-    [
-        (("ok", "oom", "ok"), ExitCode.OK),
-        (("oom", "oom", "oom"), ExitCode.OUT_OF_MEMORY),
-        (("ok", "error", "error"), ExitCode.INTERNAL),
-        (("ok", "usage", "usage"), ExitCode.USAGE),
-        (("usage", "error", "ok"), ExitCode.INTERNAL),
-        (("ok", "stopped", "no server"), ExitCode.INTERNAL),
-        (("guard", "usage", "ok"), ExitCode.USAGE),
-        (("guard", "oom", "ok"), ExitCode.GUARD_FAILED),
-    ],
+    ("code", "endings"),
+    yaml.safe_load("""
+- [OK, [ok, oom, ok]]
+- [OUT_OF_MEMORY, [oom, oom, oom]]
+- [INTERNAL, [ok, error, error]]
+- [USAGE, [ok, usage, usage]]
+- [INTERNAL, [usage, error, ok]]
+- [INTERNAL, [ok, stopped, no server]]
+- [USAGE, [guard, usage, ok]]
+- [GUARD_FAILED, [guard, oom, ok]]
+"""),
 )
 def test_a_sweep_ends_with_the_code_of_what_failed_and_memory_is_a_finding(endings, code, tmp_path):
-    assert sweep(tmp_path, by_layers(*endings), {**GRID, "repeats": 1}).exit_code == code
+    assert sweep(tmp_path, by_layers(*endings), {**GRID, "repeats": 1}).exit_code == ExitCode[code]
     outcomes = [run.outcome for _, run in sorted(records(tmp_path).items())]
     assert outcomes == [ROWS[ending][0] for ending in endings]
 

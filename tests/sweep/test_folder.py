@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from simulated_cells import SimulatedServers, records, sweep
 
 from lmbench.cli import main
@@ -99,16 +100,16 @@ def test_compiled_code_that_lies_there_is_removed_before_anything_runs(run, tmp_
 
 
 #: What a foreign sweep may name, by where it stands: in sweep.json's file, or in the configuration beside it.
-FOREIGN = {
-    "program": ({"environments": {"x": {"python": "./evil.sh"}}}, {}, "x.python: ./evil.sh"),
-    "variable": ({"environments": {"x": {"variables": {"LD_PRELOAD": "evil.so"}}}}, {}, "LD_PRELOAD: evil.so"),
-    "revision": ({"environments": {"x": {"revision": "HEAD", "tree": "dl"}}}, {}, "x.tree: dl"),
-    "class": ({"matrix": {"case": [{"model": {"class_path": "evil.Model"}}]}}, {}, "class_path: evil.Model"),
-    "callback": ({}, {"trainer": {"callbacks": [{"class_path": "evil.Call"}]}}, "evil.Call (base.yaml)"),
-    "logger": ({"base": {"trainer.logger": "WandbLogger"}}, {}, "trainer.logger: WandbLogger"),
-    "destination": ({}, {"wandb": {"mode": "online", "entity": "thief"}}, "wandb.entity: thief"),
-    "many": ({"include": [{"ckpt_path": f"/{number}"} for number in range(99)]}, {}, "more"),
-}
+FOREIGN = yaml.safe_load("""
+program: [{environments: {x: {python: ./evil.sh}}}, {}, "x.python: ./evil.sh"]
+variable: [{environments: {x: {variables: {LD_PRELOAD: evil.so}}}}, {}, "LD_PRELOAD: evil.so"]
+revision: [{environments: {x: {revision: HEAD, tree: dl}}}, {}, "x.tree: dl"]
+class: [{matrix: {case: [{model: {class_path: evil.Model}}]}}, {}, "class_path: evil.Model"]
+callback: [{}, {trainer: {callbacks: [{class_path: evil.Call}]}}, evil.Call (base.yaml)]
+logger: [{base: {trainer.logger: WandbLogger}}, {}, "trainer.logger: WandbLogger"]
+destination: [{}, {wandb: {mode: online, entity: thief}}, "wandb.entity: thief"]
+""")
+FOREIGN["many"] = ({"include": [{"ckpt_path": f"/{number}"} for number in range(99)]}, {}, "more")
 
 
 @pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])
