@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import chain, count
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from functorch.compile import (  # type: ignore[import-untyped]
-    aot_module_simplified,
-    make_boxed_func,
-    min_cut_rematerialization_partition,
-)
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx, nn
+from torch._dynamo import config
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._inductor.decomposition import select_decomp_table
-from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.overrides import _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.memory.allocator import Allocation
+from lmbench.memory.prediction.cuda_on_cpu import CudaAttention
 from lmbench.memory.prediction.tracker import MATMULS, Tracker
 
 # Kernels that Inductor calls and does not generate (torch/_inductor/lowering.py, fallbacks and templates): their inputs
@@ -35,92 +34,48 @@ _EXTERN_PARTS = re.compile("scaled_dot_product|attention|embedding_dense_backwar
 
 
 def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
-    """Let the calls of a module allocate what they would allocate compiled."""
-    graphs: dict[Any, Callable[..., Any]] = {}
-    forward = target.forward
+    """Let the calls of a module allocate what they would allocate compiled.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        flat, spec = tree_flatten((args, kwargs))
-        tensors = _tensors(flat)
-        # The class stands for each tensor: what is remembered shall keep none alive.
-        others = [torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
-        key = (spec, *others, *(tensor.shape for tensor in tensors))
-        if key not in graphs:
-            graphs[key] = _trace(_Region(target, forward, others, spec), tensors, tracker)
-        return graphs[key](*tensors)
+    Dynamo follows them as it would for real: a graph ends at FSDP2's hooks, and DDP's are split by buckets.
+    """
 
-    # FSDP2 gathers and frees by hooks around this, outside of the graph.
-    target.forward = call
-
-
-def _tensors(leaves: Iterable[Any]) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-class _Region(nn.Module):
-    """A module as a function of tensors alone, which enters the autocast that it is called under itself."""
-
-    def __init__(self, target: nn.Module, forward: Callable[..., Any], leaves: list[Any], spec: Any) -> None:
-        super().__init__()
-        self.target, self._forward, self._leaves, self._spec = target, forward, leaves, spec
-        self._autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        remaining = iter(tensors)
-        leaves = [next(remaining) if leaf is torch.Tensor else leaf for leaf in self._leaves]
-        args, kwargs = tree_unflatten(leaves, self._spec)
-        with torch.autocast("cpu", *self._autocast):
-            out, self.out_spec = tree_flatten(self._forward(*args, **kwargs))
-        return tuple(out)
-
-
-def _trace(region: _Region, tensors: list[torch.Tensor], tracker: Tracker) -> Callable[..., Any]:
     def compiler(graph: fx.GraphModule, _: Any) -> Any:
         return make_boxed_func(_simulation(graph.graph.nodes, tracker))
 
-    with tracker.paused(), _checkpoints_tagged():
-        compiled = aot_module_simplified(
-            region,
-            tensors,
-            fw_compiler=compiler,
-            bw_compiler=compiler,
-            decompositions=select_decomp_table(),
-            partition_fn=min_cut_rematerialization_partition,
-        )
+    trace = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        decompositions=select_decomp_table(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
 
-    def run(*tensors: torch.Tensor) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return tree_unflatten(list(compiled(*tensors)), region.out_spec)
+    def backend(graph: fx.GraphModule, inputs: Any) -> Any:
+        with CudaAttention():
+            return trace(graph, inputs)
 
-    return run
+    forward = target.forward
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    compiled = torch.compile(call, backend=backend, dynamic=False)
+
+    def simulated(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        # Every module, of every step that is tried, has graphs of its own.
+        limits = config.patch(recompile_limit=_MANY, accumulated_recompile_limit=_MANY)
+        # Dynamo's graph would end where an operator is called by way of `CudaAttention`.
+        with limits, _pop_mode_temporarily(), patch.object(CatchErrorsWrapper, "__call__", _without_modes):
+            return compiled(*args, **kwargs)
+
+    # FSDP2 gathers and frees by hooks around this, outside of the graph.
+    target.forward = simulated
 
 
-@contextmanager
-def _checkpoints_tagged() -> Iterator[None]:
-    """Tell the partitioner what is checkpointed as torch.compile does: by tags on the nodes of each such call.
-
-    The call itself would be traced with its second run, which is then merged with the first.
-    """
-    numbers = count()
-
-    def tag(function: Any, preserve_rng_state: Any, context_fn: Any, *_: Any, **__: Any) -> Iterator[None]:
-        with fx.traceback.preserve_node_meta():
-            meta = fx.traceback.current_meta
-            before = dict(meta)
-            number = next(numbers)
-            meta.update(recompute=CheckpointPolicy.PREFER_RECOMPUTE, ac_graph_id=number)
-            # A choice of what is kept writes its own tags, with the number that it is given.
-            choice = context_fn()[0]
-            choice.ac_graph_id = number
-            with choice:
-                yield
-            meta.clear()
-            meta.update(before)
-
-    with patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", tag):
-        yield
+_MANY = 2**20
+#: Dynamo leaves alone what runs under a mode, such as the tracker; what it traces must not be seen.
+_without_modes = _disable_current_modes()(CatchErrorsWrapper.__call__)
 
 
 def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
@@ -176,7 +131,9 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
         for node in outputs:
             value = node.meta["val"] if isinstance(node, fx.Node) else node
             if isinstance(value, torch.Tensor) and node not in values:
-                value = torch.as_strided(tensors[_storage(value)], value.shape, value.stride(), value.storage_offset())
+                home = tensors.get(_storage(value))
+                shape = (value.shape, value.stride(), value.storage_offset())
+                value = torch.empty(0) if home is None else torch.as_strided(home, *shape)
             results.append(values.get(node, value))
         return results
 
@@ -213,5 +170,7 @@ def _packet(node: fx.Node) -> str:
 
 
 def _values(node: fx.Node) -> list[torch.Tensor]:
+    """What a node makes, but states of random generators: these lie on the host, and have no size before."""
     value = node.meta.get("val")
-    return _tensors(value if isinstance(value, list | tuple) else [value])
+    values = value if isinstance(value, list | tuple) else [value]
+    return [each for each in values if isinstance(each, torch.Tensor) and isinstance(each.numel(), int)]

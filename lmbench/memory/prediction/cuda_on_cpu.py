@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
@@ -44,6 +44,13 @@ def act_like_cuda() -> None:
     for name in sorted(cpu - cuda):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
     _LIBRARY.impl("_scaled_dot_product_flash_attention_for_cpu", _attention, "Meta", allow_override=True)
+    # Where a CPU has no kernel of a kind that is asked for, Dynamo gets a shape from the unfused one.
+    choose = attention._sdpa_kernel
+
+    def with_unfused(backends: Iterable[SDPBackend], set_priority: bool = False) -> None:
+        choose([*backends, SDPBackend.MATH], set_priority)
+
+    setattr(attention, choose.__name__, with_unfused)
     # An optimizer that is not told how to go over its parameters does it in one call on CUDA, in a loop on a CPU.
     from torch.optim import optimizer
 
