@@ -16,6 +16,7 @@ from fit_process import SMOKE
 from noisy import WORD, make_noise_beside_any_command
 from paths import TRACES
 from planted_memory import notes_of, planted_run, write
+from tables import rows
 
 from lmbench.cli import COMMANDS, main
 
@@ -25,14 +26,17 @@ TRACE = str(TRACES / "small_bf16_compiled")
 
 #: Words of every command that offers --json and runs no module of the user's, in a folder with results.
 READING = {
-    "compare": ["compare", "a", "b"],
-    "compare --kernels": ["compare", "--kernels", TRACE, TRACE],
-    "fields": ["fields", "step_s"],
-    "kernels": ["kernels", TRACE],
-    "memory": ["memory", "memory_snapshot.pickle"],
-    "noise": ["noise", "a"],
-    "numerics": ["numerics", "--width=64"],
-    "ceiling": ["ceiling", "--sustained_s=0.05"],
+    name: words.replace("TRACE", TRACE).split()
+    for name, words in rows("""
+compare | compare a b
+compare --kernels | compare --kernels TRACE TRACE
+fields | fields step_s
+kernels | kernels TRACE
+memory | memory memory_snapshot.pickle
+noise | noise a
+numerics | numerics --width=64
+ceiling | ceiling --sustained_s=0.05
+""")
 }
 #: Those that do. What runs it for `overhead` (and for `noise --run`) are processes with pipes of their own.
 MEASURING = {"fit", "validate", "overhead", "dtypes"}

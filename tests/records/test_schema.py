@@ -6,15 +6,27 @@ import json
 import subprocess
 import sys
 
+from tables import rows
+
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.schema import fields, value_at
 
 SUFFIXES = {
-    "s": ("_s",), "bytes": ("_bytes", "_bytes.<phase>"), "W": ("_w",), "J": ("_j",), "Hz": ("_hz",), "°C": ("_c",),
-    "FLOP": ("_flops",), "FLOP/s": ("_flops_per_s",), "tokens/s": ("_tokens_per_s", ".tokens_per_s"),
-    "fraction": ("_fraction",),
-}  # fmt: skip
+    unit: tuple(endings.split())
+    for unit, endings in rows("""
+s | _s
+bytes | _bytes _bytes.<phase>
+W | _w
+J | _j
+Hz | _hz
+°C | _c
+FLOP | _flops
+FLOP/s | _flops_per_s
+tokens/s | _tokens_per_s .tokens_per_s
+fraction | _fraction
+""")
+}
 ENDINGS = tuple(ending for suffixes in SUFFIXES.values() for ending in suffixes)
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
+import yaml
 
 from lmbench.errors import UsageError
 from lmbench.records import store
@@ -40,15 +41,19 @@ def test_a_taken_run_id_is_refused_and_left_alone(tmp_path):
     assert load_run(tmp_path / "mine").outcome == "ok"
 
 
+# Root may write anywhere but into the kernel's own file systems.
 @pytest.mark.parametrize(
     ("folder", "run_id", "problem"),
-    [
-        *((".", run_id, "only letters") for run_id in ("", "..", "a/b", ".hidden", "a b")),
-        ("file", None, "a file stands in the way"),
-        ("file/below", None, "cannot be written"),
-        # Root may write anywhere but into the kernel's own file systems.
-        ("/proc/results", None, "results folder '.*' cannot be written: .*; choose another one"),
-    ],
+    yaml.safe_load("""
+- [., "", only letters]
+- [., .., only letters]
+- [., a/b, only letters]
+- [., .hidden, only letters]
+- [., a b, only letters]
+- [file, null, a file stands in the way]
+- [file/below, null, cannot be written]
+- [/proc/results, null, "results folder '.*' cannot be written: .*; choose another one"]
+"""),
 )
 def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path, folder, run_id, problem):
     (tmp_path / "file").write_text("")

@@ -131,11 +131,11 @@ WIDE = Table(
 
 @pytest.mark.parametrize(
     ("width", "left_out", "rows"),
-    [
-        (60, "", [["one", "123.45", "0.120", "130.00", "slower"]]),
-        (40, "max", [["one", "123.45", "0.120", "slower"]]),
-        (22, "max", [["one", "123.45"], ["one", "0.120"], ["one", "slower"]]),
-    ],
+    yaml.safe_load("""
+- [60, "", [[one, "123.45", "0.120", "130.00", slower]]]
+- [40, max, [[one, "123.45", "0.120", slower]]]
+- [22, max, [[one, "123.45"], [one, "0.120"], [one, slower]]]
+"""),
 )
 def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below(width, left_out, rows, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -7,15 +7,16 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from runs import make_run, make_sweep
 
-AXES = {
-    "model.size": ["small", "medium", "large", "xl", "2.7B"],
-    "mode": ["inference", "forward", "forward_backward", "train_step"],
-    "trainer.precision": ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true"],
-    "data.batch_size": [1, 2, 4, 8, 16],
-    "measure.warmup_steps": [1, 5],
-}
+AXES = yaml.safe_load("""
+model.size: [small, medium, large, xl, 2.7B]
+mode: [inference, forward, forward_backward, train_step]
+trainer.precision: [32-true, bf16-mixed, 16-mixed, bf16-true, 16-true]
+data.batch_size: [1, 2, 4, 8, 16]
+measure.warmup_steps: [1, 5]
+""")
 
 
 def timed_report(*words):
@@ -40,14 +41,14 @@ def large(tmp_path_factory):
     return home
 
 
+# Processor time, which doubles where two processes share a core: tables 3.5 s by themselves, pages up to 10 s.
 @pytest.mark.parametrize(
     ("view", "words", "limit_s"),
-    [
-        # Processor time, which doubles where two processes share a core: tables 3.5 s by themselves, pages up to 10 s.
-        ("step_times", ["--format=csv"], 10),
-        ("warmup", ["--format=markdown"], 10),
-        ("precision", ["--output=page.html"], 25),
-    ],
+    yaml.safe_load("""
+- [step_times, [--format=csv], 10]
+- [warmup, [--format=markdown], 10]
+- [precision, [--output=page.html], 25]
+"""),
 )
 def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
     view, words, limit_s, large, tmp_path, monkeypatch
@@ -60,11 +61,11 @@ def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
 
 @pytest.mark.parametrize(
     ("words", "absent"),
-    [
-        (["-h"], ["torch", "lightning", "pandas", "scipy", "jinja2", "numpy"]),
-        (["results"], ["torch", "lightning", "vl_convert", "jinja2"]),
-        (["results", "--output=page.html"], ["torch", "lightning"]),
-    ],
+    yaml.safe_load("""
+- [[-h], [torch, lightning, pandas, scipy, jinja2, numpy]]
+- [[results], [torch, lightning, vl_convert, jinja2]]
+- [[results, --output=page.html], [torch, lightning]]
+"""),
 )
 def test_what_is_not_needed_is_not_imported(words, absent, tmp_path):
     make_run(tmp_path / "results", {"data.batch_size": 4})

@@ -79,19 +79,17 @@ def test_the_last_axis_varies_fastest_and_modes_follow_the_matrix():
 
 @pytest.mark.parametrize(
     ("text", "axes"),
-    [
-        # A named axis sets several options at once.
-        ("base: {a.b: 0}, matrix: {pair: [{a.b: 1, c.d: x}, {a.b: 2, c.d: y}]}", [(1, "x"), (2, "y")]),
-        # Exclude takes lists, and include adds cells with options of their own.
-        (
-            "matrix: {a.b: [1, 2, 3], c.d: [x, y]}, exclude: [{a.b: [2, 3], c.d: y}], include: [{a.b: 9, e.f: z}]",
-            [(1, "x"), (1, "y"), (2, "x"), (3, "x"), (9, "z")],
-        ),
-    ],
+    yaml.safe_load("""
+# A named axis sets several options at once.
+- ["base: {a.b: 0}, matrix: {pair: [{a.b: 1, c.d: x}, {a.b: 2, c.d: y}]}", [[1, x], [2, "y"]]]
+# Exclude takes lists, and include adds cells with options of their own.
+- ["matrix: {a.b: [1, 2, 3], c.d: [x, y]}, exclude: [{a.b: [2, 3], c.d: y}], include: [{a.b: 9, e.f: z}]",
+   [[1, x], [1, "y"], [2, x], [3, x], [9, z]]]
+"""),
 )
 def test_cells_are_the_grid_without_what_is_excluded_with_what_is_included(text, axes):
     found = cells(f"{{{text}}}")
-    assert [tuple(cell.axes.values()) for cell in found] == axes
+    assert [[*cell.axes.values()] for cell in found] == axes
     assert all(cell.axes == cell.options for cell in found)
 
 

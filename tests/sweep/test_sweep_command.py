@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from lmbench.cli import main
 
@@ -28,21 +29,19 @@ def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(tmp_path, cap
     assert not (tmp_path / "r").exists()
 
 
-WRONG = {
-    "sweep": (
-        "matrxi:\n  data.batch_size: [1]\nrepeats: x\nenvironments:\n  a:\n    pyhton: x\n",
-        {1: "`matrxi`", 3: "Expected `int`", 6: "`pyhton`"},
-    ),
-    "sweep of options": (
-        "base:\n  config: smoke\n  model.sise: 1\nmatrix:\n  data.batch_sizes: [1]\n",
-        {3: "--model.size?", 5: "--data.batch_size?"},
-    ),
-    "fit": (
-        "model:\n  sise: small\n  num_layers: many\ntrainer:\n  accelerator: cpu\n  precision: bf17\n",
-        {2: "--model.size?", 3: "model.num_layers is 'many'", 6: "trainer.precision is 'bf17'"},
-    ),
-    "fit what is no YAML": ("a: b\n  c: d\n", {}),
-}
+#: By the command, the text of its file, and what is said of each line.
+WRONG = yaml.safe_load(r"""
+sweep:
+  - "matrxi:\n  data.batch_size: [1]\nrepeats: x\nenvironments:\n  a:\n    pyhton: x\n"
+  - {1: "`matrxi`", 3: "Expected `int`", 6: "`pyhton`"}
+sweep of options:
+  - "base:\n  config: smoke\n  model.sise: 1\nmatrix:\n  data.batch_sizes: [1]\n"
+  - {3: "--model.size?", 5: "--data.batch_size?"}
+fit:
+  - "model:\n  sise: small\n  num_layers: many\ntrainer:\n  accelerator: cpu\n  precision: bf17\n"
+  - {2: "--model.size?", 3: "model.num_layers is 'many'", 6: "trainer.precision is 'bf17'"}
+fit what is no YAML: ["a: b\n  c: d\n", {}]
+""")
 
 
 @pytest.mark.parametrize("what", WRONG)
