@@ -18,9 +18,7 @@ from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
-from lmbench.precision import find_precision
 from lmbench.records.load import Run, read_steps
-from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
 from lmbench.records.statistics import ratio_of, sample_std
 from lmbench.records.step import StepRecord
@@ -81,11 +79,6 @@ class Column:
     def is_relative(self) -> bool:
         return BASELINE in self.title
 
-    @property
-    def is_ratio(self) -> bool:
-        """Whether the value is a ratio of means of processes, which two processes a side are needed to judge."""
-        return self.is_relative and self.unit is TIMES
-
     def numbers(self, frame: Frame) -> dict[int, list[float]]:
         """A number of each ok run that has it, by its cell."""
         numbers = frame.numbers(self.expression).items()
@@ -140,11 +133,6 @@ def _waits(span: Span) -> Column:
     return Column(f"{span}_lag_s", f"{span} is", of, Unit("", 1e3, units.milliseconds), None)
 
 
-def _skipped(run: RunRecord) -> float | None:
-    precision = find_precision(str(run.precision))
-    return run.window.skipped_count if precision is not None and precision.has_scaler else None
-
-
 def _first_step(cache_kind: str) -> Expression:
     """First step of the runs that compiled into an empty cache (`private`), or with what an earlier run left."""
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
@@ -169,7 +157,6 @@ MEASURED: tuple[Column, ...] = (
         "host_peak_bytes", "peak host memory",
         lambda run: run.memory.host_peak_rss_bytes if run.device_type == "cpu" else None, GIB, "max",
     ),
-    Column("skipped_count", "skipped steps", _skipped, COUNT, "sum"),
     Column("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
     Column("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
 )  # fmt: skip

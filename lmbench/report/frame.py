@@ -7,8 +7,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,19 +117,15 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> tuple[
             unread.append(str(error))
             continue
         if home not in groups:
-            groups[home] = Group(home, _read_sweep(home))
+            sweep = _Sweep()
+            # What is damaged tells nothing.
+            with suppress(Unreadable, DamagedRecord):
+                sweep = decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep) if home else sweep
+            groups[home] = Group(home, sweep)
         groups[home].rows.append(_row(run, groups[home]))
     if not groups:
         raise UsageError(unread[0])
     return sorted(groups.values(), key=lambda group: (not group.name, group.name)), unread
-
-
-def _read_sweep(home: Path | None) -> _Sweep:
-    """What its sweep.json says; nothing where that is damaged."""
-    try:
-        return decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep) if home else _Sweep()
-    except (Unreadable, DamagedRecord):
-        return _Sweep()
 
 
 def _row(run: Run, group: Group) -> RunRow:
@@ -226,13 +223,14 @@ class Frame:
     def numbers(self, expression: Expression) -> dict[int, list[float]]:
         """By cell a number of each ok run that has it; cells without one are not in it."""
         if expression not in self._numbers:
-            read = partial(_sum_at, names=expression.split(" + ")) if isinstance(expression, str) else expression
-            numbers = {cell: [read(run.record) for run in runs] for cell, runs in self.ok.items()}
-            known = {
-                cell: [float(value) for value in values if value is not None and not math.isnan(value)]
-                for cell, values in numbers.items()
-            }
-            self._numbers[expression] = {cell: values for cell, values in known.items() if values}
+            numbers = defaultdict[int, list[float]](list)
+            for cell, run in ((cell, run) for cell, runs in self.ok.items() for run in runs):
+                fields = expression.split(" + ") if isinstance(expression, str) else []
+                terms: list[Any] = [value_at(run.record, name) for name in fields]
+                terms += [] if isinstance(expression, str) else [expression(run.record)]
+                if None not in terms and not math.isnan(value := math.fsum(terms)):
+                    numbers[cell].append(value)
+            self._numbers[expression] = dict(numbers)
         return self._numbers[expression]
 
     # cells
@@ -331,11 +329,6 @@ class Frame:
             if other is not None:
                 base[cell] = other
         return replace(self, baseline=baseline, base=base)
-
-
-def _sum_at(record: RunRecord, names: Sequence[str]) -> float | None:
-    values = [value_at(record, name) for name in names]
-    return None if None in values else math.fsum(values)
 
 
 def make_frame(group: Group) -> Frame:

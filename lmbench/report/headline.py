@@ -15,7 +15,7 @@ from lmbench.report.columns import Column, ratio
 from lmbench.report.facts import sort_key
 from lmbench.report.frame import Frame
 from lmbench.report.tables import fastest
-from lmbench.report.units import change_percent, percent, plain
+from lmbench.report.units import TIMES, change_percent, percent, plain
 from lmbench.report.view import AnswerSpec
 
 ColumnOf = Callable[[str], Column]
@@ -96,7 +96,7 @@ def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) 
     for column, cells in figures.items():
         figure = cells.get(cell)
         if figure is not None:
-            doubt = _doubt(figure).removeprefix(", ") if column.is_ratio else ""
+            doubt = _doubt(figure).removeprefix(", ") if column.is_relative and column.unit is TIMES else ""
             text = f"{column.heading(frame).title} {column.text(figure)} {column.unit.word}".rstrip()
             texts.append(f"{text} ({doubt})" if doubt else text)
     return ", ".join(texts)

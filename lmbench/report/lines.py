@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 import tomllib
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -32,23 +32,17 @@ class _Wording(string.Formatter):
         return of_unit(value) if of_unit else format(value, format_spec)
 
 
-@cache
-def _sections() -> dict[str, list[list[str]]]:
-    return tomllib.loads(shipped("lines.toml"))
+_SECTIONS: dict[str, list[list[str]]] = tomllib.loads(shipped("lines.toml"))
 
 
 def lines(section: str, record: Struct, **words: Any) -> list[Line]:
     """The lines of a section of lines.toml, without those that the record and the words know nothing for."""
-    told = []
-    for label, *pieces in _sections()[section]:
-        texts = [_text(piece, record, words) for piece in pieces]
+    told, wording = [], _Wording()
+    for label, *pieces in _SECTIONS[section]:
+        texts = [""] * len(pieces)
+        for place, piece in enumerate(pieces):
+            with suppress(LookupError):
+                texts[place] = wording.vformat(piece, (record,), words)
         if texts[0]:
             told.append(Line(label, "".join(texts)))
     return told
-
-
-def _text(piece: str, record: Struct, words: Mapping[str, Any]) -> str:
-    try:
-        return _Wording().vformat(piece, (record,), words)
-    except LookupError:
-        return ""

@@ -43,11 +43,6 @@ class GridCell:
     config: str | None = None
 
     @property
-    def is_timing(self) -> bool:
-        """Whether it is the measurement itself: other passes are made once, whatever the repeats."""
-        return self.axes.get(PASS) in (None, TIMING)
-
-    @property
     def compiled_as(self) -> str:
         """The same for all that compile the same: another pass runs what the measurement has compiled."""
         return _digest({**self.axes, PASS: None}, self.config)
@@ -91,7 +86,9 @@ class Plan:
         the other one is the first in every other round."""
         for repeat in range(self.file.repeats):
             turn = -1 if self.file.sides and repeat % 2 else 1
-            yield [Job(cell, repeat) for cell in self.cells[::turn] if cell.is_timing or not repeat]
+            yield [
+                Job(cell, repeat) for cell in self.cells[::turn] if cell.axes.get(PASS, TIMING) == TIMING or not repeat
+            ]
 
     def jobs(self) -> list[Job]:
         """All rounds one after the other."""

@@ -83,7 +83,6 @@ _WORKED_OUT = {
     "host_peak_bytes": "memory/host_peak_rss_gib",
     "cold_first_step_s": "compile/first_step_s",
     "warm_first_step_s": "compile/first_step_s",
-    "skipped_count": "window/skipped_count",
 }
 #: Facts whose charts lie over a number.
 _NUMBERS = ("batch", "context", "micro_batches", "warmup", "ranks")

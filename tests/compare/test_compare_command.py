@@ -8,7 +8,6 @@ import random
 import pytest
 import yaml
 from comparison_runs import TIMES, make_sides, make_sweep, store_floor
-from fit_process import start_fit
 
 from lmbench.cli import main
 
@@ -101,13 +100,3 @@ def test_a_noise_floor_beside_the_results_is_found(tmp_path, said):
     assert code == 10
     assert "noise.json' cannot be read (it is no JSON: Input data was truncated); remove it" in out
     assert "no A/A noise floor is known; `lmbench noise` measures it" in out
-
-
-def test_real_runs_are_compared(tmp_path, capsys):
-    words = ("--measure.steps=6", "--measure.probe_steps=0", "--model.num_layers=1")
-    assert [start_fit(tmp_path / side, *words).wait() for side in "ab"] == [0, 0]
-    assert main(["compare", f"{tmp_path}/a/results", f"{tmp_path}/b/results", "--json"]) == 11
-    (cell,) = json.loads(capsys.readouterr().out)["cells"]
-    assert cell["reasons"][0].startswith("repeats: A has 1, B has 1; a verdict takes 3")
-    assert cell["differences"] == []
-    assert {"step_s", "forward_s", "backward_s", "host_peak_rss_bytes"} <= {m["name"] for m in cell["metrics"]}
