@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from lmbench.records.field import Bytes, Count, Flag, Hertz, Seconds, Text, Watts
+from lmbench.records.field import Bytes, Count, Flag, Hertz, Seconds, Text, Watts, part
 
 
 class Versions(Struct):
@@ -49,8 +49,8 @@ class Revision(Struct):
 class Code(Struct):
     """Environment: the code that ran."""
 
-    project: Revision = field(default_factory=Revision)
-    lmbench: Revision = field(default_factory=Revision)
+    project: Revision = part(Revision)
+    lmbench: Revision = part(Revision)
 
 
 class Gpu(Struct):
@@ -152,10 +152,10 @@ class Environment(Struct):
         variables: variables. Environment variables from an allow-list; never a secret.
     """
 
-    versions: Versions = field(default_factory=Versions)
-    code: Code = field(default_factory=Code)
-    gpu: Gpu = field(default_factory=Gpu)
-    host: Host = field(default_factory=Host)
-    gc: GarbageCollection = field(default_factory=GarbageCollection)
-    flags: Flags = field(default_factory=Flags)
+    versions: Versions = part(Versions)
+    code: Code = part(Code)
+    gpu: Gpu = part(Gpu)
+    host: Host = part(Host)
+    gc: GarbageCollection = part(GarbageCollection)
+    flags: Flags = part(Flags)
     variables: dict[str, str] | None = None

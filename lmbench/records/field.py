@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from lmbench.records.vocabulary import SPANS, Span
 
@@ -84,6 +84,11 @@ class Scalar(About):
         if self.fold == "norm":
             return math.hypot(*values)
         return math.fsum(values) / (len(values) if self.fold == "mean" else 1)
+
+
+def part(kind: type[Struct]) -> Any:
+    """The default of a part that a record always has: one of which nothing is known."""
+    return field(default_factory=kind)
 
 
 class PerPhase(Struct, Generic[T], omit_defaults=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from lmbench.records.field import Bytes, Count, Flag, Fraction, Number, PerPhase, PhaseBytes, Seconds, Text
+from lmbench.records.field import Bytes, Count, Flag, Fraction, Number, PerPhase, PhaseBytes, Seconds, Text, part
 
 
 class TopKernel(Struct):
@@ -143,9 +143,9 @@ class KernelSummary(Struct):
     kernel_without_launch_count: Count = None
     launch_without_kernel_count: Count = None
     kernel_before_launch_count: Count = None
-    phases: PerPhase[PhaseKernels] = field(default_factory=PerPhase)
+    phases: PerPhase[PhaseKernels] = part(PerPhase)
     annotations: list[AnnotationKernels] = []
-    attention: PerPhase[AttentionTimes] = field(default_factory=PerPhase)
+    attention: PerPhase[AttentionTimes] = part(PerPhase)
     operators: list[TopOperator] = []
 
 

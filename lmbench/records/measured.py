@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from lmbench.records.field import (
     Bytes,
@@ -24,6 +24,7 @@ from lmbench.records.field import (
     Seconds,
     Text,
     Watts,
+    part,
 )
 from lmbench.records.vocabulary import INCORRECT
 
@@ -156,7 +157,7 @@ class PhaseSummary(Struct):
     trend_fraction: Fraction = None
     trend_p: Number = None
     share_fraction: Fraction = None
-    host: HostSpan = field(default_factory=HostSpan)
+    host: HostSpan = part(HostSpan)
     lag: Lag | None = None
 
 
@@ -318,8 +319,8 @@ class DeviceState(Struct):
         other_process_count: other processes (lower is better). Other processes on the GPU, the larger of both readings.
     """
 
-    open: Annotated[DeviceReading, "<end>"] = field(default_factory=DeviceReading)
-    close: Annotated[DeviceReading, "<end>"] = field(default_factory=DeviceReading)
+    open: Annotated[DeviceReading, "<end>"] = part(DeviceReading)
+    close: Annotated[DeviceReading, "<end>"] = part(DeviceReading)
     mean_power_w: Watts = None
     mean_temperature_c: Celsius = None
     energy_j: Joules = None

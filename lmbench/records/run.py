@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from lmbench.records.environment import Environment
 from lmbench.records.field import (
@@ -20,6 +20,7 @@ from lmbench.records.field import (
     PerPhase,
     Seconds,
     Text,
+    part,
 )
 from lmbench.records.guard import Guard
 from lmbench.records.instruments import DtypeRecord, KernelSummary, MemoryHistoryRecord, MemoryPrediction
@@ -355,23 +356,23 @@ class RunRecord(Struct):
     is_profiled: Flag = None
     nonfinite: dict[str, str] = {}
     environment: Environment | None = None
-    model: Model = field(default_factory=Model)
-    data: Data = field(default_factory=Data)
-    flops: Flops = field(default_factory=Flops)
-    compile: Compile = field(default_factory=Compile)
+    model: Model = part(Model)
+    data: Data = part(Data)
+    flops: Flops = part(Flops)
+    compile: Compile = part(Compile)
     profile: Profile | None = None
     sweep: SweepPlace | None = None
-    milestones: Milestones = field(default_factory=Milestones)
-    window: Window = field(default_factory=Window)
-    warmup: Warmup = field(default_factory=Warmup)
-    phases: PerPhase[PhaseSummary] = field(default_factory=PerPhase)
-    throughput: Throughput = field(default_factory=Throughput)
-    loss: Loss = field(default_factory=Loss)
-    scalars: ScalarMeans = field(default_factory=ScalarMeans)
-    memory: Memory = field(default_factory=Memory)
-    device_state: DeviceState = field(default_factory=DeviceState)
-    host_state: HostState = field(default_factory=HostState)
-    probe: Probe = field(default_factory=Probe)
+    milestones: Milestones = part(Milestones)
+    window: Window = part(Window)
+    warmup: Warmup = part(Warmup)
+    phases: PerPhase[PhaseSummary] = part(PerPhase)
+    throughput: Throughput = part(Throughput)
+    loss: Loss = part(Loss)
+    scalars: ScalarMeans = part(ScalarMeans)
+    memory: Memory = part(Memory)
+    device_state: DeviceState = part(DeviceState)
+    host_state: HostState = part(HostState)
+    probe: Probe = part(Probe)
     kernels: KernelSummary | None = None
     memory_history: MemoryHistoryRecord | None = None
     memory_prediction: MemoryPrediction | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from lmbench.configs import lines_of, read_yaml
 from lmbench.errors import UsageError, unknown
@@ -40,7 +40,7 @@ class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     python: str | None = None
     revision: str | None = None
     tree: str | None = None
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = {}
 
 
 class LargestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -61,14 +61,14 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     `environment` of its own where it has one.
     """
 
-    base: Options = field(default_factory=dict)
-    matrix: dict[str, Annotated[list[Any], Meta(min_length=1)]] = field(default_factory=dict)
-    include: list[Options] = field(default_factory=list)
-    exclude: list[Options] = field(default_factory=list)
-    sides: dict[Literal["A", "B"], Options] = field(default_factory=dict)
-    modes: list[str] = field(default_factory=list)
-    passes: list[str] = field(default_factory=list)
-    environments: dict[str, EnvironmentSpec] = field(default_factory=dict)
+    base: Options = {}
+    matrix: dict[str, Annotated[list[Any], Meta(min_length=1)]] = {}
+    include: list[Options] = []
+    exclude: list[Options] = []
+    sides: dict[Literal["A", "B"], Options] = {}
+    modes: list[str] = []
+    passes: list[str] = []
+    environments: dict[str, EnvironmentSpec] = {}
     repeats: Annotated[int, Meta(ge=1, le=MOST_REPEATS)] = 3
     timeout_s: Annotated[float, Meta(gt=0, le=1e9)] = 600.0
     largest: LargestSpec | None = None
