@@ -49,6 +49,8 @@ def quickened(words):
             return [*words, *(["--repeats=1", "--measure.steps=3"] if "tiny" in words[1] else ["--dry_run"])]
         case "noise" | "compare" if "--run" in words:
             return [*words, *QUICK, *(["--budget=0.1s"] if words[0] == "compare" else [])]
+        case "memory" if "--config" in words:
+            return [*words, "--model.num_layers=2"]
         case "show" | "report" | "compare" | "noise" | "kernels":
             return words
     return [words[0], "-h"]
