@@ -21,7 +21,7 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import recorded, value_at
 from lmbench.report import logged
 from lmbench.report.facts import EAGER, Value, fact_of, other_axes, read_facts
-from lmbench.report.run import phase_table
+from lmbench.report.run import phase_table, rank_tables
 from lmbench.text import shown
 
 #: Facts that a run's name tells, in its order, and how; others by their values.
@@ -124,14 +124,15 @@ def began_at(record: RunRecord) -> float | None:
 
 
 def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the phases with their statistics, of the guards, and of the whole record in SI units; of a run that did
-    not come so far those that there are."""
+    """Rows of the phases with their statistics, of several ranks, of the guards, and of the whole record in SI units;
+    of a run that did not come so far those that there are."""
     values: dict[str, Any] = masked(recorded(record))
     values |= {"argv": masked_words(record.argv)} if record.argv else {}
     values.pop("guards", None)
     step = record.phases.step
     tables: dict[str, list[dict[str, Any]]] = {
         "tables/phases": phase_table(record, step).records() if step is not None else [],
+        "tables/ranks": [row for table in rank_tables(record) for row in table.records()],
         "tables/guards": [as_dict(guard) for guard in record.guards],
         "tables/record": [{"field": name, "value": str(value)} for name, value in values.items()],
     }

@@ -40,10 +40,9 @@ def commands(text):
 def quickened(words):
     """The same command with less to do; one that needs a GPU, or a machine for itself, is only parsed."""
     match words[0]:
-        case "fit" | "validate" if "smoke" in " ".join(words) or "--model" in words:
-            return [*words, *QUICK]
         case "fit" | "validate":
-            return [*words, "--print_config"]
+            is_quick = "smoke" in " ".join(words) or "--model" in words
+            return [*words, *(QUICK if is_quick else ["--print_config"])]
         case "sweep":
             # A study that is not tiny needs a GPU.
             return [*words, *(["--repeats=1", "--measure.steps=3"] if "tiny" in words[1] else ["--dry_run"])]

@@ -10,6 +10,7 @@ from paths import RUNS
 from wandb_results import write_result
 
 from lmbench.records.load import load_run
+from lmbench.records.measured import RankRecord
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import recorded, value_at
 from lmbench.wandb.content import (
@@ -80,7 +81,10 @@ def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
 
 def test_tables_have_the_phases_the_guards_and_every_value_of_the_record(tmp_path):
     record = load_run(write_result(tmp_path)).record
+    record.per_rank = [RankRecord(rank, mean_s={"forward": 0.1 + rank}) for rank in range(2)]
     tables = tables_of(record)
+    assert [row["rank"] for row in tables["tables/ranks"]] == ["0", "1", "skew"]
+    assert [row["forward_s"] for row in tables["tables/ranks"]] == pytest.approx([0.1, 1.1, 1.0])
     phases = {row["phase"]: row for row in tables["tables/phases"]}
     assert list(phases) == ["forward", "backward", "other", "step"]
     assert phases["forward"]["mean_s"] == value_at(record, "phases.forward.mean_s")
