@@ -6,25 +6,29 @@ A precision is a pair: the compute precision (`--trainer.precision`) and how flo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+
+from msgspec import Struct
+
+from lmbench.reference.published import load_rows
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class Precision:
-    """One of Lightning's precisions.
+class Precision(Struct, frozen=True):
+    """One of Lightning's precisions (reference/precisions.csv), and the short form that it still takes.
 
     compute and weights are PyTorch's names of dtypes: that of matrix products (under a mixed precision the lower one),
     and that of parameters and optimizer state. peak is the datasheet's column for the products, None without one:
     float64 and fp8 are not in lmbench's table. With a loss scaler the gradients of a step may be dropped.
     """
 
+    name: str
     compute: str
     weights: str
-    peak: str | None
+    short: str | None = None
+    peak: str | None = None
     has_scaler: bool = False
     runs_on_cpu: bool = True
 
@@ -49,19 +53,7 @@ class Precision:
 
 
 #: By Lightning's name, in the order of tables.
-PRECISIONS: dict[str, Precision] = {
-    "64-true": Precision("float64", "float64", None),
-    "32-true": Precision("float32", "float32", "fp32"),
-    "bf16-mixed": Precision("bfloat16", "float32", "bf16"),
-    "16-mixed": Precision("float16", "float32", "fp16", has_scaler=True),
-    "bf16-true": Precision("bfloat16", "bfloat16", "bf16"),
-    "16-true": Precision("float16", "float16", "fp16"),
-    "transformer-engine": Precision("bfloat16", "bfloat16", None, runs_on_cpu=False),
-    "transformer-engine-float16": Precision("float16", "float16", None, runs_on_cpu=False),
-}
-
-# The short forms that Lightning still takes.
-_SHORT_FORMS = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+PRECISIONS = {precision.name: precision for precision in load_rows("precisions.csv", Precision)}
 
 #: float32 matrix products by PyTorch's name, and as tables say it.
 FP32_MATMUL, TF32_MATMUL = "highest (fp32)", "high (TF32)"
@@ -70,7 +62,7 @@ MATMUL_LABELS = {"highest": FP32_MATMUL, "high": TF32_MATMUL, "medium": "medium 
 
 def find_precision(name: str) -> Precision | None:
     """The meaning of Lightning's name, None for one that a plugin made up."""
-    return PRECISIONS.get(_SHORT_FORMS.get(name, name))
+    return next((meaning for meaning in PRECISIONS.values() if name in (meaning.name, meaning.short)), None)
 
 
 def matmul_label(matmul_precision: str | None) -> str | None:

@@ -50,15 +50,16 @@ class ModelShape:
         return 2 * self.vocab_size * self.d_model + self.num_layers * layer + self.d_model
 
 
-#: d_model, d_ff, num_layers and num_heads of the named sizes.
-SIZES: dict[str, ModelShape] = {
-    "tiny": ModelShape(64, 128, 2, 4),
-    "small": ModelShape(768, 3072, 12, 12),
-    "medium": ModelShape(1024, 4096, 24, 16),
-    "large": ModelShape(1280, 5120, 36, 20),
-    "xl": ModelShape(1600, 6400, 48, 25),
-    "2.7B": ModelShape(2560, 10240, 32, 32),
-}
+#: The named sizes, each with its d_model, d_ff, num_layers and num_heads.
+_TABLE = """
+tiny     64    128   2   4
+small   768   3072  12  12
+medium 1024   4096  24  16
+large  1280   5120  36  20
+xl     1600   6400  48  25
+2.7B   2560  10240  32  32
+"""
+SIZES = {name: ModelShape(*map(int, numbers)) for name, *numbers in map(str.split, _TABLE.strip().splitlines())}
 
 
 def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dimensions: int | None) -> ModelShape:

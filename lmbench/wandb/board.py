@@ -70,20 +70,15 @@ class Request(Struct, frozen=True):
 
 
 class _Shared(Struct, frozen=True):
-    """What boards have after what their study shows: panels of timed or of profiled runs, and columns."""
+    """What boards have after what their study shows: panels of timed or of profiled runs, and columns; and the keys of
+    the report's columns that a function works out of a run's record, and that W&B has too."""
 
     columns: tuple[str, ...]
+    worked_out: dict[str, str]
     timed: dict[str, tuple[Panel, ...]]
     profiled: dict[str, tuple[Panel, ...]]
 
 
-#: The report's columns that a function works out of a run's record, and that W&B has too.
-_WORKED_OUT = {
-    "host_bound_fraction": logged.HOST_BOUND,
-    "host_peak_bytes": "memory/host_peak_rss_gib",
-    "cold_first_step_s": "compile/first_step_s",
-    "warm_first_step_s": "compile/first_step_s",
-}
 #: Facts whose charts lie over a number.
 _NUMBERS = ("batch", "context", "micro_batches", "warmup", "ranks")
 
@@ -97,7 +92,7 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
         """The key of a report's column; none where a single run does not have it."""
         field = catalogue.column(name).expression
         is_logged = isinstance(field, str) and field in logged.run_names()
-        key = logged.run_names()[field] if is_logged else _WORKED_OUT.get(name)
+        key = logged.run_names()[field] if is_logged else shared.worked_out.get(name)
         return () if key is None else (f"summary:{key}",)
 
     def panel_of(chart: ChartSpec) -> Panel | None:
