@@ -16,6 +16,8 @@ import msgspec
 import psutil
 import pytest
 import torch
+import yaml
+from paths import DATA
 
 from lmbench.instruments import environment, host
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
@@ -127,34 +129,14 @@ def test_peak_memory_is_this_processs_own_not_its_parents():
     assert childs < 100_000_000
 
 
-OPENED, CLOSED = (
-    {"read_at_s": 0.0, "energy_j": 1000.0, "power_capped_s": 1.0, "thermal_capped_s": 0.0, "sm_clock_hz": 1.98e9,
-     "temperature_c": 40.0, "other_process_count": 0},
-    {"read_at_s": 5.0, "energy_j": 4000.0, "power_capped_s": 3.5, "thermal_capped_s": 0.0, "sm_clock_hz": 1.65e9,
-     "temperature_c": 55.0, "other_process_count": 2},
-)  # fmt: skip
-ALL = {
-    "mean_power_w": 600.0, "mean_temperature_c": 47.5, "energy_j": 3000.0, "power_capped_fraction": 0.5,
-    "thermal_capped_fraction": 0.0, "sm_clock_drop_fraction": 1 / 6, "other_process_count": 2,
-}  # fmt: skip
+READINGS = yaml.safe_load((DATA / "device_readings.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("opened", "closed", "wall_s", "changes"),
-    [
-        ({}, {}, None, {}),
-        ({}, {}, 4.0, {"energy_j": 2400.0}),
-        # What a card lacks, a counter that was reset, one ahead of the clock.
-        ({"energy_j": None}, {}, None, {"energy_j": None, "mean_power_w": None}),
-        ({"sm_clock_hz": None, "temperature_c": None}, {}, None,
-         {"sm_clock_drop_fraction": None, "mean_temperature_c": None}),
-        ({}, {"power_capped_s": 0.5}, None, {"power_capped_fraction": None}),
-        ({}, {"power_capped_s": 6.1}, None, {"power_capped_fraction": 1.0}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("opened", "closed", "wall_s", "changes"), READINGS["cases"])
 def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wall_s, changes):
-    state = derive_device_state(DeviceReading(**OPENED | opened), DeviceReading(**CLOSED | closed), wall_s)
-    assert {name: getattr(state, name) for name in ALL} == pytest.approx(ALL | changes)
+    readings = DeviceReading(**READINGS["opened"] | opened), DeviceReading(**READINGS["closed"] | closed)
+    state, expected = derive_device_state(*readings, wall_s), READINGS["state"] | changes
+    assert {name: getattr(state, name) for name in expected} == pytest.approx(expected)
 
 
 def test_a_cpu_has_a_sensor_that_knows_nothing():

@@ -9,6 +9,7 @@ import lightning.pytorch
 import pynvml
 import pytest
 import torch
+from tables import rows
 
 import lmbench
 from lmbench.instruments.own_code import is_lmbenchs_own, own_lines, own_traceback, place
@@ -38,23 +39,23 @@ def raised(*files, message="planted"):
 
 @pytest.mark.parametrize(
     ("files", "shown"),
-    [
-        ([LIGHTNING, MINE, TORCH], [MINE]),
-        ([LIGHTNING, MINE, TORCH, MINE, TORCH], [MINE, MINE]),
-        ([LIGHTNING, PACKAGE, TORCH], [PACKAGE]),
-        ([LIGHTNING, MINE, PACKAGE], [MINE]),
-        # A notebook's cell, text, compiled code, a traced graph.
-        ([LIGHTNING, "/tmp/ipykernel_7/1.py"], ["/tmp/ipykernel_7/1.py"]),
-        ([LIGHTNING, "<string>"], ["<string>"]),
-        ([LIGHTNING, LMBENCH, "/tmp/torchinductor_me/ab/cab.py"], []),
-        ([LIGHTNING, LMBENCH, "<eval_with_key>.7"], []),
-        ([LIGHTNING, json.__file__], []),
-        ([LIGHTNING, LMBENCH, TORCH], []),
-    ],
+    rows(f"""
+{LIGHTNING} {MINE} {TORCH} | {MINE}
+{LIGHTNING} {MINE} {TORCH} {MINE} {TORCH} | {MINE} {MINE}
+{LIGHTNING} {PACKAGE} {TORCH} | {PACKAGE}
+{LIGHTNING} {MINE} {PACKAGE} | {MINE}
+# A notebook's cell, text, compiled code, a traced graph.
+{LIGHTNING} /tmp/ipykernel_7/1.py | /tmp/ipykernel_7/1.py
+{LIGHTNING} <string> | <string>
+{LIGHTNING} {LMBENCH} /tmp/torchinductor_me/ab/cab.py | -
+{LIGHTNING} {LMBENCH} <eval_with_key>.7 | -
+{LIGHTNING} {json.__file__} | -
+{LIGHTNING} {LMBENCH} {TORCH} | -
+"""),
 )
 def test_only_the_users_lines_are_shown(files, shown):
-    error = raised(*files)
-    assert [line.filename for line in own_lines(error)] == shown
+    error = raised(*files.split())
+    assert [line.filename for line in own_lines(error)] == shown.split()
     assert own_traceback(error) is not None or not shown
 
 

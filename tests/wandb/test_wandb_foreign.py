@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
+from paths import DATA
 from wandb_loopback import Server
 from wandb_results import write_result
 
@@ -68,24 +70,16 @@ def test_an_artifact_holds_the_results_own_files_only(tmp_path):
     assert [path.name for path in child.own_files(result)] == ["mirror.json", "run.json", "steps.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("filed", "settings", "words", "goes"),
-    [
-        ({"project": "lmbench"}, {}, [], True),
-        ({"project": "public"}, {}, [], False),
-        ({"entity": "team", "project": "speed"}, {"WANDB_ENTITY": "team", "WANDB_PROJECT": "speed"}, [], True),
-        ({"entity": "thief"}, {"WANDB_ENTITY": "team"}, [], False),
-        ({"entity": "thief", "project": "public"}, {}, ["--entity=me"], False),
-        ({"entity": "thief", "project": "public"}, {}, ["--entity=me", "--project=mine"], True),
-        ({"entity": "team", "project": "speed"}, {}, ["--as_filed"], True),
-    ],
-)  # fmt: skip
+DESTINATIONS = yaml.safe_load((DATA / "wandb_destinations.yaml").read_text())
+
+
+@pytest.mark.parametrize(("filed", "settings", "words", "goes"), DESTINATIONS)
 def test_a_record_does_not_choose_where_it_goes(filed, settings, words, goes, tmp_path, sent, monkeypatch, capsys):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     write_result(tmp_path / "results", wandb={"mode": "offline", **filed})
     plain = write_result(tmp_path / "results")
-    assert main(["upload", str(tmp_path / "results"), *words]) == (0 if goes else 2)
+    assert main(["upload", str(tmp_path / "results"), *words.split()]) == (0 if goes else 2)
     told = capsys.readouterr()
     assert told.out.count("uploaded  ") == 1 + goes
     assert str(plain) in told.out
