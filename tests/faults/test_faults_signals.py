@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fit_process import SMOKE, plant, start_fit
+from tables import rows
 
 from lmbench.interruption import Terminated, held, listening, received
 from lmbench.records.store import RUN_FILE
@@ -56,29 +57,33 @@ def test_a_signal_at_any_of_8_instants_leaves_a_readable_result_and_no_traceback
     assert "interrupted" in outcomes
 
 
-MOMENTS = {
-    # moment: hook, calls before, steps kept
-    "setup": ("setup", 0, 0),
-    "the model is configured": ("on_fit_start", 0, 0),
-    "warm-up": ("on_before_zero_grad", 1, 1),
-    "window, in the backward": ("on_before_backward", 9, 9),
-    "window, in the optimizer": ("on_before_optimizer_step", 9, 9),
-    "probe steps": ("on_train_batch_end", 24, 23),
-    "the end": ("on_train_end", 0, 23),
-}
+MOMENTS = """
+# hook, calls before | steps kept
+setup 0 | 0
+on_fit_start 0 | 0
+on_before_zero_grad 1 | 1
+on_before_backward 9 | 9
+on_before_optimizer_step 9 | 9
+# Among the probe steps, and at the end.
+on_train_batch_end 24 | 23
+on_train_end 0 | 23
+"""
 
 
 # From the handler on, signals differ in their exit code: one moment shows that.
 @pytest.mark.parametrize(
-    ("moment", "signum"),
-    [*((moment, signal.SIGINT) for moment in MOMENTS), *(("warm-up", signum) for signum in list(CODES)[1:])],
+    ("moment", "steps", "signum"),
+    [
+        *((*row, signal.SIGINT) for row in rows(MOMENTS)),
+        *(("on_before_zero_grad 1", "1", signum) for signum in list(CODES)[1:]),
+    ],
 )
-def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, signum, tmp_path):
-    hook, calls, steps = MOMENTS[moment]
+def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, steps, signum, tmp_path):
+    hook, calls = moment.split()
     fit = start_fit(tmp_path, *WORDS, *plant(hook, signum.name.lower(), calls))
     assert fit.wait() == CODES[signum]
     run = check_interrupted(fit, CODES[signum])
-    assert (len(run.steps), run.record.error.kind, fit.err) == (steps, signum.name, "")
+    assert (len(run.steps), run.record.error.kind, fit.err) == (int(steps), signum.name, "")
     assert "outcome      interrupted" in fit.out
 
 

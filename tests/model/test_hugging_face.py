@@ -8,8 +8,10 @@ import sys
 
 import pytest
 import torch
+import yaml
 from fit_process import bench
 from lightning.pytorch import LightningModule
+from paths import DATA
 from torch import nn
 
 import lmbench
@@ -17,14 +19,8 @@ from lmbench.cli import main
 
 transformers = pytest.importorskip("transformers")
 
-LLAMA = {
-    **{"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16, "tie_word_embeddings": False},
-    # As configs on the hub have them.
-    **{"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2},
-}
-GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 8, "vocab_size": 64}
-GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
+KNOWN = yaml.safe_load((DATA / "hugging_face.yaml").read_text())
+LLAMA, GPT2 = KNOWN["llama"], KNOWN["gpt2"]
 
 
 @pytest.fixture(autouse=True)
@@ -108,21 +104,8 @@ def test_batches_of_input_ids_are_counted_whosever_the_module_is(make, kind):
         assert record.flops.per_token_flops == 3 * 2 * 8 * 64
 
 
-MISTAKES = {
-    "no file": ({"config": "nowhere.json"}, "'nowhere.json': transformers refuses it: no such file; give"),
-    "no type": ({"config": {"hidden_size": 8}}, "missing 1 required positional argument: 'model_type'"),
-    "a type": ({"config": {"model_type": "lama"}}, "transformers refuses it: Unrecognized model identifier: lama"),
-    "a value": ({"config": {**LLAMA, "num_attention_heads": "four"}}, "num_attention_heads"),
-    "checkpoint": ({"config": LLAMA, "checkpoint": "blocks"}, "did you mean block?"),
-    "attention": ({"config": LLAMA, "attention": "flash"}, "transformers refuses: Specified"),
-    "no decoder": ({"config": {"model_type": "t5", "vocab_size": 50}}, "transformers refuses: Unrecognized"),
-    "a batch": ({"config": GPT2}, "or mappings with input_ids"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_gets_one_line(mistake):
-    settings, line = MISTAKES[mistake]
+@pytest.mark.parametrize(("settings", "line"), KNOWN["mistakes"], ids=str)
+def test_a_mistake_gets_one_line(settings, line):
     with pytest.raises(lmbench.UsageError, match=line) as raised:
         measure(lmbench.HuggingFace(**settings), (torch.zeros(2, 8),) * 3)
     assert "\n" not in str(raised.value)

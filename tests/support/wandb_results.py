@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import yaml
+from paths import DATA
 
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
 from lmbench.records.summary import complete_run
@@ -24,14 +26,8 @@ def write_result(results, steps=9, **changed):
     """A closed result with a window of all but two steps; returns its folder."""
     folder = RunFolder.create(results)
     records = [step(index) for index in range(steps)]
-    run = {
-        "schema_version": SCHEMA_VERSION, "run_id": folder.run_id, "outcome": "ok", "error": None, "exit_code": 0,
-        "config": {"trainer": {"precision": None, "max_steps": -1}, "model": {"size": "tiny", "betas": [0.9, 0.95]}},
-        "mode": "train_step", "precision": "32-true", "matmul_precision": "highest", "device_type": "cpu",
-        "pid": 1, "environment": {"versions": {"torch": "2.13.0"}, "gpu": {}},
-        "window": {"warmup_steps": 2, "micro_batches": 1, "steps": steps - 2, "tokens": 64 * (steps - 2)},
-        "probe": {"verdicts": {"forward": {"verdict": "queued"}}},
-    }  # fmt: skip
+    window = {"warmup_steps": 2, "micro_batches": 1, "steps": steps - 2, "tokens": 64 * (steps - 2)}
+    run = yaml.safe_load((DATA / "wandb_run.yaml").read_text()) | {"run_id": folder.run_id, "window": window}
     run.update(changed)
     record = msgspec.convert(run, RunRecord)
     if record.outcome == "ok":
