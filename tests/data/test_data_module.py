@@ -137,21 +137,10 @@ def test_on_a_gpu_device_batches_are_resident_and_pinned_ones_are_copied_without
         assert loaded.tokens.is_cuda if placement == "device" else loaded.tokens.is_pinned()
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"source": "web"}, "unknown source 'web'; choose one of random, text"),
-        ({"placement": "host"}, "unknown placement 'host'; choose one of device, pinned"),
-        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
-        ({"context_length": -3}, "context_length is -3"),
-        ({"num_batches": 7}, "num_batches is 7; it must be at least 8"),
-        ({"num_workers": -1}, "num_workers is -1"),
-        ({"num_workers": 2}, "num_workers needs placement pinned"),
-    ],
-)
-def test_wrong_settings_are_refused_in_one_line(setting, message):
-    with pytest.raises(UsageError, match=message):
-        TokenData(**setting)
+@pytest.mark.parametrize("setting", ["source", "placement"])
+def test_a_word_that_is_none_of_the_known_is_refused(setting):
+    with pytest.raises(UsageError, match=f"unknown {setting} 'web'; choose one of"):
+        TokenData(**{setting: "web"})
 
 
 def test_text_shorter_than_a_batch_is_refused(text):

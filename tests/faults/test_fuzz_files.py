@@ -30,15 +30,15 @@ ODD = (
     -1, 2**53 + 1, -(2**63), 10**30, -0.0, 1e-320, 1e308, [], [None], [1, "a"], {}, {"a": {"b": [1]}}, {"a.b": 1},
     json.loads("[" * 60 + "]" * 60),
 )  # fmt: skip
-SWEEP = {
-    "base": {"data.batch_size": 2},
-    "matrix": {"model.size": ["tiny", "small"], "shape": [{"data.context_length": 32}, {"data.context_length": 64}]},
-    "exclude": [{"model.size": "tiny", "data.context_length": 32}],
-    "passes": ["timing", "sync"],
-    "environments": {"one": {"variables": {"A": "1"}}},
-    "repeats": 1,
-    "view": {"title": "x", "tables": [{"title": "t", "columns": ["step_s"], "rows": ["size"]}]},
-}
+SWEEP = yaml.safe_load("""
+base: {data.batch_size: 2}
+matrix: {model.size: [tiny, small], shape: [{data.context_length: 32}, {data.context_length: 64}]}
+exclude: [{model.size: tiny, data.context_length: 32}]
+passes: [timing, sync]
+environments: {one: {variables: {A: "1"}}}
+repeats: 1
+view: {title: x, tables: [{title: t, columns: [step_s], rows: [size]}]}
+""")
 
 
 # damage
