@@ -270,18 +270,15 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _draw(use: Use) -> list[Tensor]:
     """q, k, v and a gradient of the output, standard normal, without touching the run's own random numbers."""
     generator = torch.Generator(use.device).manual_seed(0)
-    batch, heads, seq, head_dim = use.size
-    tensors: list[Tensor] = []
-    for is_strided in (False, False, use.is_strided, use.is_strided):
-        shape = (batch, seq, heads, head_dim) if is_strided else use.size
-        tensor = torch.randn(shape, generator=generator, dtype=use.dtype, device=use.device)
-        tensors.append(tensor.transpose(1, 2) if is_strided else tensor)
-    if not use.is_strided:
+    drawn = [torch.randn(use.size, generator=generator, dtype=use.dtype, device=use.device) for _ in PARTS]
+    if use.is_strided:
+        drawn[2:] = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in drawn[2:]]
+    else:
         # As they are in attention by itself: a kernel compiled for a parameter is compiled again for another tensor.
-        tensors[:3] = map(nn.Parameter, tensors[:3])
-    for tensor in tensors[:3]:
+        drawn[:3] = map(nn.Parameter, drawn[:3])
+    for tensor in drawn[:3]:
         tensor.requires_grad_(use.has_backward)
-    return tensors
+    return drawn
 
 
 def formula(drawn: list[Tensor], is_causal: bool) -> list[tuple[Tensor, Tensor]]:
