@@ -19,8 +19,10 @@ OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 * (1 - 2**-9), torc
 UNDERFLOW = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
 #: By operator and form, the x at which it has to fail: a square, a sum of squares in float32, exp(x) or exp(-x).
 FORMULAS = {
-    ("LayerNorm", "written out"): lambda dtype, width: min(OVERFLOW[dtype], OVERFLOW[torch.float32] / width) ** 0.5,
-    ("RMSNorm", "written out"): lambda dtype, width: min(OVERFLOW[dtype], OVERFLOW[torch.float32] / width) ** 0.5,
+    **dict.fromkeys(
+        [("LayerNorm", "written out"), ("RMSNorm", "written out")],
+        lambda dtype, width: min(OVERFLOW[dtype], OVERFLOW[torch.float32] / width) ** 0.5,
+    ),
     ("RMSNorm", "sum / width"): lambda dtype, width: (OVERFLOW[dtype] / width) ** 0.5,
     ("softmax", "exp / sum"): lambda dtype, width: math.log(OVERFLOW[dtype]),
     ("cross entropy", "-log(softmax)"): lambda dtype, width: -math.log(UNDERFLOW[dtype]),

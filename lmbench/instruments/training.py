@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from lightning.pytorch import Trainer
@@ -66,32 +65,25 @@ def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale
     )
 
 
-@dataclass
-class MovementSample:
-    """One row of each parameter, the one with the largest gradient, as it was before the update.
+class MovementSample(dict[str, tuple[nn.Parameter, int, torch.Tensor]]):
+    """One row of each parameter, the one with the largest gradient, as it was before the update: by the parameter's
+    name the parameter, the row and what was in it.
 
     A single element can come to rest by chance: where its momentum crosses zero.
     """
 
-    #: By the parameter's name: parameter, row and what was in it.
-    rows: dict[str, tuple[nn.Parameter, int, torch.Tensor]] = field(default_factory=dict)
-
     def unmoved(self) -> list[str]:
         """Parameters of whose sampled row every element is what it was."""
-        rows = self.rows.items()
-        return [name for name, (p, row, before) in rows if torch.equal(_as_rows(p.detach())[row], before)]
+        return [name for name, (p, row, before) in self.items() if torch.equal(_as_rows(p.detach())[row], before)]
 
     def add(self, parameters: Parameters) -> None:
         """Remember, for each new parameter with a gradient, its row with the largest one. Synchronizes."""
         for name, parameter in parameters.items():
-            if name not in self.rows and parameter.grad is not None:
-                if isinstance(parameter.grad, DTensor) and not parameter.grad.to_local().any():
-                    # What this rank has of it may well rest: rows of an embedding that no token took.
-                    continue
+            if name not in self and parameter.grad is not None:
                 # Row by row: |gradient| of an embedding as a whole would be a second copy of it.
                 peaks = torch.linalg.vector_norm(_as_rows(parameter.grad), ord=float("inf"), dim=1)
                 row = int(peaks.argmax())
-                self.rows[name] = parameter, row, _as_rows(parameter.detach())[row].clone()
+                self[name] = parameter, row, _as_rows(parameter.detach())[row].clone()
 
 
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
