@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -29,8 +29,7 @@ _MOST_NAMED = 5
 _DEVICES = {"cuda": "CUDA", "cpu": "a CPU"}
 
 
-@dataclass(frozen=True)
-class DtypeRun:
+class DtypeRun(NamedTuple):
     """One run's dtypes; `path` is its folder, `published` the dtype that was published of each tensor of the same model
     under the same autocast."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -21,8 +21,7 @@ _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTER
 _DYNAMOS_ADVICE = "Set TORCHDYNAMO_VERBOSE=1"
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How a run ended; `error` is None where it ended by itself."""
 
     outcome: str

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -121,8 +122,7 @@ class WandbProblem(Exception):
         super().__init__(one_line(masked_message(line)))
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How a process ended: `exit_code` is None where it was stopped at its time limit."""
 
     exit_code: int | None
@@ -175,8 +175,7 @@ def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
     return Ended(exit_code, [*filter(None, map(str.strip, lines))], timeout_s)
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """What became of W&B's copy of a run, in one line; `command` uploads it, where that was not asked for."""
 
     line: str
