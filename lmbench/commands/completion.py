@@ -31,7 +31,7 @@ def completion(shell: Literal["bash", "zsh"], /) -> int:
     Args:
         shell: bash or zsh
     """
-    write_result(Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8"))
+    write_result(Path(__file__).with_suffix(f".{shell}").read_text("utf-8"))
     return ExitCode.OK
 
 

@@ -18,7 +18,7 @@ _MEASURES = {
 def help_text(command: str) -> str:
     names = f"shipped: {', '.join(shipped_configs())}"
     shipped = fill(names, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+    text = Path(__file__).with_suffix(".txt").read_text("utf-8")
     return text.format(command=command, measures=_MEASURES[command], shipped=shipped, sizes=", ".join(SIZES))
 
 

@@ -121,8 +121,7 @@ def _is_wanted(run: Run, wanted: Mapping[str, str], values: Mapping[str, set[str
 
 
 def _facts(run: Run) -> dict[str, Value]:
-    axes = (run.record.sweep.axes if run.record.sweep else None) or {}
-    return read_facts(run.record, (axes, {}, run.record.config))
+    return read_facts(run.record, (value_at(run.record, "sweep.axes") or {}, {}, run.record.config))
 
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:

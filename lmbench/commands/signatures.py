@@ -14,7 +14,7 @@ from pathlib import Path
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, suggest
 
-_OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+_OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
 #: The groups of `lmbench fit`'s options, with the classes whose arguments they are, as `module:name`.
 GROUPS: Mapping[str, Sequence[str]] = _OPTIONS["groups"]
 
@@ -26,7 +26,7 @@ def arguments(module: str, name: str) -> tuple[str, ...]:
     spec = find_spec(package)
     paths = [Path(folder, *rest.split(".")) for folder in (spec and spec.submodule_search_locations) or ()]
     sources = [path.with_suffix(".py") for path in paths if path.with_suffix(".py").is_file()]
-    for node in [node for path in sources for node in ast.parse(path.read_text(encoding="utf-8")).body]:
+    for node in [node for path in sources for node in ast.parse(path.read_text("utf-8")).body]:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             is_answer = node.returns is not None and "Answer" in ast.unparse(node.returns)
             output = arguments("lmbench.report.render", "Output") if is_answer else ()
@@ -52,7 +52,7 @@ def check_options(words: Sequence[str], places: Mapping[str, str] | None = None)
             `places`.
     """
     options = dict.fromkeys(_options(words))
-    shipped = {name: path.read_text(encoding="utf-8") for name, path in shipped_configs().items()}
+    shipped = {name: path.read_text("utf-8") for name, path in shipped_configs().items()}
     of_classes = {"optimizer", "lr_scheduler"}
     for name, value in options:
         if name in ("model", "data") or (name == "config" and "class_path" in shipped.get(value, "class_path")):

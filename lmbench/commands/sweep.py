@@ -73,7 +73,7 @@ def sweep(
     else:
         source = find_sweep(study)
         path, file = results_dir / (name or source.stem), read_sweep_file(source)
-        places = lines_of(source.read_text(encoding="utf-8"), str(source))
+        places = lines_of(source.read_text("utf-8"), str(source))
         if not re.fullmatch(r"[\w-][\w.-]*", name or source.stem):
             raise UsageError(f"--name {path.name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
     file = file.changed(read_options(settings or []), repeats, timeout_s)
@@ -89,7 +89,7 @@ def _studies() -> str:
     """The shipped studies, a line each: their files' first words."""
     lines = ["studies (tiny_NAME is the same for a CPU, in a minute or two):"]
     for name, path in shipped_studies().items():
-        comment = path.read_text(encoding="utf-8").replace("\n# ", " ").lstrip("# ")
+        comment = path.read_text("utf-8").replace("\n# ", " ").lstrip("# ")
         question = re.split(r"[.:;](?=\s|$)", comment)[0]
         if not name.startswith("tiny_"):
             lines.append(f"      {name:<18} {question}")

@@ -17,7 +17,7 @@ from lmbench.records.schema import leaves, recorded, value_at
 
 #: settings.toml, which says what each list is.
 _NOT_MEASURED, FACTS, CHOSEN, CONSEQUENCES = tomllib.loads(
-    Path(__file__).with_name("settings.toml").read_text(encoding="utf-8")
+    Path(__file__).with_name("settings.toml").read_text("utf-8")
 ).values()
 _SHORT = 60
 

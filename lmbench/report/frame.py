@@ -319,15 +319,13 @@ class Frame:
         untold = dict.fromkeys(CONSEQUENCES)
         told = {cell: dict(facts, gpu=self.gpus[cell], **untold) for cell, facts in self.known.items()}
         baselines = [cell for cell in told if baseline.items() <= told[cell].items()]
-        same = {frozenset(told[cell].items()): cell for cell in reversed(baselines)}
         base = {}
         for cell, facts in told.items():
             wanted = {**facts, **baseline}.items()
             agreeing = (other for other in baselines if all(told[other].get(name, v) == v for name, v in wanted))
-            known = frozenset(wanted)
-            other = same[known] if known in same else next(agreeing, None)
-            if other is not None:
-                base[cell] = other
+            # The one that tells most of it.
+            if ranked := [(len(wanted & told[other].items()), -other) for other in agreeing]:
+                base[cell] = -max(ranked)[1]
         return replace(self, baseline=baseline, base=base)
 
 

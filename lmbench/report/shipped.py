@@ -8,4 +8,4 @@ from importlib.resources import files
 
 @cache
 def shipped(name: str) -> str:
-    return (files("lmbench.report") / name).read_text(encoding="utf-8")
+    return (files("lmbench.report") / name).read_text("utf-8")

@@ -79,7 +79,7 @@ def javascript() -> str:
     key = hashlib.sha256(f"{version('vl-convert-python')} {loader}".encode()).hexdigest()[:16]
     cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lmbench", f"vega-{key}.js")
     with suppress(OSError):
-        return cached.read_text(encoding="utf-8")
+        return cached.read_text("utf-8")
     from vl_convert import javascript_bundle
 
     text = shown_lines(javascript_bundle(loader))

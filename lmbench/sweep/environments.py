@@ -145,7 +145,7 @@ def _link_packages(folder: Path) -> None:
     Otherwise such a package would come from another, installed copy of the same project.
     """
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
     except (OSError, ValueError):
         return
     for package, target in project.get("tool", {}).get("setuptools", {}).get("package-dir", {}).items():
