@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lmbench.errors import UsageError, tell
 from lmbench.records.load import find_runs
 from lmbench.records.named import find_result
 from lmbench.report.answer import Answer
@@ -24,14 +23,5 @@ def show(*results: str) -> Answer:
         from lmbench.commands.list import listing
 
         return listing(results)
-    answers, unread = [], list[str]()
-    for folder in folders:
-        try:
-            answers.append(read_run(folder).answer())
-        except UsageError as error:
-            unread.append(str(error))
-    for line in unread if answers else unread[:-1]:
-        tell(line)
-    if not answers:
-        raise UsageError(unread[-1])
+    answers = [read_run(folder).answer() for folder in folders]
     return answers[0] if len(answers) == 1 else Answer(sections=answers)

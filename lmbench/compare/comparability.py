@@ -155,7 +155,6 @@ def earlier_side(a: Sequence[Run], b: Sequence[Run]) -> str | None:
 
 def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
     """Lines on what differs between runs of one cell, `step` the ratio of their step times."""
-    sides: dict[str, Sequence[Run]] = {"A": a, "B": b}
     lines = []
     windows = [side[0].record.window for side in (a, b)]
     tokens = [window.tokens / window.steps for window in windows if window.tokens and window.steps]
@@ -165,12 +164,6 @@ def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
         lines.append(f"{counts}: the time per token of B is {per_token:.4g} times A's")
     if (first := earlier_side(a, b)) is not None:
         lines.append(f"all runs of {first} came before the others: what the machine drifted is in the ratio")
-    lines += [
-        f"code of {name} differs from its commit ({code}): the commit does not tell what ran"
-        for code in ("project", "lmbench")
-        for name, side in sides.items()
-        if "true" in _texts(side, f"environment.code.{code}.is_dirty")
-    ]
     warned = [{name: len(messages) for name, messages in _messages(side, "warn").items()} for side in (a, b)]
     listed = [
         f"{name} ({warned[0].get(name, 0)} of {len(a)}, {warned[1].get(name, 0)} of {len(b)})"

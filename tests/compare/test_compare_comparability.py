@@ -80,7 +80,6 @@ def test_an_option_that_is_not_set_stands_for_what_the_record_says(tmp_path):
 
 def test_what_a_reader_should_know_is_noted(tmp_path):
     changes = {
-        "environment__code__project__is_dirty": True,
         "config__data__batch_size": 8,
         "data__batch_size": 8,
         "window__tokens": 409_600,
@@ -89,7 +88,6 @@ def test_what_a_reader_should_know_is_noted(tmp_path):
     }
     assert compared(tmp_path, **changes).notes == [
         "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's",
-        "code of B differs from its commit (project): the commit does not tell what ran",
         "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)",
         "data is not compared: not every run has it",
         "no A/A noise floor is known; `lmbench noise` measures it",
