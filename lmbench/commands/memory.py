@@ -29,7 +29,8 @@ def memory(
     Without a recorded run it predicts one: `lmbench memory [--gpu NAME] [OPTIONS OF lmbench fit]` shows the peak of
     each phase by category, whether it fits on a GPU (`--gpu H200`; by default the one here), and the largest batch and
     context that do. It takes the step on fake tensors, which needs no GPU and no weights:
-    `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`.
+    `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. Of several GPUs (`--trainer.devices 8
+    --trainer.strategy fsdp2`) it is what rank 0 takes, and how many of them are enough.
 
     Args:
         source: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that

@@ -92,8 +92,9 @@ class Prediction:
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
         if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy.startswith(_STRATEGIES)):
             raise unknown("trainer.strategy of a prediction", self.strategy, _STRATEGIES)
-        #: Whether all ranks share parameters, gradients and optimizer state evenly.
-        self.is_sharded = strategy == "fsdp2" or getattr(strategy, "_tensor_parallel_size", 0) == 1
+        is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
+        #: Whether all ranks share parameters, gradients and optimizer state evenly; None where they split some.
+        self.is_sharded = None if is_split else strategy == "fsdp2" or isinstance(strategy, ModelParallelStrategy)
         plan = Measurement("fit", line.model, line.build("measure"), self._flags)
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")

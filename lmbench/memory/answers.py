@@ -325,10 +325,10 @@ def _gpus(forecast: Forecast) -> str:
 def _enough(forecast: Forecast) -> str:
     """How many GPUs are enough, where that is another number than was asked for."""
     count = forecast.fewest_gpus
-    if count == forecast.world_size or (forecast.fits and not forecast.is_sharded):
+    if count == forecast.world_size or forecast.is_sharded is None or (forecast.fits and not forecast.is_sharded):
         return ""
     if count is not None:
         return f"; {count} {'are' if count > 1 else 'is'} enough"
     if forecast.is_sharded:
         return "; no number of GPUs is enough: what they do not share is too much"
-    return "; more GPUs change nothing under this strategy; --trainer.strategy fsdp2 lets them share parameters"
+    return "; more GPUs change nothing, since each has all parameters; --trainer.strategy fsdp2 shares them"

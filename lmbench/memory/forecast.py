@@ -61,7 +61,8 @@ class Forecast(Struct):
     """What `lmbench memory` tells of a configuration: of several ranks, what rank 0 takes, whose part is the largest.
 
     `run_peak_bytes` is the most from the first step on, `phases` are those of a steady step. Without a GPU named or
-    here, nothing is said of fitting. `fewest_gpus` has what is enough where the strategy shards, null if no number is.
+    here, nothing is said of fitting. `is_sharded` says that ranks share parameters, gradients and optimizer state
+    evenly (null: they split some), and `fewest_gpus` how many are enough then, null if no number is.
     """
 
     batch_size: int
@@ -80,7 +81,7 @@ class Forecast(Struct):
     strategy: str = "auto"
     world_size: int = 1
     run_peak_bytes: int = 0
-    is_sharded: bool = False
+    is_sharded: bool | None = False
     fewest_gpus: int | None = None
     took_s: float = 0.0
 
