@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from tables import rows as rows_of
 
 from lmbench.cli import main
 from lmbench.records.schema import fields
@@ -42,13 +43,13 @@ def test_no_meaning_needs_another():
 
 @pytest.mark.parametrize(
     ("name", "pattern"),
-    [
-        ("forward_s", "forward_s"),
-        ("phases.forward.mean_s", "phases.<phase>.mean_s"),
-        ("phases.<phase>.mean_s", "phases.<phase>.mean_s"),
-        ("run_peak_allocated_bytes", "memory.run_peak_allocated_bytes"),
-        ("run_peak_alloc", "memory.run_peak_allocated_bytes"),
-    ],
+    rows_of("""
+forward_s | forward_s
+phases.forward.mean_s | phases.<phase>.mean_s
+phases.<phase>.mean_s | phases.<phase>.mean_s
+run_peak_allocated_bytes | memory.run_peak_allocated_bytes
+run_peak_alloc | memory.run_peak_allocated_bytes
+"""),
 )
 def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part_of_it(name, pattern, capsys):
     (row,) = rows(capsys, name)

@@ -38,17 +38,19 @@ def _append(folder, data):
 @pytest.mark.parametrize(
     ("data", "steps", "damage"),
     [
-        (b'{"step": 2, "loss', [0, 1], None),
-        (b'{"step": 2, "note": "\xc3', [0, 1], None),
-        (b'{"step": 2}', [0, 1, 2], None),
-        (b'{"step": 2,\n{"step": 3}\n', [0, 1, 3], "1 unreadable line, the first is line 3"),
-        (b'\0\n\xff\n{"step": 3}\n', [0, 1, 3], "2 unreadable lines, the first is line 3"),
-        (b"[" * 100_000 + b"\n", [0, 1], "1 unreadable line, the first is line 3"),
+        *yaml.safe_load(r"""
+# Torn, torn in a letter, without its newline, torn in the middle, no JSON.
+- ['{"step": 2, "loss', [0, 1], null]
+- ["{\"step\": 2, \"note\": \"\xc3", [0, 1], null]
+- ['{"step": 2}', [0, 1, 2], null]
+- ["{\"step\": 2,\n{\"step\": 3}\n", [0, 1, 3], "1 unreadable line, the first is line 3"]
+- ["\0\n\xff\n{\"step\": 3}\n", [0, 1, 3], "2 unreadable lines, the first is line 3"]
+"""),
+        ("[" * 100_000 + "\n", [0, 1], "1 unreadable line, the first is line 3"),
     ],
-    ids=["torn", "torn in a letter", "without its newline", "torn in the middle", "no JSON", "endless"],
 )
 def test_a_torn_last_line_is_ignored_and_any_other_unreadable_one_is_damage(folder, data, steps, damage):
-    assert _append(folder, data) == (steps, damage and f"steps.jsonl: {damage}")
+    assert _append(folder, data.encode("latin-1")) == (steps, damage and f"steps.jsonl: {damage}")
 
 
 def test_every_truncation_of_run_json_is_damage_and_never_fatal(folder):

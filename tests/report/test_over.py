@@ -10,13 +10,17 @@ import subprocess
 
 import numpy as np
 import pytest
+import yaml
 from runs import make_run
 
 from lmbench.cli import main
 from lmbench.records.levels import level_changes
 
 
-@pytest.mark.parametrize("levels", [[(5, 1.0), (5, 1.05)], [(4, 1.0), (4, 1.05), (4, 1.0)], [(9, 1.0), (1, 1.2)]])
+@pytest.mark.parametrize(
+    "levels",
+    yaml.safe_load("[[[5, 1.0], [5, 1.05]], [[4, 1.0], [4, 1.05], [4, 1.0]], [[9, 1.0], [1, 1.2]]]"),
+)
 def test_planted_levels_are_found_with_their_size(levels):
     rng = random.Random(2)
     found = level_changes([level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)])

@@ -48,15 +48,13 @@ def test_out_of_memory_is_a_row_that_explains_the_bytes(more_bytes, tmp_path):
 
 @pytest.mark.parametrize(
     ("repeats", "spread", "forward", "backward"),
-    [
-        (3, 0.0, "same: flex, eager; sdpa, eager [1]", "naive, compiled"),
-        (3, 0.5, "same: flex, eager; sdpa, eager [1]", "undecided: naive, compiled; sdpa, eager [1]"),
-        (
-            2, 0.0, "undecided: flex, eager; sdpa, eager; naive, compiled; naive, eager [1]",
-            "undecided: naive, compiled; sdpa, eager; naive, eager; flex, eager [1]",
-        ),
-    ],
-)  # fmt: skip
+    yaml.safe_load("""
+- [3, 0.0, "same: flex, eager; sdpa, eager [1]", "naive, compiled"]
+- [3, 0.5, "same: flex, eager; sdpa, eager [1]", "undecided: naive, compiled; sdpa, eager [1]"]
+- [2, 0.0, "undecided: flex, eager; sdpa, eager; naive, compiled; naive, eager [1]",
+   "undecided: naive, compiled; sdpa, eager; naive, eager; flex, eager [1]"]
+"""),
+)
 def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_processes_undecided(
     repeats, spread, forward, backward, tmp_path
 ):

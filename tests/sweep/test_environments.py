@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -88,16 +89,16 @@ def test_a_package_that_lies_elsewhere_comes_from_the_checkout_too(tree):
 
 @pytest.mark.parametrize(
     ("spec", "said"),
-    [
-        (EnvironmentSpec(revision="nowhere", tree="."), "'nowhere' is no revision of"),
-        (EnvironmentSpec(revision="HEAD", tree="/"), "is in no git repository"),
-        (EnvironmentSpec(python="/nowhere/python"), "is no program"),
-    ],
+    yaml.safe_load("""
+- [{revision: nowhere, tree: .}, "'nowhere' is no revision of"]
+- [{revision: HEAD, tree: /}, is in no git repository]
+- [{python: /nowhere/python}, is no program]
+"""),
 )
 def test_a_mistake_is_told_in_one_line(spec, said, tree, monkeypatch):
     monkeypatch.chdir(tree)
     with pytest.raises(UsageError, match=f"environment x: .*{said}"):
-        resolve({"x": spec})
+        resolve({"x": EnvironmentSpec(**spec)})
 
 
 def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp_path):

@@ -40,12 +40,12 @@ def says_running(run, pid, start_s):
 
 @pytest.mark.parametrize(
     ("mark", "knows_start", "told"),
-    [
-        (None, False, None),
-        (None, True, "was not started by this folder's sweep, and goes on"),
-        ("other", True, "was not started by this folder's sweep, and goes on"),
-        ("sim", True, "was ended"),
-    ],
+    yaml.safe_load("""
+- [null, false, null]
+- [null, true, "was not started by this folder's sweep, and goes on"]
+- [other, true, "was not started by this folder's sweep, and goes on"]
+- [sim, true, was ended]
+"""),
 )
 def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_started_it(
     mark, knows_start, told, run, tmp_path, capsys

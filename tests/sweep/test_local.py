@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from paths import ROOT
 
 from lmbench.records.process import process_start_s
@@ -122,19 +123,15 @@ def test_it_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "said"),
-    [
-        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
-        ("sys.exit('no')", 1, "no"),
-        ("import threading; threading.Timer(0.1, print, ['waited for']).start()", 0, "waited for"),
-        # A pool that nobody closes has a thread that waits for work; compiled runs have one.
-        (
-            "from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1);"
-            "pool.submit(print, 'pooled').result()",
-            0,
-            "pooled",
-        ),
-        ("print('dies', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, "dies"),
-    ],
+    yaml.safe_load("""
+- [1 / 0, 1, "ZeroDivisionError: division by zero"]
+- [sys.exit('no'), 1, "no"]
+- ["import threading; threading.Timer(0.1, print, ['waited for']).start()", 0, waited for]
+# A pool that nobody closes has a thread that waits for work; compiled runs have one.
+- ["from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1);\
+    pool.submit(print, 'pooled').result()", 0, pooled]
+- ["print('dies', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", -11, dies]
+"""),
 )
 def test_it_ends_as_a_python_of_its_own_would(code, exit_code, said, shared):
     end = shared.end(code)
