@@ -170,18 +170,12 @@ class _Scopes(dict[str, Scope]):
         self._track = track
 
     def __missing__(self, action_name: str) -> Scope:
-        # Owners are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
-        owner, _, hook = action_name.rpartition(".")
-        handlers = self._handlers().get((owner[:2], hook), (_nothing, _nothing))
-        scope = self[action_name] = Scope(self._track, *handlers)
-        return scope
-
-    def _handlers(self) -> _Handlers:
-        """What to do when an action starts and when it stops, by the beginning of its owner's name and its own."""
         track = self._track
         data, forward = (track.start_data, track.stop_data), (partial(track.enter, "forward"), track.leave)
         # The update follows clipping at once, inside the running `optimizer_step` action.
         clip = partial(track.enter, "clip"), partial(track.leave, other="optimizer")
+        # What to do when an action starts and when it stops, by the beginning of its owner's name and its own. Owners
+        # are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
         handlers: _Handlers = {
             **{("[_", f"{loader}_next"): data for loader in ("train_dataloader", "val", "test")},
             **{("[S", f"{kind}_step"): forward for kind in ("training", "validation", "test")},
@@ -211,7 +205,9 @@ class _Scopes(dict[str, Scope]):
                 ("[L", "on_before_optimizer_step"): (_nothing, partial(track.start_manual, "optimizer")),
                 ("", "optimizer_step"): (_nothing, partial(track.stop_manual, "optimizer")),
             }
-        return handlers
+        owner, _, hook = action_name.rpartition(".")
+        scope = self[action_name] = Scope(track, *handlers.get((owner[:2], hook), (_nothing, _nothing)))
+        return scope
 
 
 class BorderProfiler(Profiler):
