@@ -19,7 +19,7 @@ from lmbench.compare.verdict import INVALID, UNDECIDED
 from lmbench.errors import UsageError, tell
 from lmbench.records.load import is_run_folder
 from lmbench.records.statistics import MIN_REPEATS
-from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
+from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE, check_name
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import duration
 from lmbench.standard_output import result_alone
@@ -70,8 +70,7 @@ def find_sweep(
             raise UsageError(f"{first} is a sweep without sides; `lmbench compare` compares it, without --run")
         return first, file.changed({}, None, timeout_s)
     folder = name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", folder):
-        raise UsageError(f"--name {folder!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+    check_name("--name", folder)
     options = read_options(settings)
     busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
     if busy_percent > _BUSY_PERCENT and _WAITING not in {*os.environ, *variables}:

@@ -17,7 +17,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import masked_words
 from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
-from lmbench.records.store import CELLS_FILE, SWEEP_FILE, write_whole
+from lmbench.records.store import CELLS_FILE, SWEEP_FILE, check_name, write_whole
 from lmbench.sweep.environments import HERE
 from lmbench.sweep.execute import Execution, check_cells
 from lmbench.sweep.file import Options, read_sweep_file
@@ -74,8 +74,7 @@ def sweep(
         source = find_sweep(study)
         path, file = results_dir / (name or source.stem), read_sweep_file(source)
         places = lines_of(source.read_text("utf-8"), str(source))
-        if not re.fullmatch(r"[\w-][\w.-]*", name or source.stem):
-            raise UsageError(f"--name {path.name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+        check_name("--name", path.name if name is None else name)
     file = file.changed(read_options(settings or []), repeats, timeout_s)
     if file.sides:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")

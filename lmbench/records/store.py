@@ -40,6 +40,12 @@ def new_run_id(words: str = "") -> str:
     return "-".join(filter(None, (f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", words, secrets.token_hex(4))))
 
 
+def check_name(what: str, name: str) -> None:
+    """Raises UsageError for what is no plain file name."""
+    if _UNFIT.search(name) or name.startswith(".") or not name:
+        raise UsageError(f"{what} {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+
+
 class RunFolder:
     """The folder of one run that is being written. `path` is the folder, its name the run id, `steps_written` how
     many step records it took.
@@ -62,8 +68,8 @@ class RunFolder:
         or no plain file name.
         """
         parent = Path(results_dir).absolute()
-        if run_id is not None and (_UNFIT.search(run_id) or run_id.startswith(".") or not run_id):
-            raise UsageError(f"run id {run_id!r}: only letters, digits and '_.-' are allowed, and no '.' first")
+        if run_id is not None:
+            check_name("run id", run_id)
         path = parent / (run_id or new_run_id(_UNFIT.sub("-", slug).strip("-.")[:60]))
         problem = f"results folder {str(results_dir)!r} cannot be written"
         try:
