@@ -8,6 +8,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from memory_prediction_table import cells, errors
 from paths import RUNS
 
@@ -76,22 +77,21 @@ def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(cell
 
 #: GiB of forward and backward on an H200 (torch 2.11): one rank of several whose collectives sent nothing (PyTorch's
 #: `fake` process group), or of one with NCCL.
-MEASURED_RANKS = [
-    ("1 fsdp2 --trainer.devices=2 --trainer.accumulate_grad_batches=2", (1.9025, 2.0725)),
-    ("1 fsdp2 --trainer.devices=4", (0.9846, 1.2081)),
-    ("1 fsdp2 --trainer.devices=4 --trainer.compile.regional=true", (0.9577, 1.1886)),
-    ("4 ddp", (3.9109, 3.9305)),
-    # The graph of each block is split where a bucket of gradients is full.
-    ("4 ddp --trainer.compile.regional=true", (3.8471, 3.8671)),
-]
+MEASURED_RANKS = yaml.safe_load("""
+- [1, fsdp2, [1.9025, 2.0725], --trainer.devices=2 --trainer.accumulate_grad_batches=2]
+- [1, fsdp2, [0.9846, 1.2081], --trainer.devices=4]
+- [1, fsdp2, [0.9577, 1.1886], --trainer.devices=4 --trainer.compile.regional=true]
+- [4, ddp, [3.9109, 3.9305], ""]
+# The graph of each block is split where a bucket of gradients is full.
+- [4, ddp, [3.8471, 3.8671], --trainer.compile.regional=true]
+""")
 
 
-@pytest.mark.parametrize(("words", "measured"), MEASURED_RANKS)
-def test_a_rank_of_wide_blocks_takes_what_one_on_an_h200_did(words, measured):
+@pytest.mark.parametrize(("batch", "strategy", "measured", "words"), MEASURED_RANKS)
+def test_a_rank_of_wide_blocks_takes_what_one_on_an_h200_did(batch, strategy, measured, words):
     model = "--model={d_model: 1600, d_ff: 6400, num_layers: 4, num_heads: 25}"
-    batch, strategy, *rest = words.split()
     data = ["--data.context_length=256", f"--data.batch_size={batch}", "--trainer.precision=bf16-mixed"]
-    forecast = predict(model, *data, f"--trainer.strategy={strategy}", *rest, gpu="H200")
+    forecast = predict(model, *data, f"--trainer.strategy={strategy}", *words.split(), gpu="H200")
     predicted = [peak_of(forecast, phase).total_bytes / 2**30 for phase in ("forward", "backward")]
     assert predicted == pytest.approx(measured, rel=0.006)
 
@@ -223,41 +223,39 @@ def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way():
 
 # several ranks
 
-#: Options, and for each: ranks that share parameters, gradients and state; then, as parts of all parameters, what is
-#: gathered in the forward and in the backward, gradients in the forward, and buckets in the backward. FSDP2 has in the
+#: The strategy, ranks that share parameters, gradients and state, and in blocks (of six): what is gathered in the
+#: forward and in the backward, gradients in the forward, buckets in the backward; then options. FSDP2 has in the
 #: forward a block and two flat gathers (its own, and the last block's); in the backward a block, the next one's flat
 #: gather, and what the last one's gradients are reduced in.
-RANKS = [
-    ("fsdp2 --trainer.devices=4", (4, 3 / 6, 2 / 6, 0, 1 / 6)),
-    ("fsdp2 --trainer.devices=4 --trainer.gradient_clip_val=1", (4, 3 / 6, 2 / 6, 0, 1 / 6)),
-    ("fsdp2 --trainer.devices=2 --trainer.num_nodes=2 --trainer.precision=bf16-mixed", (4, 1.5 / 6, 1 / 6, 0, 1 / 6)),
-    ("fsdp2 --trainer.devices=8 --trainer.accumulate_grad_batches=3", (8, 3 / 6, 2 / 6, 1 / 8, 1 / 6)),
-    ("fsdp2 --trainer.devices=4 --trainer.compile=true", (4, 3 / 6, 2 / 6, 0, 1 / 6)),
-    ("{class_path: lmbench.ModelParallel, init_args: {reshard_after_forward: false}} --trainer.devices=2",
-     (2, 8 / 6, 5 / 6, 0, 1 / 6)),
-    ("fsdp2", (1, 1 / 6, 1 / 6, 0, 1 / 6)),
-    ("ddp --trainer.devices=4", (1, 0, 0, 0, 1)),
-    ("ddp --trainer.devices=[0,1] --trainer.accumulate_grad_batches=2", (1, 0, 0, 1, 1)),
-]  # fmt: skip
+RANKS = yaml.safe_load("""
+- [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4]
+- [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4 --trainer.gradient_clip_val=1]
+- [fsdp2, 4, [1.5, 1, 0, 1], --trainer.devices=2 --trainer.num_nodes=2 --trainer.precision=bf16-mixed]
+- [fsdp2, 8, [3, 2, 0.75, 1], --trainer.devices=8 --trainer.accumulate_grad_batches=3]
+- [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4 --trainer.compile=true]
+- - "{class_path: lmbench.ModelParallel, init_args: {reshard_after_forward: false}}"
+  - 2
+  - [8, 5, 0, 1]
+  - --trainer.devices=2
+- [fsdp2, 1, [1, 1, 0, 1], ""]
+- [ddp, 1, [0, 0, 0, 6], --trainer.devices=4]
+- [ddp, 1, [0, 0, 6, 6], "--trainer.devices=[0,1] --trainer.accumulate_grad_batches=2"]
+""")
 
 
-@pytest.mark.parametrize(("words", "parts"), RANKS)
-def test_a_rank_has_its_part_and_what_is_gathered_and_reduced(own_module, words, parts):
-    ranks, *shares = parts
-    strategy, *rest = words.split(" --")
-    words = [f"--trainer.strategy={strategy}", *(f"--{word}" for word in rest)]
+@pytest.mark.parametrize(("strategy", "ranks", "blocks", "words"), RANKS)
+def test_a_rank_has_its_part_and_what_is_gathered_and_reduced(own_module, strategy, ranks, blocks, words):
+    words = [f"--trainer.strategy={strategy}", *words.split()]
     forecast = predict("--model=hand_module.Stack", "--measure.zero_grad=after_step", *words)
     weights = 6 * 4 * 1024**2
     forward, backward, optimizer = (peak_of(forecast, phase) for phase in ("forward", "backward", "optimizer"))
     assert forward.parameters == optimizer.parameters == optimizer.gradients == weights / ranks
     assert optimizer.optimizer_state == 2 * weights / ranks + 6 * 512
-    assert [forward.gathered, backward.gathered, forward.gradients, backward.buckets] == [
-        share * weights for share in shares
-    ]
-    is_ddp = strategy == "ddp"
+    sizes = [forward.gathered, backward.gathered, forward.gradients, backward.buckets]
+    assert [size / weights * 6 for size in sizes] == blocks
     # In the second step DDP has its first buckets and new ones.
-    highest = forecast.highest.total_bytes
-    assert forecast.run_peak_bytes == (pytest.approx(highest + weights, rel=0.05) if is_ddp else highest)
+    first_bytes = weights if strategy == "ddp" else 0
+    assert forecast.run_peak_bytes == pytest.approx(forecast.highest.total_bytes + first_bytes, rel=0.05)
 
 
 def test_matrices_are_split_within_a_group_and_the_rest_over_groups():
@@ -278,7 +276,7 @@ def test_buckets_that_are_the_gradients_are_there_all_the_time(own_module):
     assert [peak_of(views, phase).buckets for phase in ("forward", "optimizer")] == [weights, weights]
     assert peak_of(views, "optimizer").gradients == 0
     unused = predict(*steps, "--trainer.strategy", options % "find_unused_parameters")
-    # Their order is not learned.
+    # The order of gradients is not learned.
     assert unused.run_peak_bytes == unused.highest.total_bytes
 
 
@@ -300,16 +298,11 @@ def test_four_gpus_are_enough_where_a_quarter_of_what_is_shared_fits():
     assert fewest(shared // 2, ROOM.total_bytes) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "verdict"),
-    [
-        ("--trainer.devices=2 --trainer.strategy=fsdp2", "fits on 2 H200 (138.88 GiB each); 1 is enough"),
-        ("--trainer.devices=2 --trainer.strategy=ddp", "fits on 2 H200 (138.88 GiB each)"),
-    ],
-)
-def test_the_verdict_names_the_number_of_gpus(own_module, words, verdict):
-    forecast = predict("--model=hand_module.Stack", *words.split(), gpu="H200", finds_largest=True)
-    assert next(line.text for line in forecast_answer(forecast).notes if line.label == "verdict") == verdict
+@pytest.mark.parametrize(("strategy", "enough"), [("fsdp2", "; 1 is enough"), ("ddp", "")])
+def test_the_verdict_names_the_number_of_gpus(own_module, strategy, enough):
+    words = ["--model=hand_module.Stack", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
+    forecast = predict(*words, gpu="H200", finds_largest=True)
+    assert f"fits on 2 H200 (138.88 GiB each){enough}'" in str(forecast_answer(forecast).notes)
     forecast.fits, forecast.fewest_gpus = False, None
     assert re.search("more GPUs change nothing|no number of GPUs", str(forecast_answer(forecast).notes))
 
