@@ -4,6 +4,7 @@ or both, under Lightning's own strategy."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from typing import Any, Literal
 
 import torch
@@ -120,6 +121,8 @@ def split(module: LightningModule, mesh: DeviceMesh) -> None:
         if isinstance(style, str) and style not in _STYLES:
             raise unknown("style of tensor_parallel_plan", style, _STYLES)
         styles[name] = _STYLES[style]() if isinstance(style, str) else style
+        if not any(fnmatch(known, name) for known, _ in module.named_modules()):
+            raise UsageError(f"tensor_parallel_plan names {name}, and {type(module).__name__} has no such layer")
     parallelize_module(module, mesh, styles)
     # All are of one kind then: an optimizer step, and a norm of all gradients, take no mixture. By identity, since
     # layers may share a parameter.
@@ -145,6 +148,8 @@ def _root(module: LightningModule) -> nn.Module:
     return children[0] if len(children) == 1 else module
 
 
+#: The names of its strategies.
+NAMES = ("fsdp2", "fsdp2_zero2", "tensor_parallel")
 StrategyRegistry.register("fsdp2", ModelParallel)
 # As ZeRO's stage 2: parameters stay gathered until the backward is over.
 StrategyRegistry.register("fsdp2_zero2", ModelParallel, reshard_after_forward=False)

@@ -75,11 +75,14 @@ def count_to_start(flags: dict[str, Any]) -> int:
 
 
 class End(NamedTuple):
-    """How a rank ended: its exit code, or minus the number of the signal that ended it; and what it printed."""
+    """How a rank ended: its exit code, or minus the number of the signal that ended it; what it printed; and whether
+    it ended as lmbench ends, or had to be ended after another one had failed."""
 
     rank: int
     code: int
     log: str
+    is_regular: bool
+    was_waited_for: bool
 
 
 def run_ranks(count: int, measure: Callable[[], int]) -> list[End]:
@@ -99,19 +102,21 @@ def run_ranks(count: int, measure: Callable[[], int]) -> list[End]:
             for process, log in zip(ranks, logs, strict=True):
                 log.touch()
                 process.start()
-            running, deadline_s = set(range(count)), math.inf
+            running, late, deadline_s = set(range(count)), set[int](), math.inf
             while running:
                 timeout_s = None if deadline_s == math.inf else max(deadline_s - time.monotonic(), 0.0)
                 if not wait([ranks[rank].sentinel for rank in running], timeout_s):
-                    for rank in running:
+                    late = set(running)
+                    for rank in late:
                         # It tells its log where it is, also where Python hears of no signal.
                         os.kill(ranks[rank].pid or 0, signal.SIGUSR1)
                     time.sleep(0.2)
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
-                    code = ranks[rank].exitcode or 0
-                    ends.append(End(rank, code, logs[rank].read_text(errors="replace")))
+                    is_regular = logs[rank].with_suffix(".end").exists()
+                    code = ranks[rank].exitcode or int(not is_regular)
+                    ends.append(End(rank, code, logs[rank].read_text(errors="replace"), is_regular, rank in late))
                     if code:
                         deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
         finally:
@@ -165,6 +170,8 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    # Without it, somebody's code has ended this process.
+    Path(variables[_LOG]).with_suffix(".end").touch()
     os._exit(code)
 
 
@@ -178,8 +185,8 @@ def cause_of(path: Path, ends: list[End]) -> End | None:
         path: the run's folder.
         ends: how its ranks ended, in that order.
     """
-    failed_ranks = [end for end in ends if end.code]
-    telling = (end for end in failed_ranks if end.code < 0 or _error_of(path, end.rank) is not None)
+    failed_ranks = [end for end in ends if end.code and not end.was_waited_for]
+    telling = (end for end in failed_ranks if not end.is_regular or _error_of(path, end.rank) is not None)
     return next(telling, next(iter(failed_ranks), None))
 
 
@@ -190,7 +197,7 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
     """
     ending = _error_of(path, cause.rank)
     if ending is None or ending.error is None:
-        how = f"ended with exit code {cause.code}"
+        how = f"ended with exit code {cause.code}" if cause.is_regular else "left in the middle"
         if cause.code < 0:
             how = f"was ended by {signal.Signals(-cause.code).name}"
         last = next((f": {line}" for line in reversed(cause.log.splitlines()) if line.strip()), "")
@@ -198,18 +205,18 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
     else:
         ending.error.message = f"rank {cause.rank}: {ending.error.message}"
     assert ending.error is not None
-    late = [f"rank {end.rank} hung in {place}; " for end in ends if (place := _last_place(end.log))]
-    if not re.search("timed? ?out", str(ending.error.message), re.I):
-        late = []
+    late = list[str]()
+    if re.search("timed? ?out", str(ending.error.message), re.I):
+        late = [f"rank {end.rank} hung in {_last_place(end.log)}; " for end in ends if end.was_waited_for]
     ending.error.message = "".join(late) + str(ending.error.message)
     return ending if cause.rank or late or ending.error.kind == "RankLost" else None
 
 
-def _last_place(log: str) -> str | None:
+def _last_place(log: str) -> str:
     """Where a rank was when it was asked, by the stack in its log: its innermost line of no library."""
     frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', log.rpartition("(most recent call first):")[2], re.M)
     own = [frame for frame in frames if not re.search(r"/(torch|lightning)/", frame[0])]
-    return next((f"{name} at {file}:{line}" for file, line, name in [*own, *frames]), None)
+    return next((f"{name} at {file}:{line}" for file, line, name in [*own, *frames]), "no place that it could tell")
 
 
 def _error_of(path: Path, rank: int) -> Ending | None:

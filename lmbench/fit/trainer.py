@@ -11,13 +11,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
-from lmbench.errors import UsageError, check_at_least
-from lmbench.fit import model_parallel  # noqa: F401 (registers its strategies)
+from lmbench.errors import UsageError, check_at_least, unknown
+from lmbench.fit.model_parallel import NAMES
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.launcher import check_launcher
 from lmbench.precision import PRECISIONS, find_precision
@@ -92,6 +92,10 @@ class BenchTrainer(Trainer):
                 f"trainer.profiler is {profiler!r}; allowed: kernels, {', '.join(LIGHTNING_PROFILERS)}, or a class "
                 "such as lmbench.KernelProfiler"
             )
+        # From a copy: jsonargparse would take `kwargs.get` for an argument without a type.
+        strategy = dict(kwargs).get("strategy", "auto")
+        if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry.available_strategies()):
+            raise unknown("trainer.strategy", strategy, ("auto", "ddp", *NAMES), ", or another of Lightning's")
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:

@@ -65,6 +65,7 @@ def hang():
 
 DEEDS = {
     "hang": hang,
+    "leave": lambda: os._exit(0),
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "fail": fail,
     "oom": run_out_of_memory,
@@ -160,6 +161,7 @@ def test_every_rank_records_its_trace_and_they_are_read_together(capsys):
 @pytest.mark.parametrize(
     ("deed", "code", "outcome", "error"),
     [
+        ("leave", 1, "error", "rank 1 left in the middle, and the measurement with it"),
         ("die", 1, "error", "rank 1 was ended by SIGKILL, and the measurement with it"),
         ("fail", 5, "error", "rank 1: no luck"),
         ("oom", 3, "oom", "rank 1: CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -184,6 +186,7 @@ def test_a_module_that_cannot_be_built_is_one_message(capfd):
     ("words", "message"),
     [
         (["--trainer.strategy=ddp_spawn"], "trainer.strategy"),
+        (["--trainer.strategy=fsdp3"], "did you mean fsdp2"),
         (
             [*TINY, "--trainer.strategy=tensor_parallel", "--trainer.devices=3"],
             "num_heads is 2, which 3 devices cannot share",
