@@ -26,7 +26,7 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
 from lmbench.instruments.environment import capture_environment
 from lmbench.instruments.milestones import milestones, reach
-from lmbench.instruments.ranks import failed_collective, refuse_unlike
+from lmbench.instruments.ranks import COLLECTIVE_FAILED, failed_collective, refuse_unlike
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model
 from lmbench.instruments.training import loss_facts
 from lmbench.interruption import held, interrupt, received
@@ -196,6 +196,7 @@ class RunRecorder(Observer):
             assert self.folder is not None
             ending = judge(exception, phase, is_own_subject)
             if ending.error is not None and (collective := failed_collective(exception)):
+                ending.error.kind = COLLECTIVE_FAILED
                 ending.error.message = f"{ending.error.message} (in {collective})"
             if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE) and ending.error is not None:
                 with suppress(OSError):

@@ -35,6 +35,7 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 from lmbench.errors import ExitCode, UsageError
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import Ending, failed
+from lmbench.instruments.ranks import COLLECTIVE_FAILED
 from lmbench.python_process import die_with_parent
 from lmbench.records.load import load_run
 from lmbench.scratch import ScratchFolder
@@ -42,6 +43,8 @@ from lmbench.scratch import ScratchFolder
 #: Once a rank has failed, the others have this time to end by themselves: they may wait for it in a collective.
 GRACE_S = 5.0
 
+#: A rank that another launcher started has this time to write down why it failed.
+ANOTHERS_END_S = 2.0
 #: The variable that tells a rank where its log is.
 _LOG = "RANK_LOG_OF_LMBENCH"
 _LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
@@ -210,6 +213,32 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
         late = [f"rank {end.rank} hung in {_last_place(end.log)}; " for end in ends if end.was_waited_for]
     ending.error.message = "".join(late) + str(ending.error.message)
     return ending if cause.rank or late or ending.error.kind == "RankLost" else None
+
+
+def ending_by_another(path: Path, count: int) -> Ending | None:
+    """The ending that another rank made of a measurement whose ranks a launcher has started; None where none tells.
+
+    Args:
+        path: the run's folder; its own rank has heard of it in a collective alone.
+        count: how many ranks there are.
+    """
+    deadline_s = time.monotonic() + ANOTHERS_END_S
+    while time.monotonic() < deadline_s:
+        endings = {rank: _error_of(path, rank) for rank in range(1, count)}
+        for rank, ending in endings.items():
+            error = None if ending is None or ending.outcome == "interrupted" else ending.error
+            if error is not None and error.kind != COLLECTIVE_FAILED:
+                error.message = f"rank {rank}: {error.message}"
+                return ending
+        time.sleep(0.1)
+    silent = ", ".join(str(rank) for rank, ending in endings.items() if ending is None)
+    message = f"rank {silent} told of no end, and the measurement ended with it"
+    return failed("RankLost", message, None) if silent else None
+
+
+def is_watched() -> bool:
+    """Whether this process is a rank that `run_ranks` started, and watches."""
+    return _LOG in os.environ
 
 
 def _last_place(log: str) -> str:

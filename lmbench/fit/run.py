@@ -18,7 +18,17 @@ from lmbench.errors import ExitCode, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.completion import complete_record
 from lmbench.fit.measurement import Measurement
-from lmbench.fit.ranks import End, cause_of, count_to_start, ending_of, in_its_log, rank_of_process, run_ranks
+from lmbench.fit.ranks import (
+    End,
+    cause_of,
+    count_to_start,
+    ending_by_another,
+    ending_of,
+    in_its_log,
+    is_watched,
+    rank_of_process,
+    run_ranks,
+)
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import as_list
@@ -26,6 +36,7 @@ from lmbench.instruments.ending import error_facts, interrupted, is_usage_error
 from lmbench.instruments.milestones import reach
 from lmbench.instruments.oom import out_of_memory
 from lmbench.instruments.own_code import own_lines
+from lmbench.instruments.ranks import COLLECTIVE_FAILED
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words
 from lmbench.records.codec import encode_run
@@ -121,6 +132,11 @@ def _measure(
                 _print_lines("".join(traceback.format_exception(failure)))
             elif recorder.exit_code is ExitCode.USER_CODE:
                 _print_own_lines(failure, recorder)
+    error = recorder.run.error
+    if is_first and recorder.folder is not None and error is not None and error.kind == COLLECTIVE_FAILED:
+        another = None if is_watched() else ending_by_another(recorder.folder.path, recorder.run.world_size or 1)
+        if another is not None:
+            recorder.take_over(recorder.folder.path, another)
     if is_first:
         complete_record(recorder, is_predicted=is_predicted)
     return int(recorder.exit_code or 0)
@@ -129,11 +145,13 @@ def _measure(
 def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int]) -> int:
     """Measure by `count` ranks, and take their record as the recorder's; returns the exit code."""
     ends: list[End] = []
+    path = Path(recorder.results_dir, recorder.run_id or "").absolute()
+    was_there = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
         ends = run_ranks(count, measure)
-    path, signum = Path(recorder.results_dir, recorder.run_id or "").absolute(), received()
+    signum = received()
     cause = cause_of(path, ends) if signum is None else None
-    if path.is_dir():
+    if path.is_dir() and not was_there:
         ending = None if cause is None else ending_of(path, cause, ends)
         # What a rank tells of a signal may be that the others are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from traceback import walk_tb
 from typing import NamedTuple
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -42,6 +43,12 @@ def is_of_other_checkpoint(exception: BaseException) -> bool:
     return isinstance(exception, RuntimeError) and str(exception).startswith("Error(s) in loading state_dict")
 
 
+def _is_of_shared_tensors(exception: BaseException) -> bool:
+    """Whether PyTorch's distributed tensors refused an operator."""
+    frames = [frame for frame, _ in walk_tb(exception.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.distributed.tensor.")
+
+
 def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> Ending:
     """The ending that an exception makes; once a signal came, whatever is raised is its doing.
 
@@ -63,6 +70,10 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
         message = f"somebody's code asked to exit with {exception.code}"
     facts = error_facts(type(exception).__name__, message, phase)
     facts.location = place(lines[-1]) if lines else None
+    if not lines and _is_of_shared_tensors(exception):
+        reason = "PyTorch cannot do that with what several devices share: choose another optimizer, or ddp"
+        facts.message = f"{facts.message}; {reason}"
+        return Ending("error", ExitCode.USAGE, facts)
     if is_usage_error(exception):
         return Ending("error", ExitCode.USAGE, facts)
     # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's; so is what

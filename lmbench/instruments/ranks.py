@@ -12,6 +12,9 @@ from torch.distributed import DistError, all_gather_object, distributed_c10d, ge
 
 from lmbench.errors import UsageError
 
+#: The kind of error of a rank that only heard of another one's.
+COLLECTIVE_FAILED = "CollectiveFailed"
+
 
 def refuse_unlike(facts: Mapping[str, Any]) -> None:
     """Raises UsageError, on every rank, where the ranks do not have the same of each of these facts."""

@@ -136,7 +136,9 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     else:
         limit = 0.005 if run.device_type == "cpu" else max(0.001, IDENTITY_ENDS_S / wall_s)
         yield judge("window_identity", abs(total_s - wall_s) / wall_s, limit, window=window)
-    if steps_s := [rank.mean_s["step"] for rank in run.per_rank or [] if "step" in rank.mean_s]:
+    # Ranks of an evaluation wait for nobody.
+    is_joint = run.mode != "inference"
+    if is_joint and (steps_s := [rank.mean_s["step"] for rank in run.per_rank or [] if "step" in rank.mean_s]):
         # One may begin or end a step before another.
         yield judge("ranks", max(steps_s) / min(steps_s) - 1, 0.005 + 1 / (count or 1))
     # Of causal attention by itself half of the full count need not be done, and a fused kernel does not do it.

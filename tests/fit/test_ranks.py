@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import lightning
 import psutil
@@ -237,20 +238,29 @@ def test_a_signal_for_the_command_ends_all_ranks_and_is_what_the_result_says(tmp
     assert psutil.wait_procs(ranks, timeout=5)[1] == []
 
 
-def test_torchrun_starts_the_ranks_and_one_result_is_printed(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        "-m",
-        "lmbench",
-        "fit",
-        *WORDS,
-        *TINY,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (run,) = lmbench.load("results")
-    assert done.stdout.split() == [str(run.path)]
+def torchrun(*words):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "lmbench", "fit"]
+    done = subprocess.run([*command, *WORDS, *words], capture_output=True, text=True, check=False)
+    return done, lmbench.load("results")[0]
+
+
+def test_torchrun_starts_the_ranks_and_one_result_is_printed():
+    done, run = torchrun(*TINY)
+    assert (done.returncode, done.stdout.split()) == (0, [str(run.path)]), done.stderr
     assert (len(run.record.per_rank), (run.path / "rank1" / "run.json").is_file()) == (2, True)
+
+
+def test_under_torchrun_too_the_rank_that_failed_is_the_reason(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    done, run = torchrun(f"--model={__name__}.Uneven", "--model.deed=fail")
+    assert done.returncode != 0
+    assert run.record.error.message == "rank 1: no luck"
+
+
+def test_what_an_optimizer_cannot_share_is_one_line_and_a_result_stays_as_it_is(capsys):
+    code, run = fit(*TINY, "--trainer.strategy=fsdp2", "--model.optimizer=SGD")
+    assert (code, "choose another optimizer, or ddp" in run.record.error.message) == (2, True)
+    capsys.readouterr()
+    assert main(["fit", *WORDS, *TINY]) == 2
+    assert "run 'run' exists already" in capsys.readouterr().err
+    assert lmbench.load("results")[0].record == run.record
