@@ -108,7 +108,8 @@ def _tables(comparison: Comparison) -> list[Table]:
     if len(cells) == 1 and cells[0].metrics:
         cell, step = cells[0], cells[0].metrics[0].ratio
         counted = f"{step.n_a} rounds" if cell.by_rounds else f"{step.n_a} and {step.n_b} processes"
-        caption = f"geometric means of {counted}; findings of phases and memory after Holm's correction"
+        ratio = ", B / A their ratio in which disturbed rounds count less" if cell.by_rounds else ""
+        caption = f"geometric means of {counted}{ratio}; findings of phases and memory after Holm's correction"
         rows = [[figure.title, *_row(figure)] for figure in cell.metrics]
         return [Table("figures", "Compared", [Column("figure"), *_FIGURES], rows, caption)]
     step_times, changes = list[list[Value | Cell]](), list[list[Value | Cell]]()

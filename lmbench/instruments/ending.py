@@ -35,7 +35,8 @@ COMPLETE = Ending("ok", ExitCode.OK)
 
 def is_usage_error(exception: BaseException) -> bool:
     """Whether an exception is the user's mistake: a line says it all."""
-    return isinstance(exception, UsageError | MisconfigurationException) or is_of_other_checkpoint(exception)
+    is_told = isinstance(exception, UsageError | MisconfigurationException) or "EADDRINUSE" in str(exception)
+    return is_told or is_of_other_checkpoint(exception)
 
 
 def is_of_other_checkpoint(exception: BaseException) -> bool:
