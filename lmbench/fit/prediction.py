@@ -38,6 +38,7 @@ from lmbench.fit.fake_step import (
     trial_of,
 )
 from lmbench.fit.measurement import Measurement
+from lmbench.fit.model_parallel import NAMES
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.run import find_modules_in_current_folder
 from lmbench.fit.surroundings import quiet
@@ -72,7 +73,7 @@ _PLAIN: dict[str, Any] = {
 }
 
 # What the names of strategies begin with that are understood.
-_STRATEGIES = ("auto", "ddp", "fsdp2", "tensor_parallel")
+_STRATEGIES = ("auto", "ddp", *NAMES)
 
 
 class Prediction:
@@ -94,7 +95,8 @@ class Prediction:
             raise unknown("trainer.strategy of a prediction", self.strategy, _STRATEGIES)
         is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
         #: Whether all ranks share parameters, gradients and optimizer state evenly; None where they split some.
-        self.is_sharded = None if is_split else strategy == "fsdp2" or isinstance(strategy, ModelParallelStrategy)
+        is_sharded = self.strategy.startswith("fsdp2") or isinstance(strategy, ModelParallelStrategy)
+        self.is_sharded = None if is_split else is_sharded
         plan = Measurement("fit", line.model, line.build("measure"), self._flags)
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
