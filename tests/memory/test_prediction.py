@@ -233,10 +233,7 @@ RANKS = yaml.safe_load("""
 - [fsdp2, 4, [1.5, 1, 0, 1], --trainer.devices=2 --trainer.num_nodes=2 --trainer.precision=bf16-mixed]
 - [fsdp2, 8, [3, 2, 0.75, 1], --trainer.devices=8 --trainer.accumulate_grad_batches=3]
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4 --trainer.compile=true]
-- - "{class_path: lmbench.ModelParallel, init_args: {reshard_after_forward: false}}"
-  - 2
-  - [8, 5, 0, 1]
-  - --trainer.devices=2
+- [fsdp2_zero2, 2, [8, 5, 0, 1], --trainer.devices=2]
 - [fsdp2, 1, [1, 1, 0, 1], ""]
 - [ddp, 1, [0, 0, 0, 6], --trainer.devices=4]
 - [ddp, 1, [0, 0, 6, 6], "--trainer.devices=[0,1] --trainer.accumulate_grad_batches=2"]
@@ -298,7 +295,7 @@ def test_four_gpus_are_enough_where_a_quarter_of_what_is_shared_fits():
     assert fewest(shared // 2, ROOM.total_bytes) is None
 
 
-@pytest.mark.parametrize(("strategy", "enough"), [("fsdp2", "; 1 is enough"), ("ddp", "")])
+@pytest.mark.parametrize(("strategy", "enough"), [("fsdp2_zero2", "; 1 is enough"), ("ddp", "")])
 def test_the_verdict_names_the_number_of_gpus(own_module, strategy, enough):
     words = ["--model=hand_module.Stack", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
     forecast = predict(*words, gpu="H200", finds_largest=True)
