@@ -30,12 +30,12 @@ class StepRecord(Struct):
         step_s: step (lower is better). From the end of the last step's last batch to the end of this one's, exclusions subtracted.
         data_s: data (lower is better). Waiting for the loader.
         transfer_s: transfer (lower is better). Copying the batch from host to device.
-        forward_s: forward (lower is better). `training_step`, the loss included.
-        backward_s: backward (lower is better). The backward pass.
-        clip_s: clip (lower is better). Gradient clipping, and the gradient norm where it is recorded.
+        forward_s: forward (lower is better). `training_step`, the loss included. Over several ranks also: `ddp` its broadcast of buffers, `fsdp2` all-gathers by block, `tensor_parallel` two all-reduces a block, in each micro-batch.
+        backward_s: backward (lower is better). The backward pass. Over several ranks also: `ddp` all-reduces by bucket in the last micro-batch, `fsdp2` all-gathers and reduce-scatters by block and `tensor_parallel` two all-reduces a block in each.
+        clip_s: clip (lower is better). Gradient clipping, and the gradient norm where it is recorded. With `fsdp2` and `tensor_parallel` an all-reduce.
         optimizer_s: optimizer (lower is better). The parameter update.
         zero_grad_s: zero_grad (lower is better). Zeroing the gradients.
-        other_s: other (lower is better). The remainder of `step_s`: the framework between the phases.
+        other_s: other (lower is better). The remainder of `step_s`: the framework between the phases; over several ranks Lightning's broadcast, in each micro-batch.
         <phase>_host_s: <phase> (host) (lower is better). Wall time the host needed to issue <phase>.
         lag_<border>_s: lag at <border>'s end. How far the device is behind the host at the end of <border>: near zero the device waits for the host. Null on a CPU.
     """
