@@ -37,6 +37,8 @@ class Uneven(lightning.pytorch.LightningModule):
     def __init__(self, deed: str):
         super().__init__()
         self.net, self.deed = nn.Linear(8, 1), deed
+        if deed == "differ" and os.environ.get("LOCAL_RANK") == "1":
+            lmbench.__version__ = "0"
 
     def training_step(self, batch, batch_idx):
         if self.global_rank == 1 and self.deed == "sleep":
@@ -200,6 +202,10 @@ def test_a_module_that_cannot_be_built_is_one_message(capfd):
         (
             [f"--model={__name__}.Uneven", "--model.deed=sleep", "--trainer.strategy=tensor_parallel"],
             "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
+        ),
+        (
+            [f"--model={__name__}.Uneven", "--model.deed=differ", "--trainer.strategy=ddp"],
+            "ranks must be alike: lmbench is '0.1.0' on rank 0 and '0' on rank 1",
         ),
         (["--trainer.num_nodes=2"], "trainer.num_nodes is 2, and no launcher started this process"),
     ],
