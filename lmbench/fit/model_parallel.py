@@ -55,14 +55,29 @@ class ModelParallel(ModelParallelStrategy):
             module's `tensor_parallel_plan(size)` returns: names of linear layers, with `*` for a part, and of each
             colwise, rowwise, or a style of torch.distributed.tensor.parallel; and of a layer around some shared_input.
         reshard_after_forward: free gathered parameters after the forward, and gather them again in the backward.
+        reduce_each_micro_batch: reduce gradients in every micro-batch; false keeps them whole until the last one, which
+            takes memory for less communication.
 
     Raises:
         UsageError: the size does not divide the devices, or (in ``setup``) the module has no such plan.
     """
 
-    def __init__(self, tensor_parallel_size: int | Literal["auto"] = 1, reshard_after_forward: bool = True) -> None:
+    def __init__(
+        self,
+        tensor_parallel_size: int | Literal["auto"] = 1,
+        reshard_after_forward: bool = True,
+        reduce_each_micro_batch: bool = True,
+    ) -> None:
         super().__init__(tensor_parallel_size=tensor_parallel_size)
-        self._reshards = reshard_after_forward
+        self._reshards, self._reduces_each = reshard_after_forward, reduce_each_micro_batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        module = self.lightning_module
+        if module is not None and not self._reduces_each:
+            is_last = (batch_idx + 1) % module.trainer.accumulate_grad_batches == 0
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    part.set_requires_gradient_sync(is_last, recurse=False)
 
     def setup_environment(self) -> None:
         size = self.num_processes if self._tensor_parallel_size == "auto" else self._tensor_parallel_size

@@ -173,6 +173,7 @@ def train_bare(
             tensors = [tensor.to(device, non_blocking=True) for tensor in batch]
             is_last = (index + 1) % micro_batches == 0
             step.require_backward_grad_sync = is_last
+            trainer.strategy.on_train_batch_start(tensors, index)
             with autocast:
                 loss = cast(Tensor, step(tensors, index % micro_batches))
             if micro_batches > 1:

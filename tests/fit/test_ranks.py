@@ -94,6 +94,7 @@ def steps_of(path):
 
 CLIPPED = ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"]
 BOTH = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=2", "--trainer.devices=4"]
+WHOLE_GRADIENTS = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.reduce_each_micro_batch=false"]
 #: How many batches are trained on at once, by how many ranks, and the words for it.
 STRATEGIES = [
     (1, 1, ["--trainer.devices=1"]),
@@ -104,6 +105,7 @@ STRATEGIES = [
     (2, 2, ["--trainer.strategy=ddp", *CLIPPED]),
     (2, 2, ["--trainer.strategy=fsdp2", *CLIPPED]),
     (2, 4, [*BOTH, *CLIPPED]),
+    (2, 2, [*WHOLE_GRADIENTS, *CLIPPED]),
 ]
 
 
