@@ -27,7 +27,7 @@ def gradient_norms(parameters: Parameters) -> dict[str, float]:
     """The 2-norm of each parameter's gradient, by name, where there is one. Synchronizes."""
     return {
         # In float32 at least: half precision would overflow.
-        name: float(torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32)))
+        name: float(_whole(torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32))))
         for name, p in parameters.items()
         if p.grad is not None
     }
@@ -40,7 +40,11 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     # Float64 is not narrowed, which would be refused.
     dtype = None if any(grad.dtype is torch.float64 for grad in dense) else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(dense, 2, dtype=dtype)))
-    # Of sharded gradients each rank has a part.
+    return _whole(norm)
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    """The norm over all ranks, where each of them has that of its part of a sharded gradient."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -80,6 +84,9 @@ class MovementSample(dict[str, tuple[nn.Parameter, int, torch.Tensor]]):
         """Remember, for each new parameter with a gradient, its row with the largest one. Synchronizes."""
         for name, parameter in parameters.items():
             if name not in self and parameter.grad is not None:
+                if isinstance(parameter.grad, DTensor) and not parameter.grad.to_local().any():
+                    # What this rank has of it, if anything, may well rest: rows of an embedding that no token took.
+                    continue
                 # Row by row: |gradient| of an embedding as a whole would be a second copy of it.
                 peaks = torch.linalg.vector_norm(_as_rows(parameter.grad), ord=float("inf"), dim=1)
                 row = int(peaks.argmax())

@@ -67,6 +67,7 @@ def hang():
 
 
 DEEDS = {
+    "nothing": lambda: None,
     "hang": hang,
     "leave": lambda: os._exit(0),
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -134,6 +135,14 @@ def test_each_strategy_measures_every_rank_and_trains_the_same(batches, count, w
     figures = [step[name] for step in ranks[0][:8] for name in ("loss", "gradient_norm")]
     assert figures == pytest.approx(first_figures.setdefault((batches, is_clipped), figures), rel=1e-4)
     assert all([step["gradient_norm"] for step in steps[:8]] == figures[1::2] for steps in ranks)
+    # Parameter by parameter, in the last step of the warm-up, whoever has which part of them.
+    assert record.warmup.gradient_norm == pytest.approx(figures[3], rel=1e-4)
+
+
+def test_a_rank_may_have_no_row_of_a_parameter():
+    code, run = fit(f"--model={__name__}.Uneven", "--model.deed=nothing", "--trainer.strategy=fsdp2")
+    training = run.record.probe.training
+    assert (code, training.parameters, training.missing_gradients, training.zero_gradients) == (0, 2, [], [])
 
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
