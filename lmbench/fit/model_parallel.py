@@ -163,8 +163,8 @@ def _root(module: LightningModule) -> nn.Module:
     return children[0] if len(children) == 1 else module
 
 
-#: The names of its strategies.
-NAMES = ("fsdp2", "fsdp2_zero2", "tensor_parallel")
+#: The strategies that lmbench knows by name; Lightning has more.
+STRATEGIES = ("auto", "ddp", "fsdp2", "fsdp2_zero2", "tensor_parallel")
 StrategyRegistry.register("fsdp2", ModelParallel)
 # As ZeRO's stage 2: parameters stay gathered until the backward is over.
 StrategyRegistry.register("fsdp2_zero2", ModelParallel, reshard_after_forward=False)

@@ -38,7 +38,7 @@ from lmbench.fit.fake_step import (
     trial_of,
 )
 from lmbench.fit.measurement import Measurement
-from lmbench.fit.model_parallel import NAMES
+from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.fit.modes import apply_mode
 from lmbench.fit.run import find_modules_in_current_folder
 from lmbench.fit.surroundings import quiet
@@ -72,9 +72,6 @@ _PLAIN: dict[str, Any] = {
     "check_val_every_n_epoch": None,
 }
 
-# What the names of strategies begin with that are understood.
-_STRATEGIES = ("auto", "ddp", *NAMES)
-
 
 class Prediction:
     """A configuration of `lmbench fit`, understood and not run; `step` tries it on fake tensors.
@@ -91,8 +88,8 @@ class Prediction:
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
-        if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy.startswith(_STRATEGIES)):
-            raise unknown("trainer.strategy of a prediction", self.strategy, _STRATEGIES)
+        if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy.startswith(STRATEGIES)):
+            raise unknown("trainer.strategy of a prediction", self.strategy, STRATEGIES)
         is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
         #: Whether all ranks share parameters, gradients and optimizer state evenly; None where they split some.
         is_sharded = self.strategy.startswith("fsdp2") or isinstance(strategy, ModelParallelStrategy)

@@ -142,7 +142,7 @@ def _end(ranks: list[ForkProcess]) -> None:
 def in_its_log() -> Iterator[None]:
     """What this rank writes on standard error within, the process that started it prints if this rank is the cause."""
     with ExitStack() as stack:
-        if _LOG in os.environ:
+        if is_watched():
             stack.enter_context(redirect_stderr(stack.enter_context(Path(os.environ[_LOG]).open("a"))))
         yield
 

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least, unknown
-from lmbench.fit.model_parallel import NAMES
+from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.launcher import check_launcher
 from lmbench.precision import PRECISIONS, find_precision
@@ -95,7 +95,7 @@ class BenchTrainer(Trainer):
         # From a copy: jsonargparse would take `kwargs.get` for an argument without a type.
         strategy = dict(kwargs).get("strategy", "auto")
         if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry.available_strategies()):
-            raise unknown("trainer.strategy", strategy, ("auto", "ddp", *NAMES), ", or another of Lightning's")
+            raise unknown("trainer.strategy", strategy, STRATEGIES, ", or another of Lightning's")
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:

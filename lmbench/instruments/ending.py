@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.distributed import DistNetworkError
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.instruments.oom import out_of_memory
@@ -35,8 +36,9 @@ COMPLETE = Ending("ok", ExitCode.OK)
 
 def is_usage_error(exception: BaseException) -> bool:
     """Whether an exception is the user's mistake: a line says it all."""
-    is_told = isinstance(exception, UsageError | MisconfigurationException) or "EADDRINUSE" in str(exception)
-    return is_told or is_of_other_checkpoint(exception)
+    is_port_taken = isinstance(exception, DistNetworkError) and "EADDRINUSE" in str(exception)
+    is_told = isinstance(exception, UsageError | MisconfigurationException)
+    return is_told or is_port_taken or is_of_other_checkpoint(exception)
 
 
 def is_of_other_checkpoint(exception: BaseException) -> bool:

@@ -42,7 +42,8 @@ def failed_collective(exception: BaseException) -> str | None:
         return None
     entries = json.loads(dump(True, False)).get("entries", [])
     # Gloo's all stay `scheduled`, and it raises from the last one; NCCL's begin later than they are issued.
-    for entry in [*(entry for entry in entries if entry["state"] == "started"), *entries[-1:]]:
-        sizes = ", ".join(" x ".join(map(str, size)) for size in entry["input_sizes"])
-        return f"{entry['profiling_name']}, number {entry['collective_seq_id']} of its group, of {sizes} elements"
-    return None
+    entry = next((entry for entry in entries if entry["state"] == "started"), entries[-1] if entries else None)
+    if entry is None:
+        return None
+    sizes = ", ".join(" x ".join(map(str, size)) for size in entry["input_sizes"])
+    return f"{entry['profiling_name']}, number {entry['collective_seq_id']} of its group, of {sizes} elements"
