@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
@@ -13,9 +14,8 @@ from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.schedule import ProbeKind
-from lmbench.memory.history import CudaHistory
-from lmbench.memory.ledger import Ledger
-from lmbench.memory.recorded import SNAPSHOT_FILE, MemoryNotes, write_notes
+from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, MemoryNotes
+from lmbench.memory.recording import CudaHistory, Ledger
 from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.vocabulary import Stage
 
@@ -69,8 +69,7 @@ class MemoryHistory(Observer):
         if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank records its history"
             return
-        first_step = self.session.steps_done
-        self._notes = MemoryNotes(device=device.index or 0, first_step=first_step, max_entries=self.max_entries)
+        self._notes = MemoryNotes(device=device.index or 0, max_entries=self.max_entries)
         self._history = (self._make_history or CudaHistory)(device)
         self._history.start(self.max_entries, resets_peaks=self._is_window)
         vocab_size = getattr(module, "vocab_size", None)
@@ -87,7 +86,7 @@ class MemoryHistory(Observer):
         if self._is_window or is_eager:
             self._ledger.watch()
             self._hooks.callback(ModuleRanges(module, uses_nvtx=False).remove)
-        self._ranges.begin(first_step, self.session.track.current)
+        self._ranges.begin(self.session.steps_done, self.session.track.current)
         self.session.track.listeners.append(self._ranges.border)
         self._hooks.callback(self.session.track.unlisten, self._ranges.border)
 
@@ -155,7 +154,7 @@ class MemoryHistory(Observer):
                 self._notes.moments = self._ledger.moments
                 folder = self.session.folder
                 self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
-                write_notes(self._notes, folder)
+                (folder / NOTES_FILE).write_bytes(msgspec.json.encode(self._notes))
                 self._record.snapshot_file = SNAPSHOT_FILE
         except OSError as error:
             self._record.reason = f"the snapshot could not be written: {error.strerror or error}"

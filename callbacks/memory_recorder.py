@@ -10,7 +10,7 @@ from lmbench.callbacks.observer import Observer
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.window import AllocatorPeaks
-from lmbench.memory.history import held_by, watch_refusals
+from lmbench.memory.recording import held_by, watch_refusals
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import RefusedAllocation
 from lmbench.records.vocabulary import PHASES, Stage

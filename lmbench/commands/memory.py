@@ -14,7 +14,6 @@ def memory(
     source: str | None = None,
     /,
     *,
-    top: int = 15,
     device: int | None = None,
     gpu: str | None = None,
     settings: list[str],
@@ -36,7 +35,6 @@ def memory(
         source: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
             torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, from which nothing is run.
             A configuration's name is predicted, as with --config
-        top: allocations shown
         device: whose history, where a snapshot has several devices'
         gpu: name of the GPU to predict for, such as H200; by default the one here
         settings: options of `lmbench fit`, to predict
@@ -45,22 +43,22 @@ def memory(
         source, settings = None, [f"--config={source}", *settings]
     if source is None and settings:
         # Help and a wrong option do not wait for these.
-        from lmbench.memory.answers import forecast_answer
+        from lmbench.memory.answer import forecast_answer
         from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 
         return forecast_answer(ask_forecast(settings, Request(gpu_for(gpu), finds_largest=True)))
-    if source is None or settings or top < 1:
-        raise UsageError("memory takes a recorded run or snapshot (--top 1 or more), or options of `lmbench fit`")
-    from lmbench.memory.answers import history_answer, shortage_answer
+    if source is None or settings:
+        raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
+    from lmbench.memory.answer import history_answer, shortage_answer
+    from lmbench.memory.blocks import SNAPSHOT_FILE
     from lmbench.memory.findings import examine
-    from lmbench.memory.recorded import SNAPSHOT_FILE
     from lmbench.memory.shortage import explain
     from lmbench.records.load import is_run_folder, load_run
 
     loaded = load_run(Path(source), with_steps=False) if is_run_folder(Path(source)) else None
     if loaded is None or loaded.outcome != "oom":
-        return history_answer(examine(source, device), top)
+        return history_answer(examine(source, device))
     shortage = shortage_answer(explain(loaded.record, loaded.path))
     if not (loaded.path / SNAPSHOT_FILE).is_file():
         return shortage
-    return replace(shortage, sections=[replace(history_answer(examine(source, device), top), title="The history")])
+    return replace(shortage, sections=[replace(history_answer(examine(source, device)), title="The history")])

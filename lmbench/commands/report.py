@@ -42,7 +42,7 @@ def make_catalogue(has_reference: bool = False) -> Any:
     from lmbench.attention.in_report import ATTENTION
     from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
-    from lmbench.memory.in_report import MEMORY
+    from lmbench.memory.timeline import MEMORY
     from lmbench.report.catalogue import Catalogue
     from lmbench.report.over import OVER
     from lmbench.report.published import REFERENCE

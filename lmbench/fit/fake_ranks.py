@@ -20,8 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.memory.allocator import Allocation
-from lmbench.memory.prediction.tracker import Tracker
-from lmbench.memory.recorded import Category
+from lmbench.memory.blocks import Category
+from lmbench.memory.fake_gpu import Tracker
 
 #: Where FSDP2 allocates, and what for.
 _FSDP2: tuple[tuple[Any, str, Category], ...] = (

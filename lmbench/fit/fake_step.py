@@ -19,8 +19,8 @@ from lmbench.fit.trainer import RepairedMixedPrecision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.allocator import peaks_of
-from lmbench.memory.prediction.compiled import simulate_compiled
-from lmbench.memory.prediction.tracker import Tracker
+from lmbench.memory.compiled import simulate_compiled
+from lmbench.memory.fake_gpu import Tracker
 from lmbench.memory.predictor import EARLIER, Trial
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES

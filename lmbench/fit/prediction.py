@@ -47,9 +47,8 @@ from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error
 from lmbench.instruments.own_code import own_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
+from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
-from lmbench.memory.prediction.cuda_on_cpu import CudaAttention, act_like_cuda
-from lmbench.memory.prediction.tracker import Tracker
 from lmbench.memory.predictor import Predictor, Trial
 from lmbench.standard_output import result_alone, write_result
 

@@ -16,9 +16,8 @@ import pandas as pd
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from lmbench.memory.blocks import by_category, held_at, held_bytes, highest_moments, rounded_bytes
+from lmbench.memory.blocks import CATEGORIES, Category, by_category, held_at, held_bytes, highest_moments, rounded_bytes
 from lmbench.memory.forecast import PhasePeak
-from lmbench.memory.recorded import CATEGORIES, Category
 from lmbench.records.vocabulary import Phase
 
 _MIB = 2**20

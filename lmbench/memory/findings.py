@@ -15,25 +15,26 @@ import pandas as pd
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError
-from lmbench.memory.attribution import Ranges, attribute
-from lmbench.memory.blocks import BEFORE, by_category, held_at, highest_moments
-from lmbench.memory.recorded import (
+from lmbench.memory.attribution import Ranges, attribute, user_frame
+from lmbench.memory.blocks import (
+    BEFORE,
     CATEGORIES,
     CATEGORY_LABELS,
     SNAPSHOT_FILE,
     Category,
     MemoryNotes,
     block_of,
+    by_category,
     collapsed,
+    held_at,
+    highest_moments,
     read_notes,
 )
-from lmbench.memory.replay import Replay, replay
-from lmbench.memory.snapshot import read_snapshot
-from lmbench.memory.stacks import user_frame
+from lmbench.memory.snapshot import Replay, read_snapshot, replay
 from lmbench.records.guard import Guard, at_most
 from lmbench.records.instruments import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.load import is_run_folder, load_run
-from lmbench.records.run import RunRecord
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import PHASE, PHASES, STEP
 from lmbench.report.units import gib, percent
 
@@ -91,13 +92,6 @@ class Findings:
         order = sizes.sum(axis=1).sort_values(ascending=False, kind="stable").index
         return sizes.loc[order, list(self.by_category)]
 
-    @property
-    def shared_path(self) -> str:
-        """What the path of every part begins with, such as `network.`, and tells nothing."""
-        first = {part.partition(".")[0] for part in self.parts.index if part}
-        shared = f"{first.pop()}." if len(first) == 1 else ""
-        return "" if any(self.parts.index.str.startswith(f"{shared}*")) else shared
-
     @cached_property
     def phases(self) -> Any:
         """The most that was allocated in each phase, over all recorded steps: `peak_bytes`, and a column for each
@@ -132,31 +126,15 @@ class Findings:
         saved = saved[saved["category"].isin(["activations", "logits"])].sort_values("start", kind="stable")
         return saved.assign(block=[block_of(owner) or OUTSIDE for owner in saved["owner"]])
 
-    @cached_property
+    @property
     def saved(self) -> list[SavedPerBlock]:
-        """What is saved for the backward; blocks of the model that follow each other are together where they save as
-        much, by operator too."""
-        sizes = {
-            block: (collapsed(block), storages.groupby("operator")["size_bytes"].sum().to_dict())
-            for block, storages in self.saved_storages.groupby("block", sort=False)
-        }
-        alike = [(list(names), size) for (_, size), names in groupby(sizes, key=sizes.__getitem__)]
-        return [SavedPerBlock(names[0], names[-1], len(names), sum(size.values())) for names, size in alike]
-
-    @property
-    def stream_bytes(self) -> int | None:
-        """The size of a block's output by the shape in the record; None where that is not known."""
-        if self.run is None:
-            return None
-        sizes = (self.run.data.batch_size, self.run.data.context_length, self.run.model.d_model)
-        element_bytes = 2 if str(self.run.precision).startswith(_TRUE_HALF) else 4
-        return math.prod(size or 0 for size in sizes) * element_bytes or None
-
-    @property
-    def streams(self) -> dict[int, int]:
-        """The sizes of the blocks' outputs in the history, with how many there are of each, most first."""
-        sizes: dict[int, int] = self.blocks.query("is_stream")["size_bytes"].value_counts().to_dict()
-        return sizes
+        """What is saved for the backward; alike blocks of the model that follow each other and save as much are
+        together."""
+        sizes = self.saved_storages.groupby("block", sort=False)["size_bytes"].sum()
+        alike = [
+            (list(names), key[1]) for key, names in groupby(sizes.index, lambda name: (collapsed(name), sizes[name]))
+        ]
+        return [SavedPerBlock(names[0], names[-1], len(names), int(size)) for names, size in alike]
 
     @cached_property
     def cuts(self) -> list[str]:
@@ -171,12 +149,9 @@ class Findings:
                     f"{gib(old.sum())} that were freed in it are older than its first entry: it was switched on late, "
                     "or cut off by its max_entries"
                 )
-        else:
-            if 0 < notes.max_entries <= len(played.entries):
-                allowed = "all that `--memory.max_entries` allows: older ones are lost"
-                cuts.append(f"it holds {len(played.entries):,} entries, {allowed}")
-            if 0 < (steps := len(self.bands[STEP].names)) < notes.steps:
-                cuts.append(f"of {notes.steps} recorded steps it has {steps}")
+        elif 0 < notes.max_entries <= len(played.entries):
+            allowed = "all that `--memory.max_entries` allows: older ones are lost"
+            cuts.append(f"it holds {len(played.entries):,} entries, {allowed}")
         if played.holes:
             cuts.append(f"{played.holes:,} allocations or frees are missing in it")
         return cuts
@@ -211,8 +186,11 @@ class Findings:
         """What a run's record keeps of its history."""
         columns = ["size_bytes", "count", "category", "owner", "phase", "user_frame"]
         top = self.largest[:10].replace({"category": CATEGORY_LABELS})[columns]
+        run = self.run or RunRecord(SCHEMA_VERSION, "ok")
+        shape = (run.data.batch_size, run.data.context_length, run.model.d_model)
+        stream_bytes = math.prod(size or 0 for size in shape) * (2 if str(run.precision).startswith(_TRUE_HALF) else 4)
         return replace(
-            (self.run and self.run.memory_history) or MemoryHistoryRecord(),
+            run.memory_history or MemoryHistoryRecord(),
             entry_count=len(self.played.entries),
             is_complete=not self.cuts,
             peak_allocated_bytes=self.peak["allocated_bytes"],
@@ -224,8 +202,8 @@ class Findings:
             parts={part or "none": int(size) for part, size in self.parts.sum(axis=1)[:40].items()},
             saved=self.saved,
             saved_bytes=int(self.saved_storages["size_bytes"].sum()),
-            residual_computed_bytes=self.stream_bytes,
-            residual_seen_bytes=next(iter(self.streams), None),
+            residual_computed_bytes=stream_bytes or None,
+            residual_seen_bytes=next(iter(self.blocks.query("is_stream")["size_bytes"].mode().tolist()), None),
             top=[TopAllocation(*row) for row in top.to_numpy().tolist()],
         )
 

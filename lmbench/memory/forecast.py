@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from lmbench.hardware import matmul_workspace_bytes, named_gpu
-from lmbench.memory.recorded import Category
+from lmbench.memory.blocks import Category
 from lmbench.progress import progress
 from lmbench.python_process import run_python
 from lmbench.records.run import RunRecord

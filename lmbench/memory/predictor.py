@@ -11,8 +11,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.polynomial import Polynomial
 
+from lmbench.memory.blocks import Category
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
-from lmbench.memory.recorded import Category
 from lmbench.records.vocabulary import PHASES
 
 #: What the allocator holds beyond the peak, where blocks were left out, so that this cannot be replayed: 2.4 % in the

@@ -1,9 +1,12 @@
 """A history over time: what is held by category, and the blocks that make most of it; in a small file of its own, so
-that a page never has to read the snapshot, and as a chart."""
+that a page never has to read the snapshot, as a chart, and beside columns of the peak in a report.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,18 +15,20 @@ import pandas as pd
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from lmbench.memory.attribution import OTHERS
-from lmbench.memory.blocks import held_bytes
-from lmbench.memory.recorded import CATEGORY_LABELS, Category
-from lmbench.memory.stacks import frame_lines
+from lmbench.memory.attribution import OTHERS, frame_lines
+from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS, Category, held_bytes
 from lmbench.records.codec import read_packed, write_packed
 from lmbench.records.guard import Guard
 from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.intervals import Integers
+from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart
-from lmbench.report.timeline import layer, timeline
-from lmbench.report.units import gib
+from lmbench.report.catalogue import Feature
+from lmbench.report.columns import Column, per_cell
+from lmbench.report.frame import Frame
+from lmbench.report.timeline import layer, page_charts, timeline
+from lmbench.report.units import GIB, PERCENT, Unit, gib
 
 TIMELINE_FILE = "memory_timeline.json.gz"
 #: A column of the picture is the moment of most memory among as many entries as the next.
@@ -188,3 +193,39 @@ def _steps(first: int, low: Integers, high: Integers, name: str) -> list[dict[st
         for a, b in pairwise([*cuts, len(low)])
         if high[a] > low[a]
     ]
+
+
+def _first(name: str, title: str, field: str, unit: Unit = GIB) -> Column:
+    """A number of a cell's first run that has it: of a history, which is a run of its own beside those that are timed,
+    or of the prediction, which all runs of a configuration share."""
+    read = per_cell(lambda run: value_at(run.record, field), is_shown=None, outcome=None)
+    return Column(name, title, read, unit, None)
+
+
+def _no_history(frame: Frame, cell: int) -> list[str]:
+    """Why runs of a cell have no history to show, or a cut one, each reason once."""
+    histories = [run.record.memory_history for run in frame.runs_of(cell, is_shown=None)]
+    reasons = [f"no history: {history.reason}" for history in histories if history and history.reason]
+    is_cut = any(history and history.is_complete is False for history in histories)
+    return [*dict.fromkeys(reasons), *(["the history is not complete"] if is_cut else [])]
+
+
+MEMORY = Feature(
+    columns=(
+        _first("predicted_peak_bytes", "predicted", "memory_prediction.peak_allocated_bytes"),
+        _first("prediction_error_fraction", "error", "memory_prediction.error_fraction", PERCENT),
+        _first("history_peak_bytes", "history's peak", "memory_history.peak_allocated_bytes"),
+        *(
+            _first(f"peak_{name}_bytes", CATEGORY_LABELS[name], f"memory_history.categories.{name}_bytes")
+            for name in CATEGORIES
+        ),
+    ),
+    row_notes=_no_history,
+    charts=partial(
+        page_charts,
+        file=TIMELINE_FILE,
+        is_meant=attrgetter("record.memory_history"),
+        chart=memory_chart,
+        read=read_timeline,
+    ),
+)

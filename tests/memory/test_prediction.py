@@ -15,7 +15,7 @@ from paths import RUNS
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory.allocator import CachingAllocator
-from lmbench.memory.answers import forecast_answer
+from lmbench.memory.answer import forecast_answer
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, PhasePeak, Request, gpu_for
 from lmbench.memory.predictor import SHARED, Predictor, Trial, by_phase, largest_that_fits
 
@@ -309,7 +309,7 @@ def test_the_verdict_names_the_number_of_gpus(own_module, strategy, enough):
 
 def _few(words):
     from lmbench.fit.prediction import Prediction
-    from lmbench.memory.prediction.cuda_on_cpu import act_like_cuda
+    from lmbench.memory.fake_gpu import act_like_cuda
 
     act_like_cuda()
     plan = Prediction(words)

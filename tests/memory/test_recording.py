@@ -11,9 +11,9 @@ from torch import nn
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.instruments import ranges
 from lmbench.instruments.schedule import Schedule
-from lmbench.memory import history, ledger
+from lmbench.memory import recording
+from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE
 from lmbench.memory.findings import examine
-from lmbench.memory.recorded import NOTES_FILE, SNAPSHOT_FILE
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import STEP
 
@@ -66,7 +66,7 @@ def findings(tmp_path, monkeypatch):
 
 
 def record(folder, monkeypatch, module=None, first=(), **flags):
-    for place in (ranges, ledger):
+    for place in (ranges, recording):
         monkeypatch.setattr(place, "record_function", Annotating)
     monkeypatch.setattr(CpuHistory, "latest", None)
     recorder = RunRecorder(str(folder), run_id="run")
@@ -98,7 +98,7 @@ def test_every_category_has_the_bytes_that_it_must_have(findings):
     # Gradients are complete when the optimizer runs.
     assert findings.phases.loc["optimizer", "gradients"] == rounded(*WEIGHTS)
     assert findings.parts.loc["blocks.*.up", "parameters"] == 2 * rounded(4 * WIDTH * WIDTH)
-    assert findings.streams == {rounded(BATCH * WIDTH): 4}
+    assert findings.summary.residual_seen_bytes == rounded(BATCH * WIDTH)
 
 
 def test_saved_tensors_logits_and_temporaries_have_the_part_that_made_them(findings):
@@ -202,7 +202,7 @@ def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch
     observers = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
-    monkeypatch.setattr(history, "_listener", [])
+    monkeypatch.setattr(recording, "_listener", [])
     told = []
 
     class Watcher:
@@ -211,7 +211,7 @@ def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch
 
     watchers = [Watcher(), Watcher()]
     for watcher in watchers:
-        history.watch_refusals(watcher.refused)
+        recording.watch_refusals(watcher.refused)
     (observed,) = observers
     observed(0, 10, 100, 5)
     del watcher, watchers

@@ -12,9 +12,9 @@ from torch import nn
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory import shortage as shortage_module
-from lmbench.memory.answers import advice
+from lmbench.memory.answer import advice
 from lmbench.memory.forecast import Forecast, Largest, PhasePeak
-from lmbench.memory.history import held_by
+from lmbench.memory.recording import held_by
 from lmbench.memory.shortage import explain
 from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import encode_run

@@ -11,8 +11,7 @@ import pytest
 from lmbench.errors import UsageError
 from lmbench.memory import snapshot
 from lmbench.memory.findings import examine
-from lmbench.memory.replay import replay
-from lmbench.memory.snapshot import read_snapshot
+from lmbench.memory.snapshot import read_snapshot, replay
 
 
 class Touches:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lmbench.memory.recorded import AllocatorPeaks
+from lmbench.memory.blocks import AllocatorPeaks
 
 
 class CpuHistory(TorchDispatchMode):
@@ -25,7 +25,7 @@ class CpuHistory(TorchDispatchMode):
         CpuHistory.latest = self
         self.memory = planted_memory.Allocator(is_on=False)
 
-    # lmbench.memory.history.CudaHistory
+    # lmbench.memory.recording.CudaHistory
 
     def start(self, max_entries, *, resets_peaks):
         self.memory.max_entries, self.memory.is_on = max_entries, True

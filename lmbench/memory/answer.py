@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import asdict
 
+from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast
-from lmbench.memory.recorded import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.shortage import EXPANDABLE, Shortage
 from lmbench.memory.timeline import memory_chart, memory_timeline
 from lmbench.records.guard import not_passed
@@ -29,6 +29,8 @@ _PART_FRACTION = 0.005
 _COLUMN_FRACTION = 0.03
 #: A column with less in every row is left out.
 _COLUMN_BYTES = 2**20
+#: Rows of the largest allocations.
+_MOST_ROWS = 15
 #: Phases of a forecast that do the work; another one is shown only where it has the highest peak.
 _FORECAST_PHASES = ("forward", "backward", "optimizer")
 #: Headings of narrow columns, by the key; others are the key in words.
@@ -67,7 +69,7 @@ def _table(name: str, title: str, frame: Any, caption: str = "GiB", has_total: b
         stem, _, ending = key.rpartition("_")
         unit = _MIB if key == "each_bytes" else _UNITS.get(ending, WORDS)
         heading = _HEADINGS.get(key, (key if unit is WORDS or not stem else stem).replace("_", " "))
-        narrowing: Narrowing = "fold" if key in ("part", "figure") else "keep"
+        narrowing: Narrowing = "fold" if key == "part" else "keep"
         is_extra = name == "largest" and key in ("phase", "saved_by")
         columns.append(Column(heading, unit, key, narrowing, is_extra))
     return Table(name, title, columns, frame.where(frame.notna(), None).to_numpy().tolist(), caption, has_total)
@@ -76,8 +78,8 @@ def _table(name: str, title: str, frame: Any, caption: str = "GiB", has_total: b
 # a recorded history
 
 
-def history_answer(findings: Findings, top: int = 15) -> Answer:
-    """What the peak is made of, where it is from, and how to make it smaller; `top` of the largest allocations."""
+def history_answer(findings: Findings) -> Answer:
+    """What the peak is made of, where it is from, and how to make it smaller."""
     played, run, notes, peak = findings.played, findings.run, findings.notes, findings.peak
     entry_count = len(played.entries) if played.has_history else 0
     sizes = pd.Series(findings.by_category, dtype=np.int64).rename(CATEGORY_LABELS)
@@ -89,8 +91,6 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
     segments = played.segments.groupby("kind", as_index=False).agg(sums)
     saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
     saved["total_bytes"] = saved["count"] * saved["each_bytes"]
-    operators = findings.saved_storages.groupby("operator", sort=False, as_index=False)["size_bytes"].sum()
-    operators["share_fraction"] = operators["size_bytes"] / operators["size_bytes"].sum()
     tables = [
         _table("peak", "At the peak", made_of, has_total=True),
         _table(
@@ -98,17 +98,11 @@ def history_answer(findings: Findings, top: int = 15) -> Answer:
             "GiB; the most that was allocated in a phase, over all steps",
         ),
         _part_table(findings),
-        _largest_table(findings, top),
+        _largest_table(findings),
         _table("segments", "Segments", segments, "GiB reserved when the snapshot was taken; free: in no block"),
         _table(
             "saved", "Saved for the backward", saved, "storages made in the forward, each once, without parameters"
         ),
-        _table(
-            "operators", "Saved by which operators",
-            operators.sort_values("size_bytes", ascending=False, kind="stable"),
-            "of several operators that save a storage, the one nearest to where it was made",
-        ),
-        _recorded_table(findings),
     ]  # fmt: skip
     keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
     history = f"device {played.device}, {entry_count:,} entries, {len(findings.bands[STEP].names)} steps"
@@ -169,53 +163,31 @@ def _head(findings: Findings) -> list[Line]:
 
 
 def _part_table(findings: Findings) -> Table:
-    """Bytes at the peak by part of the model; small categories are together in one column."""
+    """Bytes at the peak by part of the model, with columns for large categories."""
     sizes, peak_bytes = findings.parts, findings.peak["allocated_bytes"]
     names = [name for name in sizes if sizes[name].sum() >= _COLUMN_FRACTION * peak_bytes]
-    frame = sizes[names].assign(rest_bytes=sizes.drop(columns=names).sum(axis=1, min_count=1))
-    frame.insert(0, "part", sizes.index.str.removeprefix(findings.shared_path).where(sizes.index != "", "(none)"))
+    frame = sizes[names].copy()
+    frame.insert(0, "part", sizes.index.where(sizes.index != "", "(none)"))
     frame.insert(1, "all_bytes", sizes.sum(axis=1))
     caption = (
-        f"GiB at the peak, by the module inside {findings.shared_path[:-1] or 'the model'} that made it (in the "
-        "backward: whose output's gradient came last), or whose parameter it belongs to; * is any block"
+        "GiB at the peak, by the module that made it (in the backward: whose output's gradient came last), or whose "
+        "parameter it belongs to; * is any block"
     )
     return _table("parts", "By part of the model", frame[frame["all_bytes"] >= _PART_FRACTION * peak_bytes], caption)
 
 
-def _largest_table(findings: Findings, top: int) -> Table:
+def _largest_table(findings: Findings) -> Table:
     """The largest allocations at the peak, with the first frame of the user's code."""
     rows = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
-    rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by"})
-    rows["part"] = rows["owner"].str.removeprefix(findings.shared_path)
+    rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
     # The file without its folder, and without the function.
     rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.partition(" ")[0]
     keys = ["each_bytes", "count", "total_bytes", "category", "part", "line", "phase", "saved_by"]
     keys = [key for key in keys if (rows[key] != "").any()]
     caption = "n alike, together GiB; the first line that is not PyTorch's or Lightning's, or the operator"
-    if len(rows) > top:
-        caption += f"; {len(rows) - top} more kinds have {gib(rows['total_bytes'][top:].sum())}"
-    return _table("largest", "Largest at the peak", rows[keys][:top], caption)
-
-
-def _recorded_table(findings: Findings) -> Table:
-    """What else was recorded, and how the replay agrees with the allocator's own counters."""
-    segments, peaks = findings.played.segments, findings.notes and findings.notes.peaks
-    sizes = {
-        "free at the end": segments["free_bytes"].sum(),
-        "largest free piece at the end": segments["largest_free_bytes"].max(),
-        "waiting for another stream at the peak": findings.peak["pending_bytes"],
-        "asked for at the peak, replayed": findings.peak["requested_bytes"],
-    }
-    if peaks:
-        sizes |= {
-            "allocator's peak of what was asked for": peaks.requested_bytes,
-            "allocator's peak, with ends of blocks that it left whole": peaks.allocated_bytes,
-            "allocator's peak of reserved memory": peaks.reserved_bytes,
-        }
-    sizes |= {f"{number} blocks' outputs in the history": size for size, number in findings.streams.items()}
-    if findings.stream_bytes:
-        sizes["a block's output (batch x context x d_model) by the shape"] = findings.stream_bytes
-    return _table("recorded", "Recorded", pd.DataFrame(sizes.items(), columns=["figure", "size_bytes"]))
+    if len(rows) > _MOST_ROWS:
+        caption += f"; {len(rows) - _MOST_ROWS} more kinds have {gib(rows['total_bytes'][_MOST_ROWS:].sum())} (see CSV)"
+    return _table("largest", "Largest at the peak", rows[keys][:_MOST_ROWS], caption)
 
 
 # a run that ran out of memory

@@ -24,8 +24,7 @@ from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.memory.allocator import Allocation
-from lmbench.memory.prediction.cuda_on_cpu import CudaAttention
-from lmbench.memory.prediction.tracker import MATMULS, Tracker
+from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
 
 # Kernels that Inductor calls and does not generate (torch/_inductor/lowering.py, fallbacks and templates): their inputs
 # and outputs are in memory, whatever else is fused into one pass.
