@@ -26,7 +26,7 @@ _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
 
 def help_text() -> str:
-    lines = "\n".join(f"  {name:<10}  {what}" for name, what in COMMANDS.items())
+    lines = "\n".join(f"  {name:<10}  {what}" for name, (_, what) in COMMANDS.items())
     return (
         "usage: lmbench COMMAND [OPTIONS]\n\n"
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
@@ -104,9 +104,6 @@ def _run(args: list[str], is_whole_process: bool) -> int:
     # In an option's name `-` and `_` are the same.
     args = [re.sub(r"^--[^=]+", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in args]
     keep_words_secret(args)
-    module = f"lmbench.commands.{args[0]}"
-    if args[0] in MEASURING:
-        module = "lmbench.commands.fit"
     # What nsys is given it hands on.
     options = {word.partition("=")[0] for word in args}
     wants_help = bool({"-h", "--help"} & options)
@@ -116,7 +113,7 @@ def _run(args: list[str], is_whole_process: bool) -> int:
             # Lightning, imported, would end in a traceback.
             check_launcher(10**6 if args[0] in MEASURING else 1)
         with result_alone(is_whole_process) if is_for_programs else nullcontext():
-            command = importlib.import_module(module)
+            command = importlib.import_module(f"lmbench.commands.{COMMANDS[args[0]][0]}")
             if hasattr(command, "run"):
                 return int(command.run(args))
             from lmbench.commands.parser import run_typed

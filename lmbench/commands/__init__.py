@@ -1,9 +1,10 @@
-"""The commands: a module each, imported when it is called."""
+"""The commands: functions of a few modules, each imported when one of its commands is called."""
 
 from importlib.resources import files
 
 MEASURING = ("fit", "validate")
 
-#: By name, what it does, as commands.txt has it. `fit` and `validate` are `commands.fit`, every other one is a module
-#: of its name, with a typed function of its name, or `run(args: list[str]) -> int`.
-COMMANDS = dict(line.split(maxsplit=1) for line in (files(__name__) / "commands.txt").read_text("utf-8").splitlines())
+_LINES = (files(__name__) / "commands.txt").read_text("utf-8").splitlines()
+#: By name its module and what it does, as commands.txt has it. The module has a typed function of the command's name,
+#: or `run(args: list[str]) -> int`.
+COMMANDS = {name: words for name, *words in (line.split(maxsplit=2) for line in _LINES)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmbench.commands import COMMANDS, MEASURING
-from lmbench.commands.fit_help import daily_options
+from lmbench.commands.fit import daily_options
 from lmbench.commands.signatures import GROUPS, arguments, group_options
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode
@@ -57,12 +57,13 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     if not words[1:]:
         return COMMANDS
     command, previous, current = words[0], *words[-2:]
+    module, _ = COMMANDS.get(command, ("", ""))
     daily = daily_options()
     value, text = daily.get(previous, ("", ""))
     if value in ("NAME", "SIZE"):
         return [part.split()[0] for part in text.split(", ")]
     if current.startswith("-"):
-        own = arguments(f"lmbench.commands.{command}", command)
+        own = arguments(f"lmbench.commands.{module}", command)
         options = ["-h", *(f"--{name}" for name in own if name != "settings")] + ["--json"] * ("format" in own)
         if command not in MEASURING and "settings" not in own:
             return options

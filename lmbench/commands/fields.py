@@ -15,7 +15,6 @@ _COLUMNS = (
     Column("group", is_extra=True), Column("field", name="name"), Column("unit"), Column("better"),
     Column("meaning", narrowing="fold"),
 )  # fmt: skip
-_GROUPS = (Column("group"), Column("fields", COUNT), Column("meaning", narrowing="fold"))
 
 
 def fields(*names: str) -> Answer:
@@ -29,30 +28,25 @@ def fields(*names: str) -> Answer:
         names: a field, its last word, or a part of the record
     """
     known = [field for kind in RECORDS for field in fields_of(kind).values()]
-    chosen = [] if names else known
-    for name in names:
+    # Of fields that differ only in their phase, the first.
+    rows: dict[tuple[str, str], list[Value]] = {}
+    for name in names or [""]:
         part = re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")
         exact = [field for field in known if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
         matches = exact or [field for field in known if name == _slug(field.group) or name in field.name]
         if not matches:
             words = {word for field in known for word in (field.name, field.name.rpartition(".")[2])}
             raise UsageError(f"no field is called {name!r}{suggest(name, words)}; `lmbench fields` lists them all")
-        chosen += matches
-    # Of fields that differ only in their phase, the first.
-    rows: dict[tuple[str, str], list[Value]] = {}
-    meanings: dict[str, dict[str, None]] = {}
-    for field in chosen:
-        group, meaning = _slug(field.group), field.group.partition(": ")[2]
-        meanings.setdefault(group, {}).setdefault(meaning)
-        row: list[Value] = [group, field.pattern, field.unit, field.about.better, field.about.meaning]
-        rows.setdefault((group, field.pattern), row)
+        for field in matches:
+            row: list[Value] = [_slug(field.group), field.pattern, field.unit, field.about.better, field.about.meaning]
+            rows.setdefault((field.group, field.pattern), row)
     table = Table("fields", "Fields", _COLUMNS, list(rows.values()))
     if names:
         return Answer(tables=[table])
-    counts = Counter(group for group, _ in rows)
-    groups: list[list[Value]] = [[group, count, "; ".join(meanings[group])] for group, count in counts.items()]
-    about = Table("groups", "Fields of a run and of its steps", _GROUPS, groups)
-    return Answer(tables=[table, about], first=["groups"])
+    groups = Counter(group for group, _ in rows).items()
+    about: list[list[Value]] = [[_slug(group), count, group.partition(": ")[2]] for group, count in groups]
+    titles = (Column("group"), Column("fields", COUNT), Column("meaning", narrowing="fold"))
+    return Answer(tables=[table, Table("groups", "Fields of a run and of its steps", titles, about)], first=["groups"])
 
 
 def _slug(group: str) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
+from textwrap import fill
 
-from lmbench.commands.fit_help import help_text
 from lmbench.commands.signatures import check_options
+from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.named import RESULTS, find_result
 from lmbench.report.answer import Answer
+from lmbench.sizes import SIZES
 
 #: With one of these a configuration is measured in processes of its own.
 _IN_PROCESSES = {"--repeats", "--compare", "--gate"}
@@ -98,3 +101,22 @@ def repeated(
         return code
     answer = comparison_answer(compare_results(earlier, str(path), tolerance))
     return answer.exit_code if quiet else answer
+
+
+_MEASURES = {
+    "fit": "Measures training and leaves a result: forward, backward and optimizer times,\nmemory, throughput.",
+    "validate": "Measures inference on the validation data and leaves a result.",
+}
+
+
+def help_text(command: str) -> str:
+    names = f"shipped: {', '.join(shipped_configs())}"
+    shipped = fill(names, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    text = Path(__file__).with_suffix(".txt").read_text("utf-8")
+    return text.format(command=command, measures=_MEASURES[command], shipped=shipped, sizes=", ".join(SIZES))
+
+
+def daily_options() -> dict[str, tuple[str, str]]:
+    """The options in the short help: each with its value (`N`, `NAME`) and what it does."""
+    lines = re.findall(r"^  (--\S+) ?(\S*)\s+(\S.*)$", help_text("fit"), re.MULTILINE)
+    return {name: (value, meaning) for name, value, meaning in lines}

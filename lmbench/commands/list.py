@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -13,13 +12,14 @@ from lmbench.commands.parser import PositiveInt
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
 from lmbench.records.load import Run, find_runs, load_known
-from lmbench.records.named import RESULTS, Result, given_names, name_result, results_in, shown_path
+from lmbench.records.named import RESULTS, Result, find_result, given_names, name_result, results_in, shown_path
 from lmbench.records.passes import pass_of
 from lmbench.records.schema import leaves, recorded, value_at
 from lmbench.records.statistics import sample_std
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
-from lmbench.report.units import COUNT, GIB, MS, milliseconds
+from lmbench.report.units import COUNT, GIB, MS, Unit, milliseconds
+from lmbench.runs import read_run
 
 #: Facts that tell what a run was. The first two stand in every line, the others where they differ between lines.
 _WORDS = ("size", "precision", "matmul", "compile", "batch", "context", "mode", "attention", "optimizer")
@@ -81,43 +81,41 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     newest, names = results_in(folders), {(RESULTS / target).resolve(): name for name, target in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
     wanted = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
-    values: dict[str, set[str]] = {name: set() for name in wanted}
     entries: Sequence[_Entry] = ()
     for back, result in enumerate(newest):
-        runs = [run for run in map(load_known, result.runs) if _is_wanted(run, wanted, values)]
+        # `highest` is that of `highest (fp32)`.
+        runs = [
+            run
+            for run in map(load_known, result.runs)
+            if all(f"{value} ".startswith(f"{wanted[name]} ") for name, value in _values(run, wanted).items())
+        ]
         if runs:
             last = f"{home}last~{back}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
             shared = dict(set.intersection(*(set(_facts(run).items()) for run in runs)))
             entries = [*entries, _Entry(names.get(result.path, last), result, runs, shared)]
         if len(entries) == limit:
             break
-    for name, known in values.items() if not entries else ():
+    for name in wanted if not entries else ():
+        known = {_values(load_known(run), [name])[name] for result in newest for run in result.runs} - {""}
         hint = suggest(name, FACT) or f"; facts are {', '.join(FACT)}"
         reason = f"{name} is one of {', '.join(sorted(known))}" if known else f"no run has a {name!r}{hint}"
         raise UsageError(f"--where {where}: no run is so (NAME=VALUE); {reason}")
     # A run that was never built knows little: what it lacks is no difference.
     built = [entry.facts for entry in entries if "precision" in entry.facts]
-    common = [name for name in _WORDS if len({facts.get(name) for facts in built}) == 1]
-    words = [name for name in _WORDS if name in _WORDS[:2] or name not in common]
-    shared_words = in_words(built[0], [name for name in common if name not in words]) if built else ""
-    rows = [_row(entry, words) for entry in entries]
-    caption = f"all {shared_words}" if shared_words else ""
+    common = [name for name in _WORDS[2:] if len({facts.get(name) for facts in built}) == 1]
+    caption = f"all {in_words(built[0], common)}" if built and common else ""
+    rows = [_row(entry, [name for name in _WORDS if name not in common]) for entry in entries]
     table = Table("results", "Results, the newest first", _COLUMNS, rows, caption).without_empty_columns()
     older = len(newest) - back - 1
     more = [Line("more", f"{older} older; --limit {limit + older} looks at them too")] if older else []
     return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
 
 
-def _is_wanted(run: Run, wanted: Mapping[str, str], values: Mapping[str, set[str]]) -> bool:
-    """Whether the run meets all conditions; the values that it has under their names are noted."""
-    if not wanted:
-        return True
-    options = dict(leaves(run.record.config or {}))
-    told = {**recorded(run.record), **options, **_facts(run), "outcome": run.outcome}
-    for name in wanted.keys() & told.keys():
-        values[name].add(str(plain(told[name])))
-    # `highest` is that of `highest (fp32)`.
-    return all(f"{plain(told.get(name))} ".startswith(f"{value} ") for name, value in wanted.items())
+def _values(run: Run, names: Iterable[str]) -> dict[str, str]:
+    """What the run has under these names of facts, options or fields of its record; nothing is empty."""
+    options = leaves(run.record.config or {}) if names else ()
+    told = {**recorded(run.record), **dict(options), **_facts(run), "outcome": run.outcome} if names else {}
+    return {name: str(plain(told.get(name, ""))) for name in names}
 
 
 def _facts(run: Run) -> dict[str, Value]:
@@ -134,19 +132,34 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     figures = []
     for column, field in _FIGURES:
         values = [value for record in counted if (value := value_at(record, field)) is not None]
-        figures.append(_figure(column, values, len(cells) > 1) if values else None)
+        figures.append(_figure(column.unit, values, len(cells) > 1) if values else None)
     outcomes = Counter(run.outcome for run in runs if run.outcome != "ok" or not runs[1:])
     ended = ", ".join(f"{number} {outcome}" if runs[1:] else outcome for outcome, number in outcomes.most_common())
     began, place = entry.result.began[0], shown_path(entry.result.path)
-    # Of another year the date.
-    when = began[5:16].replace("T", " ") if began[:4] == str(datetime.now(UTC).year) else began[:10]
-    return [entry.name, Cell(began, text=when), words, *figures, ended or "ok", entry.facts.get("commit"), place]
+    when = Cell(began, text=began[5:16].replace("T", " "))
+    return [entry.name, when, words, *figures, ended or "ok", entry.facts.get("commit"), place]
 
 
-def _figure(column: Column, values: Sequence[float], is_range: bool) -> Cell:
+def _figure(unit: Unit, values: Sequence[float], is_range: bool) -> Cell:
     """The mean of repeats, with the spread of a time; of several cells the range."""
     low, high = min(values), max(values)
-    if not is_range or low == high:
-        return Cell(fmean(values), std=sample_std(values) if column.unit is MS else None)
-    ends = [milliseconds(end, high - low) if column.unit is MS else column.unit.text(end) for end in (low, high)]
-    return Cell(None, low=low, high=high, text=" .. ".join(ends))
+    if is_range and low < high:
+        ends = [milliseconds(end, high - low) if unit is MS else unit.text(end) for end in (low, high)]
+        return Cell(None, low=low, high=high, text=" .. ".join(ends))
+    return Cell(fmean(values), std=sample_std(values) if unit is MS else None)
+
+
+def show(*results: str) -> Answer:
+    """Prints results again as `lmbench fit` did; without any, the newest.
+
+    Of a folder of many runs it lists them, as `lmbench list` does.
+
+    Args:
+        results: result folders, names such as `last`, or a folder of results
+    """
+    results = results or (find_result("last"),)
+    folders = find_runs(results)
+    if len(folders) > len(results):
+        return listing(results)
+    answers = [read_run(folder).answer() for folder in folders]
+    return answers[0] if len(answers) == 1 else Answer(sections=answers)

@@ -200,7 +200,7 @@ def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]
     """
     # Here, since statistics and tables take their time to import, and help and dry runs need none.
     from lmbench.commands.parser import run_typed
-    from lmbench.commands.upload import upload
+    from lmbench.commands.wandb import upload
     from lmbench.report.render import render
     from lmbench.report.results import report_on
 

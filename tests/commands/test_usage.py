@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmbench.cli import COMMANDS, main
-from lmbench.commands.fit_help import daily_options
+from lmbench.commands.fit import daily_options
 from lmbench.fit import run as fit_run
 from lmbench.fit.command_line import CommandLine
 

@@ -1,0 +1,211 @@
+"""Commands that hand their words to one room: each imports it when it is called, so that help does without."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lmbench.commands import MEASURING
+from lmbench.commands.parser import PositiveFloat, PositiveInt
+from lmbench.configs import shipped_configs
+from lmbench.errors import UsageError
+from lmbench.masking import masked_words
+from lmbench.report.answer import Answer
+
+
+def kernels(*results: str, top: PositiveInt = 10, ceiling: Path | None = None) -> Answer:
+    """Shows where the device's time goes, from a trace.
+
+    The answer comes first: a verdict, why the device was idle, what to do, and what takes most. Tables follow by name:
+    kernels, their kinds and the parts of the model they work for, by phase; the clocks of device and host; what is
+    inside attention. A trace of a CPU has no kernels; its operators are shown instead. Needs no GPU and no PyTorch.
+
+    Of several ranks (a run of theirs, a folder of their traces, or several files) it says what each does, which one the
+    others wait for and why, and what communication costs by kind.
+
+    Args:
+        results: RUN|TRACE|FOLDER: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
+            torch.profiler's on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
+        top: kernels shown per phase.
+        ceiling: a record of `lmbench ceiling` (by default one of the same GPU beside the results).
+    """
+    from lmbench.kernels.ranks import ranks_answer
+
+    if not results:
+        raise UsageError("lmbench kernels shows a result, a trace, or the traces of several ranks; give one")
+    return ranks_answer(results, top, ceiling)
+
+
+def memory(
+    source: str | None = None,
+    /,
+    *,
+    device: int | None = None,
+    gpu: str | None = None,
+    settings: list[str],
+) -> Answer:
+    """Shows what the device's memory is made of at its peak, recorded or, without a GPU, predicted.
+
+    From a history of PyTorch's allocator: bytes by category and by part of the model, the largest allocations with
+    where they come from, what is saved for the backward, and what is reserved in vain; as a page or picture
+    (`--output peak.html`, `peak.svg`) with a timeline. Needs no GPU and no PyTorch. Of a run that ended out of memory
+    it says what was held, and what would fit.
+
+    Without a recorded run it predicts one: `lmbench memory [--gpu NAME] [OPTIONS OF lmbench fit]` shows the peak of
+    each phase by category, whether it fits on a GPU (`--gpu H200`; by default the one here), and the largest batch and
+    context that do. It takes the step on fake tensors, which needs no GPU and no weights:
+    `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. Of several GPUs (`--trainer.devices 8
+    --trainer.strategy fsdp2`) it is what rank 0 takes, and how many of them are enough.
+
+    Args:
+        source: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
+            torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, from which nothing is run.
+            A configuration's name is predicted, as with --config
+        device: whose history, where a snapshot has several devices'
+        gpu: name of the GPU to predict for, such as H200; by default the one here
+        settings: options of `lmbench fit`, to predict
+    """
+    if source in shipped_configs() and not Path(source).exists():
+        source, settings = None, [f"--config={source}", *settings]
+    if source is None and settings:
+        from lmbench.memory.answer import forecast_answer
+        from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+
+        return forecast_answer(ask_forecast(settings, Request(gpu_for(gpu), finds_largest=True)))
+    if source is None or settings:
+        raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
+    from lmbench.memory.answer import history_answer, shortage_answer
+    from lmbench.memory.blocks import SNAPSHOT_FILE
+    from lmbench.memory.findings import examine
+    from lmbench.memory.shortage import explain
+    from lmbench.records.load import is_run_folder, load_run
+
+    loaded = load_run(Path(source), with_steps=False) if is_run_folder(Path(source)) else None
+    if loaded is None or loaded.outcome != "oom":
+        return history_answer(examine(source, device))
+    shortage = shortage_answer(explain(loaded.record, loaded.path))
+    if not (loaded.path / SNAPSHOT_FILE).is_file():
+        return shortage
+    return replace(shortage, sections=[replace(history_answer(examine(source, device)), title="The history")])
+
+
+def dtypes(*runs: str) -> Answer:
+    """Shows the dtypes of runs that were recorded with `lmbench fit ... --dtypes.record true`.
+
+    Parameters, batch, logits, loss, gradients and optimizer state; what every module gets and returns; and the
+    operators of the forward pass, each with the reason for its casts: the list of autocast that it is in on the run's
+    device. Several runs (two precisions, say) stand side by side. Needs no GPU and no PyTorch.
+
+    Args:
+        runs: folders of runs
+    """
+    from lmbench.dtypes.answer import dtypes_answer, examine
+
+    return dtypes_answer([examine(run) for run in runs])
+
+
+def ceiling(*, sustained_s: PositiveFloat = 3.0, results_dir: Path = Path("results")) -> Answer:
+    """Measures what matrix products and copies attain on this device, in bursts of 40 ms and held for seconds, with the
+    clock and power they ran at.
+
+    Args:
+        sustained_s: seconds held.
+        results_dir: the result goes to ceiling_NAME.json in this folder, where `lmbench kernels` looks for it.
+    """
+    from lmbench.kernels.ceiling import ceiling_answer, store_ceiling
+    from lmbench.kernels.recording.ceiling import measure_ceiling
+
+    record = measure_ceiling(sustained_s)
+    return ceiling_answer(record, store_ceiling(record, results_dir))
+
+
+def numerics(*, device: str | None = None, width: int = 1024) -> Answer:
+    """Shows how wrong published sums in 16 bit are, and when norms and softmax overflow.
+
+    Runs the loops of the write-ups on this device, and finds the inputs from which on norms, softmax and cross entropy,
+    written out and as PyTorch computes them, give zero or no finite number.
+
+    Args:
+        device: cuda or cpu; a GPU where there is one by default
+        width: numbers in a row, which norms add up
+    """
+    from lmbench.numerics import measure_numerics
+
+    return measure_numerics(device, width)
+
+
+def overhead(*, rounds: int = 5, settings: list[str]) -> Answer:
+    """Measures what the harness costs.
+
+    The same model, data and optimizer, in fresh processes and rotating order: in a plain PyTorch loop, in Lightning's
+    Trainer with everything off, and in `lmbench fit`. Takes every option of `lmbench fit`; a first run settles how many
+    steps each window has.
+
+    Args:
+        rounds: processes of each arm, at least 2
+        settings: options of `lmbench fit`
+    """
+    if rounds < 2:
+        raise UsageError(f"--rounds is {rounds}; an interval needs at least 2")
+    from lmbench.overhead.arms import measure_overhead
+    from lmbench.scratch import ScratchFolder
+
+    repeat = shlex.join(masked_words(["lmbench", "overhead", "--rounds", str(rounds), *settings]))
+    with ScratchFolder("overhead") as folder:
+        return measure_overhead(settings, rounds, Path(folder), repeat)
+
+
+def selfcheck(device: str | None = None, /) -> Answer:
+    """Plants known truths and checks that they come back.
+
+    Exits with 1 when a check fails, and with 11 where the machine is too busy to tell.
+
+    Args:
+        device: cpu or cuda; by default cuda, where there is one
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"selfcheck takes cpu or cuda, not {device!r}")
+    from lmbench.selfcheck.checks import check_truths
+
+    return check_truths(device)
+
+
+COMMANDS = ("fit", "validate")
+
+
+def nsys(*words: str, output: str = "lmbench-%p", settings: Sequence[str] = ()) -> int:
+    """Runs `lmbench fit ...` (or validate) under `nsys profile`.
+
+    Nsight captures the profiled steps only (`--trainer.profiler.steps N`, 3 by default) and sees NVTX ranges for steps,
+    phases and modules.
+
+    Args:
+        words: the run, as without nsys
+        output: Nsight's report; %p is the process id
+        settings: the run's options
+
+    Raises:
+        UsageError: no command to run, or no nsys on this machine.
+    """
+    run = [*words, *settings]
+    if not words or words[0] not in MEASURING:
+        raise UsageError(f"nsys was given {' '.join(run[:1])!r} to run; it runs one of {', '.join(MEASURING)}")
+    if any(word.split("=")[0] == "--trainer.profiler" for word in run):
+        raise UsageError("nsys was given --trainer.profiler; it sets its own, whose options such as .steps are allowed")
+    program = shutil.which("nsys")
+    if program is None:
+        advice = "install Nsight Systems, or use --trainer.profiler kernels, which needs nothing but PyTorch"
+        raise UsageError(f"nsys is not on this machine's PATH; {advice}")
+    # Nsight waits for the `cudaProfilerStart` that the KernelProfiler calls when the window opens, and records ranges
+    # without torch.profiler (Nsight Systems user guide, CLI profile options).
+    capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx", "--sample=none"]
+    profiler = ["--trainer.profiler", "kernels", "--trainer.profiler.tool", "nsys"]
+    # In front of the run's own words: its `--trainer.profiler.steps` is an option of the profiler's, and comes after.
+    command = [sys.executable, "-P", "-m", "lmbench", words[0], *profiler, *run[1:]]
+    sys.stdout.flush()
+    os.execv(program, [program, "profile", *capture, "--output", output, *command])
