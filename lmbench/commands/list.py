@@ -96,7 +96,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         if len(entries) == limit:
             break
     for name in wanted if not entries else ():
-        known = {_values(load_known(run), [name])[name] for result in newest for run in result.runs} - {""}
+        known = {_values(load_known(run), [name])[name] for result in newest for run in result.runs} - {"None"}
         hint = suggest(name, FACT) or f"; facts are {', '.join(FACT)}"
         reason = f"{name} is one of {', '.join(sorted(known))}" if known else f"no run has a {name!r}{hint}"
         raise UsageError(f"--where {where}: no run is so (NAME=VALUE); {reason}")
@@ -112,10 +112,10 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
 
 
 def _values(run: Run, names: Iterable[str]) -> dict[str, str]:
-    """What the run has under these names of facts, options or fields of its record; nothing is empty."""
+    """What the run has under these names of facts, options or fields of its record."""
     options = leaves(run.record.config or {}) if names else ()
     told = {**recorded(run.record), **dict(options), **_facts(run), "outcome": run.outcome} if names else {}
-    return {name: str(plain(told.get(name, ""))) for name in names}
+    return {name: str(plain(told.get(name))) for name in names}
 
 
 def _facts(run: Run) -> dict[str, Value]:
