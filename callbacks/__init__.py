@@ -3,8 +3,7 @@
 from lmbench.callbacks.compiler import Compiler
 from lmbench.callbacks.dtype_recorder import DtypeRecorder
 from lmbench.callbacks.gradient_norm import GradientNorm
-from lmbench.callbacks.kernel_capture import KernelCapture
-from lmbench.callbacks.kernel_profiler import KernelProfiler
+from lmbench.callbacks.kernel_capture import KernelCapture, KernelProfiler
 from lmbench.callbacks.memory_history import MemoryHistory
 from lmbench.callbacks.memory_recorder import MemoryRecorder
 from lmbench.callbacks.observer import Observer

@@ -9,6 +9,7 @@ import torch
 
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
+from lmbench.files import ScratchFolder
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import (
     CompileOptions,
@@ -19,9 +20,8 @@ from lmbench.instruments.compiling import (
     is_attention_fused,
     use_cache,
 )
-from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
-from lmbench.scratch import ScratchFolder
 
 
 class Compiler(Observer):

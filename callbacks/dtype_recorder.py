@@ -10,10 +10,10 @@ from torch import Tensor
 from lmbench.callbacks.observer import Observer
 from lmbench.dtypes.notes import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
-from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.window import ProbeKind
 from lmbench.records.codec import indented_json
-from lmbench.records.instruments import DtypeRecord
+from lmbench.records.measured import DtypeRecord
 from lmbench.records.vocabulary import Stage
 
 

@@ -13,10 +13,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
-from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.window import ProbeKind
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, MemoryNotes
 from lmbench.memory.recording import CudaHistory, Ledger
-from lmbench.records.instruments import MemoryHistoryRecord
+from lmbench.records.measured import MemoryHistoryRecord
 from lmbench.records.vocabulary import Stage
 
 

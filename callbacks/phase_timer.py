@@ -13,10 +13,9 @@ import torch
 from lmbench.callbacks.observer import Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import ScalarRing, make_clock, synchronize
-from lmbench.instruments.lag import HOST_BOUND_LAG_S, ProbeMarks, lag_verdicts
-from lmbench.instruments.schedule import ProbeKind
-from lmbench.instruments.timeline import Step, Timeline
+from lmbench.instruments.timeline import HOST_BOUND_LAG_S, ProbeMarks, Step, Timeline, lag_verdicts
 from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage

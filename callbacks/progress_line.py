@@ -9,8 +9,8 @@ from typing import TextIO
 import torch
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.host import peak_rss_bytes
-from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.environment import peak_rss_bytes
+from lmbench.instruments.window import ProbeKind
 from lmbench.progress import StatusLine
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage

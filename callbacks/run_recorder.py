@@ -23,17 +23,25 @@ from torch.distributed import all_gather_object
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.instruments.ending import COMPLETE, Ending, failed, interrupted, is_usage_error, judge
+from lmbench.instruments.ending import (
+    COLLECTIVE_FAILED,
+    COMPLETE,
+    Ending,
+    failed,
+    failed_collective,
+    interrupted,
+    is_usage_error,
+    judge,
+)
 from lmbench.instruments.environment import capture_environment
-from lmbench.instruments.milestones import milestones, reach
-from lmbench.instruments.ranks import COLLECTIVE_FAILED, failed_collective, refuse_unlike
 from lmbench.instruments.subject import describe_data, describe_flops, describe_model
 from lmbench.instruments.training import loss_facts
+from lmbench.instruments.window import refuse_unlike
 from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
-from lmbench.records.guard import Guard
 from lmbench.records.load import load_run
-from lmbench.records.process import process_identity
+from lmbench.records.measured import Guard
+from lmbench.records.process import milestones, process_identity, reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.step_log import StepLog

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lmbench.callbacks.logger_sink import LoggerSink
-from lmbench.callbacks.observer import LeanCallback, Observer
+from lmbench.callbacks.observer import LeanCallback, LoggerSink, Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.milestones import reach
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
-from lmbench.instruments.ranks import limit_waits
-from lmbench.instruments.schedule import MAX_SETTLE_STEPS, SETTLE_STEPS_OF_RANKS, ProbeKind, Schedule
 from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.window import MAX_SETTLE_STEPS, SETTLE_STEPS_OF_RANKS, ProbeKind, Schedule, limit_waits
 from lmbench.records.measured import Probe, Window
+from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, RUNNING, Stage

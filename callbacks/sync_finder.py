@@ -13,7 +13,7 @@ import lightning
 import torch
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.window import ProbeKind
 from lmbench.records.measured import HiddenSync
 
 # Folders whose frames are machinery, not the line that asked for the synchronize.

@@ -6,9 +6,9 @@ from typing import Any
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state
-from lmbench.instruments.host import host_state, read_host
-from lmbench.instruments.schedule import ProbeKind
+from lmbench.instruments.environment import host_state, read_host
 from lmbench.instruments.subject import count_flops, token_counter, why_no_tokens
+from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
 

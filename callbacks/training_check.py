@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.schedule import ProbeKind
 from lmbench.instruments.training import (
     MovementSample,
     gradient_facts,
@@ -18,6 +17,7 @@ from lmbench.instruments.training import (
     loss_scaler,
     unscales_itself,
 )
+from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
 

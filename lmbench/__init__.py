@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmbench.callbacks.kernel_profiler import KernelProfiler as KernelProfiler
+    from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
     from lmbench.errors import UsageError as UsageError
     from lmbench.fit.in_process import measure as measure
     from lmbench.fit.model_parallel import ModelParallel as ModelParallel
@@ -27,7 +27,7 @@ if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_d
 _FOUND_IN = {
     "AttentionLayer": "lmbench.model.attention_layer",
     "HuggingFace": "lmbench.model.hugging_face",
-    "KernelProfiler": "lmbench.callbacks.kernel_profiler",
+    "KernelProfiler": "lmbench.callbacks.kernel_capture",
     "ModelParallel": "lmbench.fit.model_parallel",
     "Run": "lmbench.runs",
     "UsageError": "lmbench.errors",

@@ -12,11 +12,10 @@ from contextlib import nullcontext
 
 from lmbench.commands import COMMANDS, MEASURING
 from lmbench.configs import shipped_configs, shipped_studies
-from lmbench.errors import ExitCode, UsageError, suggest, tell
-from lmbench.instruments.milestones import begin
+from lmbench.errors import ExitCode, UsageError, check_launcher, suggest, tell
 from lmbench.interruption import exit_code, listening, received
-from lmbench.launcher import check_launcher
 from lmbench.masking import keep_words_secret, masked_message
+from lmbench.records.process import begin
 from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
 #: Commands that measure in processes; with `--run` or `--config` others do.

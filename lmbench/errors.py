@@ -1,14 +1,18 @@
-"""Errors a user can cause, and the exit codes of every command."""
+"""Errors a user can cause, the checks that raise them, and the exit codes of every command."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
 import sys
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from types import ModuleType
 
-from lmbench.masking import masked_message
-from lmbench.text import one_line
+from lmbench.masking import masked_message, one_line
 
 #: More suggestions than this are none.
 _MOST_MEANT = 2
@@ -103,3 +107,50 @@ def check_divides(devices: int, **values: int) -> None:
     for name, value in values.items():
         if value % devices:
             raise UsageError(f"{name} is {value}, which {devices} devices cannot share; split over fewer")
+
+
+def import_named(what: str, module_name: str) -> ModuleType:
+    """Import a module of the user's; `what` says where it was named.
+
+    Raises:
+        UsageError: there is no such module, or its own code failed, with the line.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}:{frame.lineno}"
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}:{error.lineno}"
+        reason = f"importing {module_name} failed at {place}: {type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            reason = f"{module_name} imports {error.name}, which is not installed"
+            if f"{module_name}.".startswith(f"{error.name}."):
+                reason = f"there is no module {error.name}, neither in this folder nor installed"
+        raise UsageError(f"{what}: {reason}") from error
+
+
+#: Variables with the number of processes, and with the place of this one among them.
+_COUNT = re.compile(
+    "(LOCAL_)?WORLD_SIZE|SLURM_(NTASKS|NPROCS|NTASKS_PER_NODE)|FLUX_JOB_SIZE|PMI_SIZE"
+    "|(OMPI_COMM_WORLD|MV2_COMM_WORLD|JSM_NAMESPACE)_SIZE"
+)
+_PLACE = re.compile(
+    "((LOCAL|NODE|GROUP)_)?RANK|SLURM_(PROCID|LOCALID)|FLUX_TASK_RANK|PMI_RANK"
+    "|(OMPI_COMM_WORLD|MV2_COMM_WORLD|JSM_NAMESPACE)_RANK"
+)
+
+
+def check_launcher(world_size: int = 1) -> None:
+    """Raises UsageError where a variable says that this is one of more processes than `world_size`, or holds no
+    number."""
+    for name, value in os.environ.items():
+        most = world_size if _COUNT.fullmatch(name) else world_size - 1
+        if most == world_size or _PLACE.fullmatch(name):
+            if not value.isdecimal():
+                raise UsageError(f"{name} is {value!r}; a launcher of processes sets a whole number there; unset it")
+            if int(value) > most:
+                raise UsageError(
+                    f"{name} is {value}: this is one process of several, and {world_size} is to be measured; ask for "
+                    f"all with --trainer.devices and --trainer.num_nodes, start one alone, or unset {name}"
+                )

@@ -1,5 +1,5 @@
-"""Reading files that somebody else may have made: only regular files, at most as many bytes as allowed, and no link out
-of their folder.
+"""Files that somebody else may have made: only regular files are read, at most as many bytes as allowed, and no link
+out of their folder; and folders in the temporary directory that do not stay there.
 
 A result comes from a colleague, a cluster, a download. What looks like its run.json may be a pipe that never ends, a
 link to a device or to another person's file, or four megabytes of gzip that unpack to eight gigabytes.
@@ -8,12 +8,15 @@ link to a device or to another person's file, or four megabytes of gzip that unp
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import os
+import shutil
 import stat
+import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -120,3 +123,29 @@ def inside(folder: Path, name: str) -> Path:
     if path == home or not path.is_relative_to(home):
         raise Unreadable(f"{name!r} leads out of its folder")
     return path
+
+
+_LOCK = ".lmbench-lock"
+
+
+class ScratchFolder(tempfile.TemporaryDirectory[str]):
+    """A folder `lmbench-PURPOSE-...`, removed at the end of a `with` block or of the process.
+
+    The process holds a lock in it, which the kernel lets go of however the process ends. Whoever makes the next
+    scratch folder removes those whose locks nobody holds.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        for lock in Path(tempfile.gettempdir()).glob(f"lmbench-*/{_LOCK}"):
+            folder = lock.parent
+            with suppress(OSError):
+                if is_folder(folder) and folder.stat().st_uid == os.getuid() and not lock.is_symlink():
+                    with lock.open() as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(folder, ignore_errors=True)
+        super().__init__(prefix=f"lmbench-{purpose}-", ignore_cleanup_errors=True)
+        # Locked before it has the name by which others look for it.
+        new = Path(self.name, ".new")
+        self._lock = new.open("x")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(new.with_name(_LOCK))

@@ -1,8 +1,11 @@
-"""Secrets have `***` in their place: every text that this program stores, shows or sends goes through here.
+"""Text fit to leave this program: secrets have `***` in their place, and no control character reaches a screen.
 
 First the exact values of secrets that the process has (environment variables by their names, options), however a
 library quotes them; then what stands under a secret's name; then what looks like a key. A result is meant to be sent
 around: a key in it that nobody sees is lost, a `***` too many only asks somebody to fill it in again.
+
+A terminal obeys control characters, and a mark of direction turns around what follows it. Whatever was read from a
+file, a command line or a process goes through `shown` on its way to a screen, a table or a page.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -250,3 +253,31 @@ def _secret_words(words: Sequence[str]) -> Iterator[tuple[int, str]]:
         if is_named and value:
             yield index, value
         is_next = is_named and not equals
+
+
+def shown(text: str) -> str:
+    r"""The text on one line, its unprintable characters (`str.isprintable`) as Python writes them: `\n`, `\x1b`."""
+    return _replace_unprintable(text, lambda character: character.encode("unicode_escape").decode())
+
+
+def one_line(text: str) -> str:
+    """A message as one line of printable characters; its line breaks mean no more than a blank."""
+    return shown(" ".join(text.split()))
+
+
+def shown_lines(text: str) -> str:
+    """Text in several lines, each fit to be shown."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
+def shown_json(text: str) -> str:
+    """JSON of the same content, with unprintable characters escaped."""
+    return "\n".join(
+        _replace_unprintable(line, lambda character: json.dumps(character)[1:-1]) for line in text.split("\n")
+    )
+
+
+def _replace_unprintable(text: str, escape: Callable[[str], str]) -> str:
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else escape(character) for character in text)

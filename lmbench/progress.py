@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from lmbench.masking import masked_message
+from lmbench.masking import masked_message, one_line
 from lmbench.report.units import duration
-from lmbench.text import one_line
 
 #: What the lines of a process begin with that its parent hands on.
 HEAD = "lmbench: "

@@ -1,10 +1,21 @@
-"""Model sizes: the named shapes, their exact parameter counts, and the checks on a user's own shape."""
+"""Model sizes: the named shapes, their exact parameter counts, and model FLOPs per token: exact for lmbench's
+Transformer, counted on a fake copy for a user's module.
+"""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import itertools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from lmbench.errors import UsageError, check_at_least, unknown
+from lmbench.records.vocabulary import BACKWARD_MODES
+
+if TYPE_CHECKING:
+    from torch import nn
 
 DEFAULT_VOCAB_SIZE = 10_000
 
@@ -86,3 +97,131 @@ def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dime
 def size_name(shape: ModelShape) -> str | None:
     """The name of a shape's size, whatever its vocabulary; None for any other shape."""
     return next((name for name, named in SIZES.items() if replace(named, vocab_size=shape.vocab_size) == shape), None)
+
+
+FORMULA_SOURCE = "formula: sum of 2mnk over the matmuls"
+COUNTER_SOURCE = "torch.utils.flop_counter on a fake copy"
+
+
+class UncountableError(Exception):
+    """A module's FLOPs could not be counted; the message is the reason, fit for a table's footnote."""
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Model FLOPs of one forward pass, per token.
+
+    per_token_flops counts attention in full (torchtitan's count); causal_per_token_flops counts half of it
+    (Megatron's) and is None where attention cannot be told from other matmuls. source says where the
+    figures come from. recomputed_per_token_flops is what activation checkpointing adds to a backward pass, None
+    where nobody knows.
+    """
+
+    per_token_flops: int
+    causal_per_token_flops: int | None
+    source: str
+    recomputed_per_token_flops: int | None = None
+
+
+def mode_multiplier(mode: str) -> int:
+    """How many forward passes' worth of model FLOPs one batch of a mode is: 1, or 3 with a backward pass, which has two
+    products, for the input's and the weight's gradient, for each one of the forward."""
+    return 3 if mode in BACKWARD_MODES else 1
+
+
+def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
+    """Matmul FLOPs of one forward pass per token, exactly.
+
+    A product of [m, k] and [k, n] costs 2mnk (a multiply and an add each). Per token and layer: q, k, v,
+    output 8 * d_model^2; gate, up, down 6 * d_model * d_ff; scores and values 4 * context * d_model. Once:
+    the head 2 * d_model * vocab. The embedding is a look-up; norms, softmax and other elementwise work are
+    not model FLOPs.
+    """
+    dense = shape.num_layers * (8 * shape.d_model**2 + 6 * shape.d_model * shape.d_ff)
+    dense += 2 * shape.d_model * shape.vocab_size
+    attention = shape.num_layers * 4 * context_length * shape.d_model
+    return FlopCount(dense + attention, dense + attention // 2, FORMULA_SOURCE)
+
+
+def counter_flops(
+    module: nn.Module, batch: Any, tokens: int, step: Callable[[nn.Module, Any], Any] | None = None
+) -> FlopCount:
+    """Count one forward pass of a fake copy of any module: no memory, no kernels, nothing of it changed.
+
+    Args:
+        module: any module; of its tensors only shapes, types and devices are copied. What it holds besides (metrics,
+            lists) is copied too, so that a step may change it, except for its trainer and its data.
+        batch: what the step takes; tensors in it are replaced by fakes.
+        tokens: tokens in that batch (the count is divided by it).
+        step: calls the module on the batch; by default ``training_step(batch, 0)`` where the module has
+            one (without the 0 where it takes none), else ``module(*batch)`` for a tuple or list and
+            ``module(batch)`` otherwise.
+
+    Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad
+    head_dim, and some have no formula, which would count as zero. Operators outside PyTorch's own are not
+    counted, and are named in ``source``.
+
+    Raises:
+        UncountableError: the module cannot be copied, or does not run on fake tensors (it reads values, or calls a
+            raw extension).
+    """
+    import torch
+    from lightning_utilities.core.apply_func import apply_to_collection
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+    def fused_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+        return int(sdpa_flop_count(q, k, v))
+
+    # The counter has no formula for the fused CPU kernel, which a module may insist on.
+    fused_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
+    foreign: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        """Notes operators that are not PyTorch's."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace not in {"aten", "prim", "prims", "profiler"}:
+                foreign.add(func.name())
+            return func(*args, **(kwargs or {}))
+
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # The copy shares the module's trainer and data.
+    attributes = [item for part in module.modules() for item in vars(part).items()]
+    shared = {
+        id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
+    }
+    try:
+        # A compiled module would start to compile for fakes.
+        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
+            with FakeCopyMode(fake_mode):
+                fake = copy.deepcopy(module, shared)
+            for part, name in itertools.product(fake.modules(), ("log", "log_dict")):
+                # Outside of a loop `log` raises, and inside the trainer would keep fake tensors.
+                if hasattr(part, name):
+                    vars(part)[name] = lambda *args, **kwargs: None
+            # Also of a mapping that is no dict, as tokenizers make them.
+            fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
+            with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
+                (step or _default_step)(fake, fake_batch)
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
+    source = "; not counted: ".join(filter(None, [COUNTER_SOURCE, ", ".join(sorted(foreign))]))
+    return FlopCount(round(counter.get_total_flops() / tokens), None, source)
+
+
+def _default_step(module: nn.Module, batch: Any) -> Any:
+    training_step = getattr(module, "training_step", None)
+    if training_step is not None:
+        return call_step(training_step, batch)
+    return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+
+
+def call_step(step: Callable[..., Any], batch: Any) -> Any:
+    """Call a LightningModule's ``training_step`` or its like; ``batch_idx`` is optional in them."""
+    return step(batch, 0) if len(inspect.signature(step).parameters) > 1 else step(batch)

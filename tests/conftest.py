@@ -25,8 +25,8 @@ from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
 
 from lmbench.callbacks import MeasurementSession, PhaseTimer
-from lmbench.instruments.schedule import Schedule
 from lmbench.instruments.training import total_norm
+from lmbench.instruments.window import Schedule
 from lmbench.records.vocabulary import PHASES
 
 torch.set_num_threads(1)

@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmbench.flops import FlopCount, UncountableError, counter_flops, forward_flops, mode_multiplier
 from lmbench.model.transformer import Transformer
-from lmbench.sizes import SIZES, ModelShape
+from lmbench.sizes import SIZES, FlopCount, ModelShape, UncountableError, counter_flops, forward_flops, mode_multiplier
 
 SHAPES = [
     (SIZES["tiny"], 16, 2),

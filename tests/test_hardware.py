@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tables import rows
 
-from lmbench.hardware import GPUS, find_gpu, peak_flops
+from lmbench.precision import GPUS, find_gpu, peak_flops
 
 #: TFLOP/s of the datasheets: bf16, tf32, fp32.
 PEAKS = """

@@ -12,8 +12,8 @@ from comparison_runs import make_run
 from runs import BASE, make_record, write_run
 
 from lmbench.cli import main
+from lmbench.masking import one_line, shown, shown_json
 from lmbench.records.codec import DamagedRecord, decode_run
-from lmbench.text import one_line, shown, shown_json
 
 PLANTED = "$\\frac{$\x1b[31m\x9b2J\u202e\u2066\u061c\u200b\u00ad\ufeff\x00\r\n[red]<script>a|b"
 UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}

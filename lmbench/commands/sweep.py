@@ -14,7 +14,7 @@ from lmbench.commands.report import make_catalogue
 from lmbench.commands.signatures import check_options
 from lmbench.configs import lines_of, shipped_studies
 from lmbench.errors import ExitCode, UsageError
-from lmbench.masking import masked_words
+from lmbench.masking import masked_words, shown
 from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
 from lmbench.records.store import CELLS_FILE, SWEEP_FILE, check_name, write_whole
@@ -25,7 +25,6 @@ from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Progress, announcement
-from lmbench.text import shown
 from lmbench.wandb.publish import WandbProblem, upload_options, write_new
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from lmbench.commands.parser import PositiveFloat
 from lmbench.commands.report import make_catalogue
 from lmbench.errors import ExitCode, UsageError, tell
-from lmbench.masking import masked_text
+from lmbench.masking import masked_text, shown
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.report.answer import Answer, Column, Line, Table
-from lmbench.text import shown
 from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, elsewhere, is_uploaded, sync, write
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from lmbench.errors import UsageError, suggest
-from lmbench.records.guard import BUSY_MACHINE, Status
 from lmbench.records.load import Run
+from lmbench.records.measured import BUSY_MACHINE, Status
 from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import (
     CHOSEN,

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from lmbench.dtypes.notes import TAKES, DtypeNotes, NotedCall, NotedModule, in_words, read_notes, tally
 from lmbench.errors import UsageError
-from lmbench.records.instruments import DtypeRecord
 from lmbench.records.load import is_run_folder, load_run
+from lmbench.records.measured import DtypeRecord
 from lmbench.records.run import RunRecord
 from lmbench.reference.published import load_dtypes
 from lmbench.report.answer import Answer, Column, Line, Table, Value

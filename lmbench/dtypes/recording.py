@@ -26,7 +26,7 @@ from lmbench.dtypes.notes import (
     operator_reason,
     tensor_reasons,
 )
-from lmbench.records.instruments import DtypeRecord, NotedTensors
+from lmbench.records.measured import DtypeRecord, NotedTensors
 
 #: Deeper than any batch or output is nested; what leads back into itself ends here.
 _MAX_DEPTH = 12

@@ -15,8 +15,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from lmbench.configs import find_shipped, lines_of, parse_yaml, read_yaml, shipped_configs
 from lmbench.data.datamodule import ShapeData, TokenData
-from lmbench.errors import UsageError, suggest
-from lmbench.imports import import_named
+from lmbench.errors import UsageError, import_named, suggest
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel

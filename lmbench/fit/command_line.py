@@ -23,7 +23,7 @@ from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError, suggest
 from lmbench.fit.choice import DEFAULTS, choose
-from lmbench.fit.modes import usual_mode
+from lmbench.fit.measurement import usual_mode
 from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings, refuse
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.subject import path_of

@@ -28,24 +28,24 @@ from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
 from lmbench.errors import ExitCode, UsageError, check_at_least, tell, unknown
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit.fake_ranks import FirstRank, act_as_one_rank, fake_ranks
 from lmbench.fit.fake_step import (
     MOST_MICRO_BATCHES,
     AlikeBlocks,
     CategoryTeller,
     FakeBatches,
+    FirstRank,
+    act_as_one_rank,
+    fake_ranks,
     precision_plugin,
     trial_of,
 )
-from lmbench.fit.measurement import Measurement
+from lmbench.fit.in_process import quiet
+from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import STRATEGIES
-from lmbench.fit.modes import apply_mode
 from lmbench.fit.run import find_modules_in_current_folder
-from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions
-from lmbench.instruments.ending import is_usage_error
-from lmbench.instruments.own_code import own_lines
+from lmbench.instruments.ending import is_usage_error, own_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request

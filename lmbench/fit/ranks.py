@@ -33,12 +33,11 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.fabric.utilities.rank_zero import _get_rank
 
 from lmbench.errors import ExitCode, UsageError
+from lmbench.files import ScratchFolder
 from lmbench.fit.trainer import BenchTrainer
-from lmbench.instruments.ending import Ending, failed
-from lmbench.instruments.ranks import COLLECTIVE_FAILED
+from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
 from lmbench.python_process import die_with_parent
 from lmbench.records.load import load_run
-from lmbench.scratch import ScratchFolder
 
 #: Once a rank has failed, the others have this time to end by themselves: they may wait for it in a collective.
 GRACE_S = 5.0

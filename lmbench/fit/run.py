@@ -16,8 +16,8 @@ from lightning.pytorch import Callback, LightningModule
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, tell
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit.completion import complete_record
-from lmbench.fit.measurement import Measurement
+from lmbench.fit.in_process import quiet
+from lmbench.fit.measurement import Measurement, complete_record
 from lmbench.fit.ranks import (
     End,
     cause_of,
@@ -30,21 +30,23 @@ from lmbench.fit.ranks import (
     run_ranks,
 )
 from lmbench.fit.settings import MeasureSettings
-from lmbench.fit.surroundings import quiet
 from lmbench.fit.trainer import as_list
-from lmbench.instruments.ending import error_facts, interrupted, is_usage_error
-from lmbench.instruments.milestones import reach
-from lmbench.instruments.oom import out_of_memory
-from lmbench.instruments.own_code import own_lines
-from lmbench.instruments.ranks import COLLECTIVE_FAILED
+from lmbench.instruments.ending import (
+    COLLECTIVE_FAILED,
+    error_facts,
+    interrupted,
+    is_usage_error,
+    out_of_memory,
+    own_lines,
+)
 from lmbench.interruption import Terminated, exit_code, received
-from lmbench.masking import masked, masked_message, masked_text, masked_words
+from lmbench.masking import masked, masked_message, masked_text, masked_words, shown, shown_json, shown_lines
 from lmbench.records.codec import encode_run
+from lmbench.records.process import reach
 from lmbench.records.store import new_run_id
 from lmbench.report.render import Output, give
 from lmbench.report.run import run_answer
 from lmbench.standard_output import abandon_result, write_result
-from lmbench.text import shown, shown_json, shown_lines
 from lmbench.wandb.publish import publish_run
 
 #: How a run may end without another word than that of the result on the screen.

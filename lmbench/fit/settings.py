@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmbench.errors import UsageError
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 
 _SEED_LIMIT = 2**32
 

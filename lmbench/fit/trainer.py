@@ -16,10 +16,9 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
-from lmbench.errors import UsageError, check_at_least, unknown
+from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
 from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
-from lmbench.launcher import check_launcher
 from lmbench.precision import PRECISIONS, find_precision
 
 # What would add time or synchronize inside the window is off unless asked for.

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmbench.records.environment import Gpu
 from lmbench.records.measured import DeviceReading, DeviceState
+from lmbench.records.run import Gpu
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,9 @@
-"""Everything around a run that its times may depend on: versions, code, devices, host, flags, variables."""
+"""Everything around a run that its times may depend on: versions, code, devices, flags, variables; what the host is,
+how fast it issues work, and what others took of it in a window.
+
+The latter by the kernel's counters, which cost nothing in between: the cores' busy time (proc(5), by psutil), the CPU
+time of this process and its children, and the scheduler's run delay (Documentation/scheduler/sched-stats.rst).
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,28 @@ import gc
 import os
 import platform
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from timeit import repeat
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import psutil
 import torch
 
 import lmbench
 from lmbench.instruments.device_state import DeviceSensor
-from lmbench.instruments.host import host_facts
 from lmbench.masking import is_secret
-from lmbench.records.environment import Code, Environment, Flags, GarbageCollection, Revision, Versions
+from lmbench.records.measured import HostState
+from lmbench.records.process import load_per_core
+from lmbench.records.run import Code, Environment, Flags, GarbageCollection, Host, Revision, Versions
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -120,3 +134,132 @@ def _git(folder: Path, *args: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return output.strip()
+
+
+_REPEATS = 5
+#: The cores' times are counted in ticks of 10 ms: over less than this their shares say little.
+_LEAST_S = 0.2
+#: What keeps a core from others.
+_BUSY = ("user", "nice", "system", "irq", "softirq")
+
+
+def host_facts(device: torch.device) -> Host:
+    """The machine and its two scores: the fields of `environment.host`. Takes some 30 ms and synchronizes."""
+    return Host(
+        hostname=platform.node() or None,
+        system=platform.platform(),
+        cpu_model=_proc_field("/proc/cpuinfo", "model name", "Model", "cpu model") or platform.processor() or None,
+        core_count=os.cpu_count(),
+        affinity=_usable_cores(),
+        memory_total_bytes=psutil.virtual_memory().total,
+        python_iteration_s=python_iteration_s(),
+        kernel_launch_s=kernel_launch_s(device),
+    )
+
+
+def _proc_field(path: str, *names: str) -> str | None:
+    """The first field of one of these names in a file of /proc with `name: value` lines."""
+    with suppress(OSError):
+        for line in Path(path).read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in names:
+                return value.strip()
+    return None
+
+
+def python_iteration_s(iterations: int = 50_000) -> float:
+    """Seconds for one turn of a small pure-Python loop, the fastest of 5 tries."""
+    loop = f"total = 0\nfor i in range({iterations}):\n    total += i & 7"
+    return min(repeat(loop, number=1, repeat=_REPEATS)) / iterations
+
+
+def kernel_launch_s(device: torch.device, launches: int = 256) -> float:
+    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries (on a CPU, to execute it).
+
+    Keep `launches` well under 1000: from about there a CUDA launch queue is full and the host waits for the
+    device.
+    """
+    # A sweep's runner asks for the load without torch.
+    import torch
+
+    from lmbench.instruments.clock import synchronize
+
+    vector = torch.zeros(1, device=device)
+
+    def launch() -> None:
+        for _ in range(launches):
+            vector.add_(1.0)
+
+    with torch.no_grad():
+        launches_s = min(repeat(launch, partial(synchronize, device), number=1, repeat=_REPEATS))
+    synchronize(device)
+    return launches_s / launches
+
+
+def peak_rss_bytes() -> int | None:
+    """Peak resident memory of this process so far, None where the system does not say.
+
+    From VmHWM of /proc/self/status: what getrusage says on Linux is never less than the size its parent had
+    when it started this process, so that every cell of a sweep would show the runner's memory.
+    """
+    peak = _proc_field("/proc/self/status", "VmHWM")
+    return None if peak is None else int(peak.split()[0]) * 1024
+
+
+class HostReading(NamedTuple):
+    """Counters at one moment, in seconds since some beginning.
+
+    Of `cores` cores that this process may use: `busy_s`, and `stolen_s` by the hypervisor. `own_s` is the CPU time of
+    this process and its descendants: a loader's workers are no strangers. `waited_s` is how long this thread was ready
+    to run and had no core; None where the system does not tell.
+    """
+
+    read_at_s: float
+    cores: int
+    busy_s: float
+    stolen_s: float
+    own_s: float
+    waited_s: float | None
+
+
+def read_host() -> HostReading:
+    """Read the counters; takes a millisecond or so."""
+    usable = _usable_cores() or list(range(os.cpu_count() or 1))
+    by_core = psutil.cpu_times(percpu=True)
+    cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
+    process, own_s, waited_s = psutil.Process(), 0.0, None
+    # The other ranks of this host are no strangers either: their launcher is the parent of them all.
+    launcher = process.parent() if "LOCAL_RANK" in os.environ else None
+    for one in {process, *(launcher or process).children(recursive=True)}:
+        with suppress(psutil.Error):
+            # With its children that have ended.
+            own_s += sum(one.cpu_times()[:4])
+    with suppress(OSError, IndexError, ValueError):
+        text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
+        waited_s = int(text.split()[1]) * 1e-9
+    busy_s = sum(core.get(kind, 0.0) for core in cores for kind in _BUSY)
+    stolen_s = sum(core.get("steal", 0.0) for core in cores)
+    return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited_s)
+
+
+def _usable_cores() -> list[int] | None:
+    """Cores that this process may run on, None where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def host_state(opened: HostReading, closed: HostReading) -> HostState:
+    """What two readings say of the time between them, in shares of the time of all cores, or of the time."""
+    elapsed_s = closed.read_at_s - opened.read_at_s
+    state = HostState(load_per_core=load_per_core())
+    if elapsed_s < _LEAST_S:
+        return state
+
+    def share(taken_s: float, of_s: float) -> float:
+        return min(max(taken_s / of_s, 0.0), 1.0)
+
+    all_s, own_s = elapsed_s * closed.cores, closed.own_s - opened.own_s
+    state.other_cpu_fraction = share(closed.busy_s - opened.busy_s - own_s, all_s)
+    state.steal_fraction = share(closed.stolen_s - opened.stolen_s, all_s)
+    if opened.waited_s is not None and closed.waited_s is not None:
+        state.waited_fraction = share(closed.waited_s - opened.waited_s, elapsed_s)
+    return state

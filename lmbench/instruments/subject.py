@@ -13,9 +13,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lmbench.errors import UsageError
-from lmbench.flops import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
-from lmbench.hardware import peak_flops
+from lmbench.precision import peak_flops
 from lmbench.records.run import Data, Flops, Model
+from lmbench.sizes import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
 
 Facts = TypeVar("Facts", Model, Data)
 

@@ -1,18 +1,81 @@
-"""What is done at the window's borders, once for every loop.
+"""How a run is divided (warm-up, the window, probe steps), and what is done at the window's borders.
 
-The session of a measured Trainer and the control arms of `lmbench overhead` share it, and the schedule, so that they
-differ in nothing but the loop.
+The session of a measured Trainer and the control arms of `lmbench overhead` share it, so that they differ in nothing
+but the loop.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
 
 import torch
+from torch.distributed import all_gather_object, distributed_c10d, get_world_size
 
-from lmbench.instruments.host import peak_rss_bytes
+from lmbench.errors import UsageError, check_at_least
+from lmbench.instruments.environment import peak_rss_bytes
 from lmbench.records.measured import Memory
+
+# A queue that has not filled again after this many steps will not.
+MAX_SETTLE_STEPS = 50
+# Several ranks cannot end by what each sees of its own queue.
+SETTLE_STEPS_OF_RANKS = 10
+
+
+class ProbeKind(StrEnum):
+    """What a probe step looks at; one thing each, since they disturb each other."""
+
+    SETTLE = "settle"  # lets the queue fill again after the window's last synchronize; as many steps as that takes
+    LAG = "lag"
+    MEMORY = "memory"
+    SYNC = "sync"
+    TRAINING = "training"
+    DTYPES = "dtypes"  # only where an observer asks for it
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the window opens and closes, and the probe steps after it.
+
+    Args:
+        warmup_steps: steps before the window.
+        steps: the window's steps at least; None measures until training ends by itself.
+        min_window_s: the window's length at least; a power-capped card slows over seconds, and short bursts flatter it.
+        probe_steps: steps that look at the lag inside phases; 0 leaves out every kind of probe.
+        collective_timeout_s: how long a rank waits for the others once the first step is done.
+    """
+
+    warmup_steps: int = 5
+    steps: int | None = None
+    min_window_s: float = 0.0
+    probe_steps: int = 0
+    collective_timeout_s: float = 100.0
+
+    def __post_init__(self) -> None:
+        least = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0, "collective_timeout_s": 1}
+        for name, limit in least.items():
+            if (value := getattr(self, name)) is not None:
+                check_at_least(limit, **{f"measure.{name}": value})
+
+    def is_window_complete(self, steps_done: int, elapsed_s: float) -> bool:
+        return self.steps is not None and steps_done >= self.steps and elapsed_s >= self.min_window_s
+
+    def probe_plan(self) -> list[ProbeKind]:
+        """The probe steps in order."""
+        if self.probe_steps == 0:
+            return []
+        return [
+            ProbeKind.SETTLE,
+            *[ProbeKind.LAG] * self.probe_steps,
+            *[ProbeKind.MEMORY] * 2,
+            ProbeKind.SYNC,
+            ProbeKind.TRAINING,
+        ]
 
 
 class QuietCollector:
@@ -83,3 +146,22 @@ class AllocatorPeaks:
 
     def _retry_count(self) -> int:
         return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+
+
+def refuse_unlike(facts: Mapping[str, Any]) -> None:
+    """Raises UsageError, on every rank, where the ranks do not have the same of each of these facts."""
+    ranks: list[Any] = [None] * get_world_size()
+    all_gather_object(ranks, facts)
+    for name, value in ranks[0].items():
+        for rank, its in enumerate(ranks):
+            if its.get(name) != value:
+                raise UsageError(
+                    f"ranks must be alike: {name} is {value!r} on rank 0 and {its.get(name)!r} on rank {rank}; start "
+                    "all of them with the same code, settings and devices"
+                )
+
+
+def limit_waits(timeout_s: float) -> None:
+    """Let no collective of any group wait for longer; each had its group's time for what is built and compiled."""
+    for group in distributed_c10d._world.pg_map:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)

@@ -20,7 +20,7 @@ from lmbench.kernels.sums import STEP
 from lmbench.kernels.tables import MS, records, table
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
-from lmbench.records.guard import not_passed
+from lmbench.records.measured import not_passed
 from lmbench.records.run import RunRecord
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.console import KERNEL_WIDTH, shortened

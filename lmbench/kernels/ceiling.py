@@ -19,14 +19,12 @@ import pandas as pd
 from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
-from lmbench.hardware import find_gpu, peak_flops
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.kinds import MATMUL
 from lmbench.kernels.tables import records, table
-from lmbench.precision import find_precision
+from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, read_packed
-from lmbench.records.environment import Environment, Gpu
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Environment, Gpu, RunRecord
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Phase
 from lmbench.report.answer import Answer, Line

@@ -13,7 +13,7 @@ from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.tables import signed_ms, table
-from lmbench.records.guard import not_passed
+from lmbench.records.measured import not_passed
 from lmbench.records.settings import differences
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.console import KERNEL_WIDTH, shortened

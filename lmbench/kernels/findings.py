@@ -23,10 +23,9 @@ from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
-from lmbench.records.guard import Guard
 from lmbench.records.guards import judge
-from lmbench.records.instruments import AttentionTimes, KernelSummary
 from lmbench.records.intervals import NONE
+from lmbench.records.measured import AttentionTimes, Guard, KernelSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
 from lmbench.report.units import percent

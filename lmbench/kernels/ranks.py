@@ -21,8 +21,8 @@ from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.progress import progress
-from lmbench.records.guard import not_passed
 from lmbench.records.load import is_run_folder
+from lmbench.records.measured import not_passed
 from lmbench.report.answer import Answer, Line
 from lmbench.report.units import milliseconds, percent
 

@@ -13,8 +13,8 @@ from lmbench.kernels.host import Nesting
 from lmbench.kernels.kinds import MATMUL, precision_of, short_name
 from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.trace import Trace
-from lmbench.records.instruments import AttentionTimes
 from lmbench.records.intervals import NONE
+from lmbench.records.measured import AttentionTimes
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
 

@@ -16,9 +16,7 @@ from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast
 from lmbench.memory.shortage import EXPANDABLE, Shortage
 from lmbench.memory.timeline import memory_chart, memory_timeline
-from lmbench.records.guard import not_passed
-from lmbench.records.instruments import SavedPerBlock
-from lmbench.records.measured import RunError
+from lmbench.records.measured import RunError, SavedPerBlock, not_passed
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Column, Line, Narrowing, Table
 from lmbench.report.units import COUNT, PERCENT, WORDS, Unit, count, gib, percent

@@ -31,9 +31,8 @@ from lmbench.memory.blocks import (
     read_notes,
 )
 from lmbench.memory.snapshot import Replay, read_snapshot, replay
-from lmbench.records.guard import Guard, at_most
-from lmbench.records.instruments import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.load import is_run_folder, load_run
+from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation, at_most
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import PHASE, PHASES, STEP
 from lmbench.report.units import gib, percent

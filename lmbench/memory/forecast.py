@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from lmbench.hardware import matmul_workspace_bytes, named_gpu
 from lmbench.memory.blocks import Category
+from lmbench.precision import matmul_workspace_bytes, named_gpu
 from lmbench.progress import progress
 from lmbench.python_process import run_python
 from lmbench.records.run import RunRecord

@@ -27,9 +27,9 @@ from msgspec.structs import astuple
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
+from lmbench.masking import one_line
 from lmbench.memory.blocks import BEFORE, held_bytes, rounded_bytes
 from lmbench.records.intervals import Integers
-from lmbench.text import one_line
 
 #: A history of some 30 million entries.
 MAX_FILE_BYTES = 2 << 30

@@ -18,9 +18,8 @@ from msgspec.structs import asdict
 from lmbench.memory.attribution import OTHERS, frame_lines
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS, Category, held_bytes
 from lmbench.records.codec import read_packed, write_packed
-from lmbench.records.guard import Guard
-from lmbench.records.instruments import MemoryHistoryRecord
 from lmbench.records.intervals import Integers
+from lmbench.records.measured import Guard, MemoryHistoryRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart

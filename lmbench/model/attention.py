@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmbench.errors import UsageError, suggest, unknown
-from lmbench.imports import import_named
+from lmbench.errors import UsageError, import_named, suggest, unknown
 from lmbench.model.layers import Projection, RotaryEmbedding
 from lmbench.sizes import ModelShape
 

@@ -27,12 +27,12 @@ from torch.nn.attention import SDPBackend
 
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.own_code import own_lines, place
+from lmbench.instruments.ending import own_lines, place
+from lmbench.masking import one_line
 from lmbench.model.attention import AttentionKind, Size
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.records.vocabulary import INCORRECT
-from lmbench.text import one_line
 
 #: By the dtype of the products, the largest deviation of a right function. In bfloat16 and float16 it is 16 roundings
 #: of one number (half the distance from 1 to the next one): the formula computed step by step in the dtype was off by

@@ -12,10 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend
 
 from lmbench.errors import check_at_least
-from lmbench.flops import FORMULA_SOURCE, FlopCount
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, keep_mask
 from lmbench.model.attention_check import check_again, check_attention, use_in
 from lmbench.precision import find_precision
+from lmbench.sizes import FORMULA_SOURCE, FlopCount
 
 
 class AttentionLayer(LightningModule):

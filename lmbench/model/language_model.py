@@ -10,15 +10,13 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lmbench.errors import check_at_least, check_divides, unknown
-from lmbench.flops import FlopCount, forward_flops
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
-from lmbench.model.checkpointing import CHECKPOINTS, recomputed_flops
 from lmbench.model.layers import split_blocks
 from lmbench.model.optimizers import choose_optimizer
-from lmbench.model.transformer import Transformer
+from lmbench.model.transformer import CHECKPOINTS, Transformer, recomputed_flops
 from lmbench.records.run import AttentionCheck
-from lmbench.sizes import DEFAULT_VOCAB_SIZE, resolve_shape, size_name
+from lmbench.sizes import DEFAULT_VOCAB_SIZE, FlopCount, forward_flops, resolve_shape, size_name
 
 
 class LanguageModel(LightningModule):

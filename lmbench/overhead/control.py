@@ -25,16 +25,14 @@ from torch.optim import Optimizer
 
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit.measurement import Measurement
+from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import ModelParallel
-from lmbench.fit.modes import apply_mode
 from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
-from lmbench.instruments.oom import out_of_memory
-from lmbench.instruments.schedule import Schedule
-from lmbench.instruments.window import AllocatorPeaks, QuietCollector
+from lmbench.instruments.ending import out_of_memory
+from lmbench.instruments.window import AllocatorPeaks, QuietCollector, Schedule
 from lmbench.precision import PRECISIONS
 from lmbench.records.measured import Loss, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from lmbench.python_process import ProcessFailed
-from lmbench.records.environment import Environment
 from lmbench.records.field import PerPhase
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Environment, RunRecord
 from lmbench.records.statistics import mean_interval
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.run import banner

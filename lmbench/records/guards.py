@@ -14,10 +14,8 @@ from typing import TypeAlias
 import msgspec
 
 from lmbench.precision import find_precision
-from lmbench.records.environment import Environment
-from lmbench.records.guard import BUSY_MACHINE, Guard, Status
-from lmbench.records.measured import PhaseSummary, TrainingFacts
-from lmbench.records.run import RunRecord
+from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
+from lmbench.records.run import Environment, RunRecord
 from lmbench.records.statistics import mean_error_fraction, noise_fraction
 from lmbench.records.step import StepRecord, select_window
 from lmbench.records.vocabulary import BACKWARD_MODES

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lmbench.records.instruments import KernelSummary, MemoryHistoryRecord
+from lmbench.records.measured import KernelSummary, MemoryHistoryRecord
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lmbench.records.environment import Environment
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput, Window
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Environment, RunRecord
 from lmbench.records.statistics import (
     lag1_autocorrelation,
     median_interval,

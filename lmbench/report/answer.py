@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from lmbench.masking import shown
 from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
-from lmbench.text import shown
 
 Value = float | int | str | bool | None
 #: How a column of words behaves on a narrow screen: `fold` (sentences, paths, whose ends and middles tell them apart)

@@ -13,9 +13,8 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from lmbench.masking import masked_message
+from lmbench.masking import masked_message, shown
 from lmbench.report.answer import BLANK, Column, Line, Table
-from lmbench.text import shown
 
 #: Text is easier to read in lines of this width at most; tables use all of the terminal.
 _WIDEST_TEXT, _NARROWEST = 100, 40

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmbench.masking import masked
+from lmbench.masking import masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASSES
@@ -17,7 +17,6 @@ from lmbench.records.schema import leaves, value_at
 from lmbench.records.vocabulary import MODES
 from lmbench.report.shipped import shipped
 from lmbench.sizes import SIZES
-from lmbench.text import shown
 
 #: A fact's value as it is shown and compared: text or a number, None where the record does not tell.
 Value = str | int | float | None

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
+from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, decode
 from lmbench.records.load import Run, find_runs, load_run
 from lmbench.records.named import sweep_of
@@ -40,7 +41,6 @@ from lmbench.report.facts import (
     read_facts,
     sort_key,
 )
-from lmbench.text import shown
 
 #: A number of a run: a field of its record by its dotted name, a sum of fields, or a function.
 Expression = str | Callable[[RunRecord], float | None]

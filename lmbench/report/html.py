@@ -7,10 +7,9 @@ import hashlib
 from functools import cache
 from typing import Any
 
-from lmbench.masking import masked_message
+from lmbench.masking import masked_message, shown, shown_lines
 from lmbench.report.answer import Answer
 from lmbench.report.shipped import shipped
-from lmbench.text import shown, shown_lines
 
 
 def page(answer: Answer) -> str:

@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 
 from lmbench.errors import UsageError, suggest, tell
-from lmbench.masking import masked_message
+from lmbench.masking import masked_message, one_line, shown, shown_json
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table
 from lmbench.report.html import page
 from lmbench.standard_output import write_result
-from lmbench.text import one_line, shown, shown_json
 
 _SUFFIXES = {
     ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex", ".html": "html", ".txt": "terminal",

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from lmbench.errors import UsageError
 from lmbench.masking import masked_message
-from lmbench.records.guard import Guard
 from lmbench.records.load import Run
+from lmbench.records.measured import Guard
 from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.schema import value_at
 from lmbench.report import answer

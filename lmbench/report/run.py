@@ -11,8 +11,7 @@ from textwrap import shorten
 from typing import Any
 
 from lmbench.records.codec import as_dict
-from lmbench.records.guard import not_passed
-from lmbench.records.measured import PhaseSummary, RunError
+from lmbench.records.measured import PhaseSummary, RunError, not_passed
 from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at

@@ -23,9 +23,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from lmbench.masking import shown_json, shown_lines
 from lmbench.records.store import write_whole
 from lmbench.report.shipped import shipped
-from lmbench.text import shown_json, shown_lines
 
 Spec = Mapping[str, Any]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lmbench.errors import ExitCode, UsageError
-from lmbench.flops import counter_flops, forward_flops
+from lmbench.files import ScratchFolder
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.host import host_state, read_host
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.environment import host_state, read_host
+from lmbench.instruments.window import Schedule
 from lmbench.kernels.collectives import match_collectives
 from lmbench.kernels.trace import load_trace
 from lmbench.model.language_model import LanguageModel
@@ -27,8 +27,8 @@ from lmbench.records.measured import TrainingFacts
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import Phase
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
-from lmbench.scratch import ScratchFolder
 from lmbench.selfcheck.planted import Block, Planted, Work, measure, nothing, plant_late_rank
+from lmbench.sizes import counter_flops, forward_flops
 
 
 class Truth(NamedTuple):

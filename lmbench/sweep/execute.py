@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.errors import ExitCode, Failure, UsageError
-from lmbench.instruments.host import load_per_core
+from lmbench.files import ScratchFolder
 from lmbench.interruption import held
 from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
+from lmbench.records.process import load_per_core
 from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder
 from lmbench.records.vocabulary import DAMAGED
-from lmbench.scratch import ScratchFolder
 from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.executor import End, Launch
 from lmbench.sweep.file import LargestSpec

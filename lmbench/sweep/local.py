@@ -19,8 +19,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Literal
 
-from lmbench.instruments.milestones import clock_s
 from lmbench.interruption import Terminated, held
+from lmbench.records.process import clock_s
 from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.executor import End, Launch, oom_evidence, oom_kill_count

@@ -12,7 +12,7 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
-from lmbench.masking import masked, masked_words
+from lmbench.masking import masked, masked_words, shown
 from lmbench.precision import short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.load import Run
@@ -22,7 +22,6 @@ from lmbench.records.schema import recorded, value_at
 from lmbench.report import logged
 from lmbench.report.facts import EAGER, Value, fact_of, other_axes, read_facts
 from lmbench.report.run import phase_table, rank_tables
-from lmbench.text import shown
 
 #: Facts that a run's name tells, in its order, and how; others by their values.
 _NAMED = {"size": "{}", "mode": "{}", "precision": "{}", "compile": "{}", "batch": "b{}", "context": "c{}"}

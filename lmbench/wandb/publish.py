@@ -22,14 +22,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from lmbench.errors import UsageError, tell
-from lmbench.files import is_folder
-from lmbench.masking import masked_message, masked_text
+from lmbench.files import ScratchFolder, is_folder
+from lmbench.masking import masked_message, masked_text, one_line
 from lmbench.python_process import tied_python
 from lmbench.records.load import load_run
 from lmbench.records.named import sweep_of
 from lmbench.records.run import WandbFiling, WandbMode
-from lmbench.scratch import ScratchFolder
-from lmbench.text import one_line
 from lmbench.wandb.board import Request
 
 DEFAULT_TIMEOUT_S = 60.0

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lmbench.callbacks import Compiler
 from lmbench.errors import UsageError
 from lmbench.instruments.compiling import CompileOptions, end_compile_workers
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.records.run import Compile
 
 from conftest import measure

@@ -9,7 +9,7 @@ from strangers import ByHand, Sleeper, SlowBatches
 from torch import nn
 
 from lmbench.callbacks import RunRecorder, TrainingCheck
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
 from lmbench.report.run import details

@@ -24,7 +24,7 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
 
 from conftest import measure, quiet_trainer

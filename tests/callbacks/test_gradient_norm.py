@@ -14,8 +14,8 @@ from torch import nn
 from lmbench.callbacks import GradientNorm, MeasurementSession, Observer
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.instruments.schedule import Schedule
 from lmbench.instruments.training import total_norm
+from lmbench.instruments.window import Schedule
 from lmbench.records.field import Scalar
 from lmbench.records.schema import value_at
 from lmbench.report.logged import of_run

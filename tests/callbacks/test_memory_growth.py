@@ -24,7 +24,7 @@ from lmbench.callbacks import (
     ThroughputMeter,
 )
 from lmbench.callbacks.phase_timer import FLUSH_STEPS
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.records.vocabulary import Stage
 
 from conftest import quiet_trainer

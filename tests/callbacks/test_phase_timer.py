@@ -14,7 +14,7 @@ from strangers import SlowBatches
 from lmbench.callbacks import Observer, PhaseTimer
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import HostClock
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 
 from conftest import assert_slept, measure
 

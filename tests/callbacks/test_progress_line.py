@@ -13,7 +13,7 @@ import torch
 
 from lmbench import progress
 from lmbench.callbacks.progress_line import ProgressLine
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.records.run import Compile, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage

@@ -7,8 +7,8 @@ import torch
 from fit_process import bench
 
 from lmbench.callbacks import TrainingCheck
-from lmbench.instruments.schedule import Schedule
 from lmbench.instruments.training import MovementSample
+from lmbench.instruments.window import Schedule
 
 from conftest import measure
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lmbench.callbacks import MeasurementSession
 from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer

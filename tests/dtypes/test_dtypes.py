@@ -16,7 +16,7 @@ from lmbench.callbacks import DtypeRecorder, MeasurementSession
 from lmbench.cli import main
 from lmbench.dtypes.notes import DTYPES_FILE, LISTS, read_notes
 from lmbench.fit.trainer import BenchTrainer
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
 
 from conftest import QUIET, SlowBatches, quiet_trainer

@@ -13,8 +13,8 @@ import psutil
 from fit_process import start_fit
 
 from lmbench.callbacks.phase_timer import FLUSH_S, FLUSH_STEPS
+from lmbench.files import ScratchFolder
 from lmbench.records.store import RUN_FILE
-from lmbench.scratch import ScratchFolder
 
 WARMUP, STEPS = 3, 120
 SEEN = WARMUP + STEPS

@@ -11,7 +11,7 @@ import torch
 from tables import rows
 from torch.utils.data import DataLoader, Dataset
 
-from lmbench.instruments.oom import out_of_memory
+from lmbench.instruments.ending import out_of_memory
 
 ABSURD_BYTES = 2**50
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lmbench.errors import UsageError
+from lmbench.fit.in_process import undisturbed
 from lmbench.fit.run import run
-from lmbench.fit.surroundings import undisturbed
 from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
 from lmbench.model.attention_check import Use, check_attention

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.memory.findings import examine
 
 from conftest import quiet_trainer

@@ -12,7 +12,7 @@ import torch
 from tables import rows
 
 import lmbench
-from lmbench.instruments.own_code import is_lmbenchs_own, own_lines, own_traceback, place
+from lmbench.instruments.ending import is_lmbenchs_own, own_lines, own_traceback, place
 
 MINE = "/home/me/project/my_module.py"
 #: Beside libraries of a single file, such as pynvml.

@@ -19,8 +19,7 @@ from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, find_ceiling,
 from lmbench.kernels.findings import examine
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
-from lmbench.records.environment import Environment, Gpu
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Environment, Gpu, RunRecord
 
 CPU = torch.device("cpu")
 

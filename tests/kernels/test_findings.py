@@ -16,11 +16,11 @@ from trace_events import HandWritten
 from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
 from lmbench.errors import ExitCode
-from lmbench.fit.completion import complete_record
+from lmbench.fit.measurement import complete_record
 from lmbench.kernels.findings import examine, summarize
 from lmbench.kernels.step_timeline import TIMELINE_FILE
-from lmbench.records.instruments import KernelSummary
 from lmbench.records.load import find_runs, load_run
+from lmbench.records.measured import KernelSummary
 from lmbench.records.store import RunFolder
 
 FOLDERS = ("small_fp32_inference", "small_bf16_compiled")

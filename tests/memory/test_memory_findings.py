@@ -16,7 +16,7 @@ from planted_memory import (
 
 from lmbench.errors import UsageError
 from lmbench.memory.findings import examine
-from lmbench.records.instruments import SavedPerBlock
+from lmbench.records.measured import SavedPerBlock
 
 
 def recorded(folder, step=None, **notes):

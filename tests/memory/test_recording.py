@@ -10,7 +10,7 @@ from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
 from lmbench.instruments import ranges
-from lmbench.instruments.schedule import Schedule
+from lmbench.instruments.window import Schedule
 from lmbench.memory import recording
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE
 from lmbench.memory.findings import examine

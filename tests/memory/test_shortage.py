@@ -18,9 +18,8 @@ from lmbench.memory.recording import held_by
 from lmbench.memory.shortage import explain
 from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import encode_run
-from lmbench.records.environment import Environment, Gpu
 from lmbench.records.measured import Memory, RefusedAllocation, RunError
-from lmbench.records.run import Data, Model, RunRecord
+from lmbench.records.run import Data, Environment, Gpu, Model, RunRecord
 
 GIB = 2**30
 

@@ -22,7 +22,7 @@ from lmbench.memory.timeline import (
     read_timeline,
 )
 from lmbench.records.codec import as_dict, write_packed
-from lmbench.records.instruments import MemoryHistoryRecord
+from lmbench.records.measured import MemoryHistoryRecord
 
 H200 = json.loads((RUNS / "h200_run.json").read_text())
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lmbench.model.checkpointing import CHECKPOINTS, recomputed_flops
 from lmbench.model.language_model import LanguageModel
-from lmbench.model.transformer import Transformer
+from lmbench.model.transformer import CHECKPOINTS, Transformer, recomputed_flops
 from lmbench.sizes import ModelShape
 
 SHAPE = ModelShape(d_model=32, d_ff=80, num_layers=3, num_heads=2, vocab_size=50)

@@ -13,8 +13,7 @@ import yaml
 from paths import DATA
 
 from lmbench.records.codec import DamagedRecord, OtherSchema, decode_run, decode_step, encode_run, encode_step
-from lmbench.records.guard import Guard
-from lmbench.records.measured import PhaseSummary
+from lmbench.records.measured import Guard, PhaseSummary
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 

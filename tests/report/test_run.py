@@ -14,8 +14,7 @@ from rich.console import Console
 
 from lmbench.cli import main
 from lmbench.records.codec import decode_run
-from lmbench.records.guard import Guard
-from lmbench.records.measured import RunError
+from lmbench.records.measured import Guard, RunError
 from lmbench.records.run import RunRecord
 from lmbench.report.console import make_console
 from lmbench.report.render import print_answer

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 from lmbench.instruments.compiling import empty_cache
-from lmbench.instruments.milestones import begin, clock_s, milestones, reach
-from lmbench.records.process import process_start_s
+from lmbench.records.process import begin, clock_s, milestones, process_start_s, reach
 from lmbench.records.run import Milestones
 
 

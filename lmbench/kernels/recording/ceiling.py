@@ -19,7 +19,7 @@ from lmbench.instruments.device_state import DeviceSensor, derive_device_state
 from lmbench.instruments.environment import capture_environment
 from lmbench.kernels.ceiling import CeilingRecord, Rate
 from lmbench.progress import progress
-from lmbench.records.environment import Environment
+from lmbench.records.run import Environment
 
 #: Edge of the square matrices: large enough that launching and filling the device cost nothing.
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
