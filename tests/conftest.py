@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from slurm import slurm_of_this_machine
 from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
 
@@ -144,6 +145,13 @@ def small_disk(tmp_path):
     yield put
     for disk in mounted:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """A SLURM of this machine; see its class."""
+    with slurm_of_this_machine() as slurm:
+        yield slurm
 
 
 @pytest.fixture

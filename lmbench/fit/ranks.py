@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
@@ -31,6 +32,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.fabric.utilities.rank_zero import _get_rank
+from lightning.fabric.utilities.warnings import PossibleUserWarning
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
@@ -65,15 +67,17 @@ def count_to_start(flags: dict[str, Any]) -> int:
     """
     if flags["num_nodes"] == 1 and str(flags["devices"]) == "1":
         return 1
-    if "LOCAL_RANK" in os.environ or any(launcher.detect() for launcher in _LAUNCHERS):
-        return 1
-    if flags["num_nodes"] > 1:
-        raise UsageError(
-            f"trainer.num_nodes is {flags['num_nodes']}, and no launcher started this process; start it on every node, "
-            "by `srun` or `torchrun --nnodes`"
-        )
-    names = ("accelerator", "devices", "strategy")
-    return BenchTrainer(logger=False, **{name: flags[name] for name in names}).world_size
+    # Lightning warns where `srun` is installed and did not start this process.
+    with warnings.catch_warnings(action="ignore", category=PossibleUserWarning):
+        if "LOCAL_RANK" in os.environ or any(launcher.detect() for launcher in _LAUNCHERS):
+            return 1
+        if flags["num_nodes"] > 1:
+            raise UsageError(
+                f"trainer.num_nodes is {flags['num_nodes']}, and no launcher started this process; start it on every "
+                "node, by `srun` or `torchrun --nnodes`"
+            )
+        names = ("accelerator", "devices", "strategy")
+        return BenchTrainer(logger=False, **{name: flags[name] for name in names}).world_size
 
 
 class End(NamedTuple):

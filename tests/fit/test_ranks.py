@@ -236,7 +236,10 @@ def test_one_process_of_srun_for_two_devices_is_refused(monkeypatch, capsys):
     assert "asked for, and the launcher started 1" in capsys.readouterr().err
 
 
-def test_in_a_notebook_several_devices_are_refused():
+@pytest.mark.filterwarnings("error")
+def test_in_a_notebook_several_devices_are_refused_without_advice_to_use_srun(tmp_path, monkeypatch):
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(lmbench.UsageError, match="several devices need a process each"):
         lmbench.measure(Uneven("sleep"), trainer={"accelerator": "cpu", "devices": 2})
 

@@ -1,0 +1,177 @@
+"""A SLURM of this machine alone: its daemons, two GPUs that are only device nodes, and no accounting.
+
+The node claims eight CPUs, so that several tasks of a job array run at once on a small machine. Everything lies in a
+folder of its own, on ports of its own: several may run side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+GPUS = 2
+_CPUS = 8
+_PACKAGES = {"sbatch": "slurm-wlm", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge"}
+_START_S = 30
+
+
+class Slurm:
+    """One that runs; `environment` holds what its commands need, such as `sbatch` and those that call it."""
+
+    def __init__(self, folder: Path, **settings: str):
+        self._folder, self._daemons = folder, dict[str, subprocess.Popen[bytes]]()
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self._host = socket.gethostname().partition(".")[0]
+        self._configure(settings)
+
+    def _configure(self, settings: dict[str, str]) -> None:
+        folder = self._folder
+        # munged wants its socket where everybody may go.
+        folder.chmod(0o755)
+        with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+            self._port, slurmd_port = first.getsockname()[1], second.getsockname()[1]
+        key = folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(32))
+        key.chmod(0o400)
+        for number in range(GPUS):
+            # SLURM takes no plain file for a GPU; this is another /dev/null.
+            os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        lines = {
+            "ClusterName": "tests",
+            "SlurmctldHost": f"{self._host}(127.0.0.1)",
+            "SlurmctldPort": self._port,
+            "SlurmdPort": slurmd_port,
+            "SlurmUser": "root",
+            "SlurmdUser": "root",
+            "AuthType": "auth/munge",
+            "AuthInfo": f"socket={folder / 'munge.socket'}",
+            "StateSaveLocation": folder / "state",
+            "SlurmdSpoolDir": folder / "spool",
+            "SlurmctldPidFile": folder / "slurmctld.pid",
+            "SlurmdPidFile": folder / "slurmd.pid",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_CPU",
+            "JobAcctGatherType": "jobacct_gather/none",
+            "AccountingStorageType": "accounting_storage/none",
+            "MpiDefault": "none",
+            "SwitchType": "switch/none",
+            "GresTypes": "gpu",
+            "ReturnToService": "2",
+            "SlurmdParameters": "config_overrides",
+            "MailProg": "/bin/true",
+            # A waiting task starts within a second; SLURM's own settings take three.
+            "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
+            **settings,
+        }
+        nodes = [
+            f"NodeName={self._host} NodeAddr=127.0.0.1 CPUs={_CPUS} Gres=gpu:{GPUS}",
+            "PartitionName=main Nodes=ALL Default=YES State=UP",
+        ]
+        (folder / "slurm.conf").write_text("\n".join([*(f"{k}={v}" for k, v in lines.items()), *nodes, ""]))
+        (folder / "gres.conf").write_text(f"NodeName={self._host} Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
+        (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+
+    def run(self, *command: str) -> str:
+        """What a command of SLURM prints, such as `squeue`."""
+        return subprocess.run(
+            command, env=self.environment, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    def states(self, job: str) -> dict[str, str]:
+        """The state of each task of a job array by the task's number; SLURM forgets tasks MinJobAge after their end."""
+        lines = self.run("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K %T")
+        return dict(line.split() for line in lines.splitlines())
+
+    def start(self) -> None:
+        folder = self._folder
+        files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
+        files |= {"log-file": "munged.log", "seed-file": "munged.seed"}
+        self._start("munged", "--foreground", *(f"--{option}={folder / name}" for option, name in files.items()))
+        self._wait_for((folder / "munge.socket").exists)
+        self._start("slurmd", "-D", "-N", self._host)
+        self._start_controller()
+
+    def restart_controller(self) -> None:
+        """End slurmctld, which keeps the jobs in its folder, and start it again; tasks go on meanwhile."""
+        self._daemons["slurmctld"].terminate()
+        self._daemons["slurmctld"].wait(timeout=_START_S)
+        self._start_controller()
+
+    def end(self) -> None:
+        """Kill the daemons and the tasks; SLURM starts all of them with its configuration in the environment."""
+        while processes := list(self._processes()):
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            for daemon in self._daemons.values():
+                daemon.wait()
+            time.sleep(0.05)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                is_its = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if is_its and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    def _start(self, daemon: str, *words: str) -> None:
+        with (self._folder / f"{daemon}.out").open("ab") as log:
+            self._daemons[daemon] = subprocess.Popen(
+                [daemon, *words], env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _start_controller(self) -> None:
+        self._start("slurmctld", "-D")
+        # A command that finds no controller tries again for seconds.
+        self._wait_for(self._controller_listens)
+        self._wait_for(lambda: self._state() in ("idle", "mixed", "allocated"))
+
+    def _controller_listens(self) -> bool:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self._port)):
+            return True
+        return False
+
+    def _state(self) -> str:
+        with suppress(subprocess.CalledProcessError):
+            return self.run("sinfo", "--noheader", "--format=%T").strip()
+        return ""
+
+    def _wait_for(self, is_so) -> None:
+        deadline_s = time.monotonic() + _START_S
+        while not is_so():
+            logs = [f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self._folder.glob("*.out"))]
+            assert time.monotonic() < deadline_s, "\n".join(["SLURM did not start", *logs])
+            time.sleep(0.05)
+
+
+@contextmanager
+def slurm_of_this_machine(**settings: str) -> Iterator[Slurm]:
+    """A running SLURM; `settings` are further lines of its slurm.conf. Skips a test where it cannot run."""
+    missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program)})
+    if missing:
+        pytest.skip(f"SLURM is missing: apt-get install {' '.join(missing)}")
+    if os.geteuid() != 0:
+        pytest.skip("SLURM's tests make device nodes, which needs root")
+    # A socket's path may have 107 characters: pytest's own folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="lmbench-slurm-") as folder:
+        slurm = Slurm(Path(folder), **settings)
+        try:
+            slurm.start()
+            yield slurm
+        finally:
+            slurm.end()
