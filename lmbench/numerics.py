@@ -19,7 +19,7 @@ from torch.nn import functional
 from lmbench.errors import UsageError
 from lmbench.model.layers import NextTokenLoss, RMSNorm
 from lmbench.progress import progress
-from lmbench.reference.published import Accumulation, load_accumulations
+from lmbench.reference import Accumulation, load_rows
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import Unit
 
@@ -107,7 +107,7 @@ def published_sums(device: torch.device) -> Table:
     """A row for each published loop: its sum here, by `torch.sum`, and as printed; `equal` where the sum here, rounded
     to the printed decimals, is what was printed."""
     rows: list[list[Value]] = []
-    for loop in (loops := load_accumulations()):
+    for loop in (loops := load_rows("accumulation.csv", Accumulation)):
         total = run_loop(loop, device)
         addends = torch.full((loop.n,), loop.addend, dtype=getattr(torch, loop.addend_dtype), device=device)
         plain_sum = addends.sum(dtype=getattr(torch, loop.accumulator)).item()

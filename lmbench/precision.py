@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.reference.published import load_rows
+from lmbench.reference import load_rows
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from lmbench.records.named import find_result
 from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
 from lmbench.report.answer import Answer, Line
-from lmbench.report.html import fragment
+from lmbench.report.page import notebook_html
 from lmbench.report.render import render
 from lmbench.report.run import run_answer
 from lmbench.report.units import milliseconds
@@ -45,7 +45,7 @@ class Run(_load.Run):
         return f"<lmbench.Run {self.run_id}: {self.outcome}{mean}>"
 
     def _repr_html_(self) -> str:
-        return fragment(self.answer())
+        return notebook_html(self.answer())
 
 
 def load(path: str | Path, *, with_steps: bool = True) -> list[Run]:

@@ -11,7 +11,7 @@ import torch
 
 from lmbench.cli import main
 from lmbench.numerics import FORMS, Form, overflows_from, run_loop
-from lmbench.reference.published import Accumulation
+from lmbench.reference import Accumulation
 
 DEVICE = torch.device("cpu")
 #: The least number that is rounded to infinity, and the largest that is rounded to zero.

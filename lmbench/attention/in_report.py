@@ -13,11 +13,11 @@ from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.report import units
-from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.facts import CONSEQUENCES
 from lmbench.report.frame import Frame
 from lmbench.report.units import GIB, PERCENT, Unit
+from lmbench.report.view import Feature
 
 _RATE = Unit("TFLOP/s", 1e-12, lambda value: units.plain(value * 1e-12))
 _RATIO = Unit("", 1.0, "{:.2f}".format)

@@ -43,8 +43,9 @@ def make_catalogue(has_reference: bool = False) -> Any:
     from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
     from lmbench.memory.timeline import MEMORY
-    from lmbench.report.catalogue import Catalogue
+    from lmbench.report.charts import OWN
     from lmbench.report.over import OVER
     from lmbench.report.published import REFERENCE
+    from lmbench.report.view import Catalogue
 
-    return Catalogue([ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([REFERENCE] if has_reference else [])])
+    return Catalogue(OWN, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([REFERENCE] if has_reference else []))

@@ -26,12 +26,11 @@ from lmbench.convergence.judgement import (
 from lmbench.records.run import RunRecord
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
-from lmbench.report.catalogue import Feature
-from lmbench.report.charts import MAX_SERIES, ChartKind, ColumnOf, picture
+from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Column, Read
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
-from lmbench.report.view import ChartSpec
+from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: Points of a curve on a page: more are not seen.
 _MAX_POINTS = 300

@@ -16,7 +16,7 @@ from lmbench.errors import UsageError
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import DtypeRecord
 from lmbench.records.run import RunRecord
-from lmbench.reference.published import load_dtypes
+from lmbench.reference import PublishedDtype, load_rows
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT
 
@@ -82,7 +82,7 @@ def examine(source: str) -> DtypeRun:
     record = run.dtypes or DtypeRecord(reason="record them with `lmbench fit ... --dtypes.record true`")
     if record.notes_file is None:
         raise UsageError(f"{source} has no dtypes: {record.reason}")
-    rows = load_dtypes() if run.model.name == _PUBLISHED_MODEL else ()
+    rows = load_rows("precision_dtypes.csv", PublishedDtype) if run.model.name == _PUBLISHED_MODEL else ()
     published = {row.tensor: row.dtype for row in rows if row.autocast_dtype == record.autocast_dtype}
     return DtypeRun(path, run, record, read_notes(path), published)
 

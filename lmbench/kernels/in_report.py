@@ -19,12 +19,12 @@ from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell
-from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, Read, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.timeline import page_charts
 from lmbench.report.units import COUNT, MS, PERCENT, Unit
+from lmbench.report.view import Feature
 
 #: What shares are of; `step` is the whole of any mode, `forward` also that of inference.
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")

@@ -8,9 +8,8 @@ from msgspec.structs import astuple
 
 from lmbench.kernels.parts import FUSED
 from lmbench.kernels.step_timeline import StepKernel, StepTimeline
-from lmbench.report.answer import Chart
+from lmbench.report.answer import Chart, Spec
 from lmbench.report.timeline import joined, layer, timeline
-from lmbench.report.vega import Spec
 
 #: Kernels with spans of their own in the rows of launches and kernels: 20,000 spans in all, a page of 2 MB.
 MAX_KERNELS = 8000

@@ -23,11 +23,11 @@ from lmbench.records.measured import Guard, MemoryHistoryRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart
-from lmbench.report.catalogue import Feature
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.frame import Frame
 from lmbench.report.timeline import layer, page_charts, timeline
 from lmbench.report.units import GIB, PERCENT, Unit, gib
+from lmbench.report.view import Feature
 
 TIMELINE_FILE = "memory_timeline.json.gz"
 #: A column of the picture is the moment of most memory among as many entries as the next.

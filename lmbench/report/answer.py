@@ -16,6 +16,8 @@ from lmbench.masking import shown
 from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
 
 Value = float | int | str | bool | None
+#: A Vega-Lite specification.
+Spec = Mapping[str, Any]
 #: How a column of words behaves on a narrow screen: `fold` (sentences, paths, whose ends and middles tell them apart)
 #: and the narrower `wrap` go on in the next line, `shorten` keeps beginning and end (generated names), `keep` never
 #: changes.
@@ -146,7 +148,7 @@ class Chart:
     """A chart as a Vega-Lite specification, with its title and what must be said below it."""
 
     title: str
-    spec: Mapping[str, Any]
+    spec: Spec
     caption: str = ""
 
 

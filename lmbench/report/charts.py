@@ -3,8 +3,9 @@ is missing. What all charts of a kind share stands in charts.json."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pandas as pd
 
 from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import PHASES, SPANS
-from lmbench.report.answer import Chart
-from lmbench.report.columns import Column, first_steps
+from lmbench.report import shipped
+from lmbench.report.answer import Chart, Spec
+from lmbench.report.columns import MEASURED, RELATIVE, Column, first_steps
 from lmbench.report.facts import heading
 from lmbench.report.frame import Frame
-from lmbench.report.vega import Spec, colour, template
-from lmbench.report.view import ChartSpec
+from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
@@ -38,20 +39,6 @@ _BINARY = {"type": "log", "base": 2, "nice": False}
 #: Points have `series` (which decides the colour), `x`, `y` in the axis's unit, `tip`, and where known `low`, `high`,
 #: and `outcome` (instead of `y`).
 Points = Sequence[dict[str, Any]]
-ColumnOf = Callable[[str], Column]
-
-
-@dataclass(frozen=True)
-class ChartKind:
-    """A kind of charts. `build` makes one of cells that share all facts that the spec does not name.
-
-    `has_rows` says that it has a row for each cell, labelled with whatever differs; `by_baseline` that it has those of
-    one baseline.
-    """
-
-    build: Callable[[ChartSpec, Frame, ColumnOf], Chart | None]
-    has_rows: bool = False
-    by_baseline: bool = False
 
 
 def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: ColumnOf) -> list[Chart]:
@@ -69,6 +56,18 @@ def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: Colu
     more = len(charts) - MAX_CHARTS
     rest = Chart(f"{spec.title}: {more} more", {}, "They are left out; the tables have all figures.")
     return [*charts[:MAX_CHARTS], *([rest] if more > 0 else [])]
+
+
+def colour(name: str, place: int = 0) -> str:
+    """The colour of page.css for what is called that, else that of the place in the palette; 0 is the muted one."""
+    other = f"--series-{place}" if place else "--muted"
+    return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({other}))"
+
+
+def template(name: str) -> dict[str, Any]:
+    """What charts of a kind share, of charts.json."""
+    spec: dict[str, Any] = json.loads(shipped("charts.json"))[name]
+    return spec
 
 
 def rows_of(frame: Frame) -> list[tuple[str, int]]:
@@ -224,10 +223,13 @@ def _over_steps(
     return Chart(title, picture("lines", points, x=x, y=_axis("ms", is_log)), caption) if points else None
 
 
-CHART_KINDS: Mapping[str, ChartKind] = {
+_KINDS = {
     "bars": ChartKind(_figures),
     "lines": ChartKind(_figures),
     "rows": ChartKind(_figures, has_rows=True),
     "stack": ChartKind(_stack, has_rows=True),
     "steps": ChartKind(_steps),
 }
+
+#: What the report itself has.
+OWN = Feature((*MEASURED, *RELATIVE), _KINDS)

@@ -25,10 +25,9 @@ from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import Span
-from lmbench.report import answer, units
+from lmbench.report import answer, shipped, units
 from lmbench.report.answer import Cell
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.shipped import shipped
 from lmbench.report.units import COUNT, GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 
 #: Stands in a title for the baseline's name.

@@ -15,7 +15,7 @@ from lmbench.records.passes import PASSES
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, value_at
 from lmbench.records.vocabulary import MODES
-from lmbench.report.shipped import shipped
+from lmbench.report import shipped
 from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number, None where the record does not tell.

@@ -6,7 +6,7 @@ They are the largest cells that can tell, by the order in which tables sort them
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,9 +16,8 @@ from lmbench.report.facts import sort_key
 from lmbench.report.frame import Frame
 from lmbench.report.tables import fastest
 from lmbench.report.units import TIMES, change_percent, percent, plain
-from lmbench.report.view import AnswerSpec
+from lmbench.report.view import AnswerSpec, ColumnOf
 
-ColumnOf = Callable[[str], Column]
 #: Shares that are named, and cells that have a clause of their own.
 _NAMED, _CLAUSES = 3, 6
 

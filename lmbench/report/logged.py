@@ -14,7 +14,7 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import host_bound_fraction
-from lmbench.report.shipped import shipped
+from lmbench.report import shipped
 
 #: What a series is drawn over.
 STEP = "step"

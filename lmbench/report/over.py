@@ -16,15 +16,14 @@ from lmbench.errors import UsageError
 from lmbench.records.levels import level_changes
 from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean
+from lmbench.report import shipped
 from lmbench.report.answer import Cell, Chart
-from lmbench.report.catalogue import Feature
-from lmbench.report.charts import ChartKind, ColumnOf, picture, points_of
+from lmbench.report.charts import picture, points_of
 from lmbench.report.columns import Column
 from lmbench.report.facts import ENVIRONMENT, revision
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
-from lmbench.report.shipped import shipped
 from lmbench.report.units import PERCENT, change_percent, change_range
-from lmbench.report.view import ChartSpec
+from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 Over = Literal["commit", "time"]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from lmbench.reference.published import Figure, load_figures
+from lmbench.reference import Figure, load_rows
 from lmbench.report.answer import Cell
-from lmbench.report.catalogue import Feature
 from lmbench.report.columns import STEP, Column
 from lmbench.report.facts import EAGER, Value
 from lmbench.report.frame import Frame
+from lmbench.report.view import Feature
+
+#: Of two for one cell the later one states more.
+_FIGURES = load_rows("figures.csv", Figure)
 
 
 def _published(frame: Frame, cell: int, label: str, column: str) -> Cell | None:
@@ -22,7 +25,7 @@ def _published(frame: Frame, cell: int, label: str, column: str) -> Cell | None:
     """
     several = [name for name in ("size", "context") if len(frame.values.get(name, ())) > 1]
     found = None
-    for figure in load_figures():
+    for figure in _FIGURES:
         is_asked = (figure.label, figure.column) == (label, column)
         is_told = all(getattr(figure, name) is not None for name in several)
         if is_asked and is_told and _fits(figure, frame.known[cell]):
@@ -42,7 +45,7 @@ def _fits(figure: Figure, facts: Mapping[str, Value]) -> bool:
 
 
 def _beside(column: Column) -> Iterator[Column]:
-    for label in sorted({figure.label for figure in load_figures() if figure.column == column.name}):
+    for label in sorted({figure.label for figure in _FIGURES if figure.column == column.name}):
         title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
         read = partial(_published, label=label, column=column.name)
         yield Column(f"reference {label}: {column.name}", title, read, column.unit, None)

@@ -17,7 +17,7 @@ import msgspec
 from lmbench.errors import UsageError, suggest, tell
 from lmbench.masking import masked_message, one_line, shown, shown_json
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table
-from lmbench.report.html import page
+from lmbench.report.page import page, svg
 from lmbench.standard_output import write_result
 
 _SUFFIXES = {
@@ -267,12 +267,10 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 def _svg(answer: Answer) -> str:
     """The first chart, as a picture of its own."""
-    from lmbench.report import vega
-
     charts = [chart for part in (answer, *answer.sections) for chart in part.charts()]
     if not charts:
         raise UsageError("there is no chart here; choose another format")
-    return vega.svg(charts[0].spec)
+    return svg(charts[0].spec)
 
 
 FORMATS: dict[str, Callable[[Answer], str]] = {

@@ -19,7 +19,6 @@ from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.schema import value_at
 from lmbench.report import answer
 from lmbench.report.answer import Answer, Chart, Line, Table
-from lmbench.report.catalogue import Catalogue
 from lmbench.report.charts import build_charts
 from lmbench.report.frame import (
     Frame,
@@ -32,11 +31,11 @@ from lmbench.report.frame import (
     read_groups,
 )
 from lmbench.report.headline import sentences
-from lmbench.report.lines import lines
 from lmbench.report.over import Over, frame_over, over_view
+from lmbench.report.run import lines
 from lmbench.report.tables import failed_guards, spread_text, view_tables
 from lmbench.report.units import gib
-from lmbench.report.view import GENERIC, View
+from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Cells or runs named of those that met the same end, and environments.
 _MOST_NAMED = 6

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+import string
+import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
+
+from msgspec import Struct
 
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import PhaseSummary, RunError, not_passed
@@ -17,8 +22,8 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
+from lmbench.report import shipped, units
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
-from lmbench.report.lines import lines
 from lmbench.report.units import GIB, MS, PERCENT, count, gib, mean_and_std, milliseconds, percent
 
 #: From this share of the step on it is the host that sets its time.
@@ -195,3 +200,35 @@ def _where(run: RunRecord, path: Path) -> list[Line]:
     again = [f"lmbench {command} {shlex.quote(str(path))}" for command in dict.fromkeys(commands)]
     told = [("result", str(path)), *(("next", command) for command in again), ("repeat", run.replay_command)]
     return [Line(label, text, is_whole=True) for label, text in told if text]
+
+
+class _Wording(string.Formatter):
+    """Takes a field of the record where there is no word of that name."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        value = kwargs[field_name] if field_name in kwargs else value_at(args[0], field_name)
+        if value is None or value is False or value == "":
+            raise LookupError(field_name)
+        return value, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if value is True:
+            return ""
+        of_unit = getattr(units, format_spec, None)
+        return of_unit(value) if of_unit else format(value, format_spec)
+
+
+_SECTIONS: dict[str, list[list[str]]] = tomllib.loads(shipped("lines.toml"))
+
+
+def lines(section: str, record: Struct, **words: Any) -> list[Line]:
+    """The lines of a section of lines.toml, without those that the record and the words know nothing for."""
+    told, wording = [], _Wording()
+    for label, *pieces in _SECTIONS[section]:
+        texts = [""] * len(pieces)
+        for place, piece in enumerate(pieces):
+            with suppress(LookupError):
+                texts[place] = wording.vformat(piece, (record,), words)
+        if texts[0]:
+            told.append(Line(label, "".join(texts)))
+    return told

@@ -12,12 +12,11 @@ from statistics import fmean
 from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
-from lmbench.report.catalogue import Catalogue
 from lmbench.report.columns import Column
 from lmbench.report.facts import FACT, Value, heading, in_words
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import Unit, change_percent, change_range
-from lmbench.report.view import TableSpec, View
+from lmbench.report.view import Catalogue, TableSpec, View
 
 #: Facts that a caption tells where all rows share them; those of _USUAL only when they are not what everybody has.
 _CAPTIONED = (

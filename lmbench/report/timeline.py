@@ -13,10 +13,9 @@ from typing import Any
 import pandas as pd
 
 from lmbench.records.load import Run
-from lmbench.report.answer import Chart
-from lmbench.report.charts import rows_of
+from lmbench.report.answer import Chart, Spec
+from lmbench.report.charts import colour, rows_of, template
 from lmbench.report.frame import Frame
-from lmbench.report.vega import Spec, colour, template
 
 #: Of a whole page.
 MAX_TIMELINES = 8

@@ -1,8 +1,11 @@
-"""A view: which tables and charts show a study, in which rows and columns, against which baseline; read from YAML."""
+"""A view: which tables and charts show a study, in which rows and columns, against which baseline; read from YAML. And
+what it may name: columns and kinds of charts of the report itself, and what features (kernels, ...) add."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +15,14 @@ from msgspec.structs import replace
 
 from lmbench.configs import parse_yaml, read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
+from lmbench.records.schema import fields
+from lmbench.report import shipped
+from lmbench.report.answer import Chart
+from lmbench.report.columns import Column, schema_column
 from lmbench.report.facts import FACT, Value, fact_of, plain
-from lmbench.report.shipped import shipped
+from lmbench.report.frame import Frame
+
+ColumnOf = Callable[[str], Column]
 
 
 class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,47 +97,144 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
 GENERIC = msgspec.convert(parse_yaml(shipped("sweep.yaml"), "sweep.yaml"), View)
 
 
-def read_view(view: Any, axes: Iterable[str] = ()) -> View:
-    """A view by its study's name, by the path of a study's file, or from the mapping under `view:` of one.
+@dataclass(frozen=True)
+class ChartKind:
+    """A kind of charts. `build` makes one of cells that share all facts that the spec does not name.
 
-    Args:
-        view: any of these; what somebody wrote into a file may be anything.
-        axes: the study's axes, which rows may name beside the facts.
-
-    Raises:
-        UsageError: it is none of these, or a mapping with a mistake. Columns and kinds of charts are not looked at.
+    `has_rows` says that it has a row for each cell, labelled with whatever differs; `by_baseline` that it has those of
+    one baseline.
     """
-    if isinstance(view, str):
-        return GENERIC if view == GENERIC.name else _view_of_study(view)
-    try:
-        spec = msgspec.convert(view, View)
-    except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from None
-    known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
-    named = [
-        *spec.baseline,
-        *(name for table in spec.tables for name in (*table.rows, *table.among)),
-        *(name for part in spec.answers for name in (part.x, *part.among)),
-        *(name for chart in spec.charts for name in (chart.x, *chart.series)),
-    ]
-    for name in filter(None, named):
-        fact = fact_of(name)
-        if name not in known and (fact != name or "." not in name):
-            hint = suggest(fact, known)
-            raise UsageError(f"fact {name!r} is unknown; choose among {', '.join(known)}{hint}")
-    # `matmul: highest` is `highest (fp32)`.
-    baseline = {name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in spec.baseline.items()}
-    return replace(spec, baseline=baseline)
+
+    build: Callable[[ChartSpec, Frame, ColumnOf], Chart | None]
+    has_rows: bool = False
+    by_baseline: bool = False
 
 
-def _view_of_study(name: str) -> View:
+@dataclass(frozen=True)
+class Feature:
+    """What one feature adds.
+
+    `row_notes` are said of a cell in a table that has one of the feature's columns; `headline` are sentences that
+    answer the question of a view with such a table, from the cells of one device. `charts` are pictures of runs, shown
+    on every page. `beside` gives columns that stand in every table that has a column.
+    """
+
+    columns: tuple[Column, ...] = ()
+    chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
+    row_notes: Callable[[Frame, int], list[str]] = lambda frame, cell: []
+    headline: Callable[[Frame], list[str]] = lambda frame: []
+    charts: Callable[[Frame], list[Chart]] = lambda frame: []
+    beside: Callable[[Column], Iterable[Column]] = lambda column: ()
+
+
+class Catalogue:
+    """Columns and kinds of charts by name."""
+
+    def __init__(self, *features: Feature) -> None:
+        self.features = features
+        self.columns = {column.name: column for feature in features for column in feature.columns}
+        self.chart_kinds = {name: kind for feature in features for name, kind in feature.chart_kinds.items()}
+
+    def column(self, name: str) -> Column:
+        """The column of that name, or of the field of a run's record with that dotted name.
+
+        Raises:
+            UsageError: there is none, or the field is no number.
+        """
+        column = self.columns.get(name) or schema_column(name)
+        if column is None:
+            near = suggest(name, [*self.columns, *fields("run")])
+            raise UsageError(f"column {name!r} is unknown; give one such as step_s, or a field of a run{near}")
+        return column
+
+    def columns_of(self, spec: TableSpec) -> list[Column]:
+        """The columns of a table, and what stands beside them; that of the fastest has but one."""
+        columns = list(map(self.column, spec.columns))
+        features = () if spec.among else self.features
+        return [*columns, *(other for column in columns for feature in features for other in feature.beside(column))]
+
+    def features_of(self, columns: Iterable[Column]) -> list[Feature]:
+        """The features that one of the columns is of."""
+        shown = {*columns}
+        return [feature for feature in self.features if shown & {*feature.columns}]
+
+    def view(self, named: Any, axes: Iterable[str] = ()) -> View:
+        """A view by its study's name, by the path of a study's file, or from the mapping under `view:` of one, with its
+        patterns of columns written out.
+
+        Args:
+            named: any of these; what somebody wrote into a file may be anything.
+            axes: the study's axes, which rows may name beside the facts.
+
+        Raises:
+            UsageError: it is none of these, a mapping with a mistake, or names a column, fact or kind of chart that
+                does not exist.
+        """
+        if named == GENERIC.name:
+            return GENERIC
+        name, content = "", named
+        if isinstance(named, str):
+            name, content, axes = _view_of_study(named)
+        try:
+            spec = msgspec.convert(content, View)
+            return self._checked(spec, axes, spec.name or name)
+        except (msgspec.ValidationError, UsageError) as error:
+            raise UsageError(f"view{f' {named}' if name else ''}: {error}") from None
+
+    def _checked(self, view: View, axes: Iterable[str], name: str) -> View:
+        known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
+        facts = [
+            *view.baseline,
+            *(fact for table in view.tables for fact in (*table.rows, *table.among)),
+            *(fact for answer in view.answers for fact in (answer.x, *answer.among)),
+            *(fact for chart in view.charts for fact in (chart.x, *chart.series)),
+        ]
+        for option in filter(None, facts):
+            fact = fact_of(option)
+            if option not in known and (fact != option or "." not in option):
+                hint = suggest(fact, known)
+                raise UsageError(f"fact {option!r} is unknown; choose among {', '.join(known)}{hint}")
+        for chart in view.charts:
+            if chart.kind not in self.chart_kinds:
+                raise unknown("chart kind", chart.kind, self.chart_kinds)
+        self._names([*(chart.y for chart in view.charts), *(y for spec in view.answers for y in (spec.y, *spec.also))])
+        tables = tuple(replace(table, columns=self._names(table.columns)) for table in view.tables)
+        compared = [table.columns[0] for table in tables if table.among]
+        for y in (*compared, *(answer.y for answer in view.answers if answer.kind in ("fastest", "against"))):
+            if not self.column(y).is_of_one_process:
+                raise UsageError(f"column {y!r} is no number of one process, which can be compared")
+        return replace(
+            view,
+            tables=tables,
+            answers=tuple(replace(answer, of=self._names(answer.of)) for answer in view.answers),
+            charts=tuple(replace(chart, of=self._names(chart.of)) for chart in view.charts),
+            # `matmul: highest` is `highest (fp32)`.
+            baseline={name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in view.baseline.items()},
+            name=name,
+        )
+
+    def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        names: list[str] = []
+        for pattern in patterns:
+            numbers = [field.name for field in fields("run").values() if "." in pattern and field.about.is_number]
+            matching = fnmatch.filter([*self.columns, *numbers], pattern) if "*" in pattern else [pattern]
+            names += [self.column(name).name for name in matching]
+            if not matching:
+                raise UsageError(f"no column is like {pattern!r}")
+        return tuple(names)
+
+
+def _view_of_study(name: str) -> tuple[str, Any, Iterable[str]]:
+    """The name of a study, its view as it was written, and its axes."""
     path = Path(name) if Path(name).suffix in (".yaml", ".yml") else shipped_studies().get(name)
     if path is None:
         names = [GENERIC.name, *(study for study in shipped_studies() if not study.startswith("tiny_"))]
         raise unknown("view", name, names, ", or give a study's file")
     _, content = read_yaml(path, f"study {str(path)!r}")
-    if not isinstance(content, Mapping) or content.get("view") in (None, name):
+    view = content.get("view") if isinstance(content, Mapping) else None
+    if view is None or view == name:
         raise UsageError(f"{path}: the study has no `view:`; give one with title and tables, or another study's name")
+    if isinstance(view, str):
+        return _view_of_study(view)
     matrix = content.get("matrix")
-    view = read_view(content["view"], matrix if isinstance(matrix, Mapping) else ())
-    return view if view.name else replace(view, name=path.stem)
+    return path.stem, view, matrix if isinstance(matrix, Mapping) else ()

@@ -25,7 +25,7 @@ from lmbench.report.view import GENERIC, ChartSpec, View
 
 if TYPE_CHECKING:
     # It takes pandas along, which a run that only reads its settings does without.
-    from lmbench.report.catalogue import Catalogue
+    from lmbench.report.view import Catalogue
 
 _MOST_RUNS = 100
 

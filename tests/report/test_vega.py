@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from browser import needs_browser, operate
 
-from lmbench.report import vega
 from lmbench.report.answer import Answer, Chart
+from lmbench.report.page import chart_html, svg
 from lmbench.report.render import render
 
 
@@ -42,8 +42,8 @@ def test_a_page_draws_its_charts_and_loads_nothing(tmp_path):
 
 
 def test_a_picture_of_a_file_has_its_colours_and_no_script():
-    picture = vega.svg(_spans(5))
+    picture = svg(_spans(5))
     assert picture.startswith("<svg")
     assert "--series-1: #2f6fde" in picture
     assert "<script" not in picture
-    assert "\u202e" not in vega.fragment(_spans(5))
+    assert "\u202e" not in chart_html(_spans(5))
