@@ -1,7 +1,5 @@
 """What the tests' SLURM says of tasks that end in each way, without accounting."""
 
-import os
-import signal
 import time
 
 import psutil
@@ -30,16 +28,18 @@ def test_the_end_of_each_task_is_told_whatever_it_was_and_outlives_the_controlle
             wait_for(**{f"task{task}": "RUNNING"})
             while not (file := tmp_path / f"started_{task}").exists() or not file.read_text().endswith("\n"):
                 time.sleep(0.1)
-            return [int(word) for word in file.read_text().split()]
+            gpu, *processes = map(int, file.read_text().split())
+            return gpu, *map(psutil.Process, processes)
 
         tasks = [started(0), started(1)]
         assert sorted(gpu for gpu, *_ in tasks) == [0, 1]
         slurm.restart_controller()
-        os.kill(tasks[0][1], signal.SIGKILL)
+        tasks[0][1].kill()
         slurm.run("scancel", f"{job}_1")
         wait_for(task0="FAILED", task1="CANCELLED", task2="COMPLETED")
         tasks += [started(3), started(4)]
         # SLURM looks for tasks past their end every 30 s; a limit has whole minutes.
         slurm.run("scontrol", "update", f"JobId={job}_3", "EndTime=now")
         wait_for(task3="TIMEOUT", task4="RUNNING")
-    assert [process for _, *processes in tasks for process in processes if psutil.pid_exists(process)] == []
+    for _, *processes in tasks:
+        assert all(process.status() == psutil.STATUS_ZOMBIE for process in processes if process.is_running())
