@@ -102,6 +102,12 @@ def check_at_least(limit: int, **values: float) -> None:
             raise UsageError(f"{name} is {value}; it must be at least {limit}")
 
 
+def check_groups(size: int, devices: int) -> None:
+    """Raises UsageError where devices cannot stand in groups of a size, which compute a batch together."""
+    if devices % size:
+        raise UsageError(f"a tensor_parallel_size of {size} does not divide {devices} devices")
+
+
 def check_divides(devices: int, **values: int) -> None:
     """Raises UsageError for the first value that so many devices cannot share, by its name."""
     for name, value in values.items():

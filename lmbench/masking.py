@@ -75,14 +75,19 @@ _SCHEME = re.compile(
 _ORDINARY_WORDS = re.compile(r"[A-Z]?[a-z]+(?:[-_.:/][A-Za-z]?[a-z]*)*")
 #: The user's part of an address, up to its last `@` before the path; a password may hold a slash, though it should not.
 _USER = re.compile(r"""(?<![\w+.-])([A-Za-z][\w+.-]*://)(?:[^\s"'<>?#/]*|[^\s"'<>?#/:]*:(?!\d+/)[^\s"'<>?#]*)@""")
-#: A name before its value, and by its quotation mark the value: `Pwd=...;`, `?sig=...&`, `"api_key": "..."`. What is
-#: called or indexed is code.
-_NAME = re.compile(r"""(?<!\w)([A-Za-z_][\w.-]*)["']?\s*[=:]\s*(["']?)""")
+#: A name before its value, and by its quotation mark the value: `Pwd=...;`, `?sig=...&`, `"api_key": "..."`, and of an
+#: option also `--token ...` and `'--token', '...'`. What is called or indexed is code.
+_NAME = re.compile(r"""(?<!\w)(--)?([A-Za-z_][\w.-]*)["']?(\s*[=:]\s*|(?(1),?[ \t]+|(?!)))(["']?)""")
 _VALUE = {
     "": re.compile(r"""[^\s"'&;,#<>(){}\[\]]+(?![\w.]*[(\[])"""),
     "'": re.compile(r"[^'\n]+"),
     '"': re.compile(r'[^"\n]+'),
 }
+#: What stands behind the name of an option and is no value: an option, a placeholder, a word of the sentence.
+_NO_VALUE = re.compile(
+    r"-.*|[${A-Z_}]+|(?:an?|and|are|as|at|be|belongs|but|by|can|cannot|first|for|from|given|has|here|if|in|instead|is|it"
+    r"|may|must|needs|not|of|on|once|only|or|takes|that|the|then|to|too|twice|was|were|when|where|with|without)[.:!?]*"
+)
 _SIGNATURE = re.compile("(?:^|[-_])sig(?:nature)?$", re.I)
 _LEAST_SIGNATURE = 16
 
@@ -169,7 +174,7 @@ def masked_text(text: str) -> str:
         text = _USER.sub(r"\1", text)
     if len(text) > _SHORTEST:
         text = _SCHEME.sub(_masked_scheme, _LOOKS.sub(MASK, text))
-    return _without_values(text) if "=" in text or ":" in text else text
+    return _without_values(text) if any(sign in text for sign in ("=", ":", "--")) else text
 
 
 def _masked_scheme(match: re.Match[str]) -> str:
@@ -182,12 +187,13 @@ def _without_values(text: str) -> str:
     """Text without the values of secrets' names."""
     pieces, end = list[str](), 0
     for match in _NAME.finditer(text):
-        name, quotation = match.groups()
+        dashes, name, separator, quotation = match.groups()
         value = _VALUE[quotation].match(text, match.end())
-        if match.start() < end or not value:
+        is_option = dashes and ":" not in separator
+        if match.start() < end or not value or (is_option and _NO_VALUE.fullmatch(value[0])):
             continue
         is_query = text[: match.start()].endswith(("?", "&", ";"))
-        is_literal = is_query or quotation or not _ORDINARY_WORDS.fullmatch(value[0])
+        is_literal = is_option or is_query or quotation or not _ORDINARY_WORDS.fullmatch(value[0])
         is_signature = len(value[0]) >= _LEAST_SIGNATURE and _SIGNATURE.search(name)
         if (
             is_signature

@@ -48,7 +48,7 @@ KEYS = [
 AROUND = """Server=tcp:x,1433;Uid=me;Pwd=%;Encrypt=yes|AccountName=a;AccountKey=%;EndpointSuffix=core|{'api_key': '%'}
     |https://a.blob.core.windows.net/c?sv=2020&sig=%&se=1|Authorization: Basic %|{"Authorization": "Bearer %"}
     |Basic %|https://hooks.slack.com/services/%|password: %|--client_secret=%
-    |{"password": "correct horse, %"}|token = %"""
+    |{"password": "correct horse, %"}|token = %|tool --password % --user me|['--hub.token', '%']|--api-key=% -v"""
 ORDINARY = rows("""
 ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn
 0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f
@@ -67,6 +67,8 @@ unexpected token: foo
 max_tokens=512, token: 5
 skip-connections-of-the-model
 fw_kernel_16_threads_of_attention_backward
+--max_tokens 512 --tokenizer gpt2 --token_type_ids a --token 5
+unknown option --token; give --model.hf_token VALUE, --password and --token to log in
 """)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lmbench.commands import MEASURING
 from lmbench.commands.parser import PositiveFloat, PositiveInt
+from lmbench.commands.signatures import check_options, check_sizes
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
 from lmbench.masking import masked_words
@@ -73,6 +74,8 @@ def memory(
     if source in shipped_configs() and not Path(source).exists():
         source, settings = None, [f"--config={source}", *settings]
     if source is None and settings:
+        check_options(settings)
+        check_sizes(settings)
         from lmbench.memory.answer import forecast_answer
         from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 

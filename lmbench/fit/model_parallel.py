@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from lmbench.errors import UsageError, unknown
+from lmbench.errors import UsageError, check_groups, unknown
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.precision import find_precision
 
@@ -82,8 +82,7 @@ class ModelParallel(ModelParallelStrategy):
     def setup_environment(self) -> None:
         size = self.num_processes if self._tensor_parallel_size == "auto" else self._tensor_parallel_size
         count = self.num_processes * self.num_nodes
-        if count % size:
-            raise UsageError(f"a tensor_parallel_size of {size} does not divide {count} devices")
+        check_groups(size, count)
         self._data_parallel_size, self._tensor_parallel_size = count // size, size
         super().setup_environment()
 
