@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lmbench.callbacks.observer import Observer
-from lmbench.dtypes.notes import DTYPES_FILE
+from lmbench.dtypes.answer import DTYPES_FILE
 from lmbench.dtypes.recording import StepDtypes
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind

@@ -22,7 +22,7 @@ from lmbench.sweep.file import read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.outcome import new_record
 from lmbench.sweep.plan import make_plan
-from lmbench.wandb.content import config_of
+from lmbench.wandb.child import config_of
 from lmbench.wandb.publish import WandbProblem
 
 SECRETS = """hf_token token secret client_secret db.password PASSWD passphrase GH_PAT pat auth basicAuth bearer api_key

@@ -39,7 +39,7 @@ def make_catalogue(has_reference: bool = False) -> Any:
 
     Its type is not named here, since the parser of this command would import it for `-h`, and pandas with it.
     """
-    from lmbench.attention.in_report import ATTENTION
+    from lmbench.attention import ATTENTION
     from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
     from lmbench.memory.timeline import MEMORY

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from lmbench.dtypes.notes import (
+from lmbench.dtypes.answer import (
     CASTS,
     NEVER_RAN,
     DtypeNotes,

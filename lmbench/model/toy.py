@@ -1,4 +1,4 @@
-"""The toy whose dtypes were published: a linear layer, ReLU, LayerNorm and another linear layer."""
+"""A toy to see dtypes in: a linear layer, ReLU, LayerNorm and another linear layer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _FEATURES, _CLASSES, _BATCH_SIZE, _BATCHES = 20, 5, 8, 8
 class Toy(LightningModule):
     """Classifies random vectors, with ten hidden units and no biases.
 
-    That is the model of the exercise that the write-ups in `reference/precision_dtypes.csv` answer (Stanford's CS336,
-    assignment 2: which dtypes has it under autocast?); it leaves open how many features there are. One of them has the
-    ReLU in front of the LayerNorm, as here.
+    That is the model of a widely solved exercise: which dtypes has it under autocast? (Stanford's CS336, assignment 2,
+    which leaves open how many features there are.)
     """
 
     def __init__(self) -> None:

@@ -1,20 +1,171 @@
-"""Measuring the arms of `lmbench overhead`, each in a process of its own. Nothing here needs torch."""
+"""The arms of `lmbench overhead`, each measured in a process of its own, and what follows from them. Nothing here needs
+torch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from lmbench.interruption import received
-from lmbench.overhead.result import ARMS, Arm, Measurement, measurement_of, overhead_answer
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed, run_python
+from lmbench.records.field import PerPhase
 from lmbench.records.load import find_runs, load_run
-from lmbench.records.run import RunRecord
-from lmbench.report.answer import Answer
+from lmbench.records.run import Environment, RunRecord
+from lmbench.records.statistics import mean_interval
+from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.run import banner
+from lmbench.report.units import MS, Unit, whole
+
+Arm = Literal["bare", "trainer", "harness"]
+#: In the order of the first round.
+ARMS: dict[Arm, str] = {
+    "bare": "plain PyTorch loop",
+    "trainer": "Lightning's Trainer with everything off",
+    "harness": "lmbench fit without probe steps",
+}
+
+#: What the harness may cost: in step time where the device is the bottleneck, beyond the plain Trainer where the host
+#: is, and in device memory.
+TIME_LIMIT_FRACTION = 0.01
+HOST_LIMIT_S = 0.1e-3
+MEMORY_LIMIT_BYTES = 2**20
+
+_PEAKS = ("steady_peak_allocated_bytes", "run_peak_allocated_bytes", "host_peak_rss_bytes")
+_MIB = Unit("MiB", 2**-20, lambda size_bytes: whole(size_bytes / 2**20))
+_MORE_MIB = Unit("MiB", 2**-20, lambda size_bytes: f"{size_bytes / 2**20:+,.1f}")
+
+
+#: An arm's window in one round; see `measurement_of`.
+Measurement = dict[str, Any]
+
+
+def measurement_of(arm: Arm, index: int, record: RunRecord) -> Measurement:
+    """`arm`, `round`, `steps`, `step_s`, `first_loss` and three peaks of one process, by its record.
+
+    Pauses are in its step: they too are the harness's cost. Peaks are None where the device has no such counter, the
+    loss where it is not finite. Raises ProcessFailed for a record without a closed window.
+    """
+    window = record.window
+    if not window.steps or window.wall_s is None:
+        raise ProcessFailed(f"{arm}: its result has no window")
+    step_s = (window.wall_s + (window.excluded_s or 0.0)) / window.steps
+    facts = {"arm": arm, "round": index, "steps": window.steps, "step_s": step_s, "first_loss": record.loss.first}
+    return facts | {peak: getattr(record.memory, peak) for peak in _PEAKS}
+
+
+class Interval(NamedTuple):
+    """A mean over rounds with Student's 95 % interval, in SI units."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Any) -> Interval:
+        """Of a series of one value a round, two rounds at least."""
+        return cls(float(values.mean()), *mean_interval(values.tolist()))
+
+    def against(self, most: float) -> str:
+        """Is it at most so much? `yes`, `no`, or `undecided` where the interval has both."""
+        if self.high <= most:
+            return "yes"
+        return "no" if self.low > most else "undecided"
+
+    def cell(self, scale: float, form: str, unit: str = "") -> Cell:
+        mean, low, high = (format(value * scale, form) for value in self)
+        return Cell(self.mean, low=self.low, high=self.high, text=f"{mean} [{low}, {high}]{unit}")
+
+
+def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], command: str) -> Answer:
+    """What complete rounds of measurements say of the run that `pilot` describes; `command` repeats them.
+
+    Tables: arms by time per step, its difference to bare, and peak memory; and the questions, each with its answer and
+    the figure behind it, `n/a` where a question is not asked.
+    """
+    # Here: help does without it.
+    import pandas as pd
+
+    frame = pd.DataFrame(measurements)
+    # A row for each round and a column for each arm: differences are paired.
+    step_s = frame.pivot(columns="arm", index="round", values="step_s")[list(ARMS)]
+    over = step_s.sub(step_s["bare"], axis=0)
+    verdicts = {str(phase): str(lag.verdict) for phase, lag in (pilot.probe.verdicts or PerPhase()).items()}
+    limit = bottleneck(pilot.device_type, verdicts)
+    # A peak that one round does not know is not known.
+    peaks = frame.dropna(axis="columns").groupby("arm").max()
+    whose, peak = ("device", _PEAKS[1]) if _PEAKS[1] in peaks else ("host", _PEAKS[2])
+    more = peaks - peaks.loc["bare"]
+    arms: list[list[Any]] = [
+        [
+            arm, *step_s[arm].agg(["mean", "min", "max"]), Interval.of(over[arm]).cell(1e3, "+.3f"),
+            int(peaks[peak][arm]), int(more[peak][arm]),
+        ]
+        for arm in ARMS
+    ]  # fmt: skip
+    arms[0][4] = arms[0][6] = None
+    fraction = Interval.of(step_s["harness"] / step_s["bare"] - 1.0)
+    added = Interval.of(step_s["harness"] - step_s["trainer"])
+    by_time = "n/a" if limit in ("host", "cpu") else fraction.against(TIME_LIMIT_FRACTION)
+    by_host = "n/a" if limit == "device" else added.against(HOST_LIMIT_S)
+    by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
+    if whose == "device":
+        window, run = (int(more[name]["harness"]) for name in _PEAKS[:2])
+        by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
+        memory = Cell(max(window, run), text=f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)")
+    questions: list[list[str | Cell]] = [
+        ["step within 1 % of bare", Cell(by_time, style="outcome"), fraction.cell(100, "+.2f", " %")],
+        ["harness - trainer at most 0.1 ms", Cell(by_host, style="outcome"), added.cell(1e3, "+.3f", " ms")],
+        ["device memory within 1 MiB of bare", Cell(by_memory, style="outcome"), memory],
+    ]
+    columns = [
+        Column("arm"), Column("mean", MS, "step_s"), Column("min", MS, "step_min_s", is_extra=True),
+        Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
+        Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
+    ]  # fmt: skip
+    steps, first_loss = measurements[0]["steps"], measurements[0]["first_loss"]
+    packages = (pilot.environment or Environment()).versions
+    versions = Line("versions", f"torch {packages.torch}, lightning {packages.lightning}, python {packages.python}")
+    title = f"{len(step_s)} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
+    caption = f"time a step, [95 % interval] of the mean over rounds; {whose} peak memory"
+    return Answer(
+        headline=[*banner(pilot), versions, *(Line(arm, meaning) for arm, meaning in ARMS.items())],
+        tables=[
+            Table("arms", title, columns, arms, caption),
+            Table(
+                "answers", "Answers", [Column("question"), Column("answer"), Column("figure")], questions,
+                "means over rounds with 95 % intervals",
+            ),
+        ],
+        notes=[
+            Line("bottleneck", ", ".join([limit, *(f"{phase} {verdict}" for phase, verdict in verdicts.items())])),
+            Line("first loss", f"{first_loss:.4f} in every arm"),
+            Line("repeat", command, is_whole=True),
+        ],
+        figures={
+            "rounds": len(step_s), "steps": steps, "bottleneck": limit, "measurements": measurements, "run": pilot,
+        },
+    )  # fmt: skip
+
+
+def bottleneck(device_type: str | None, verdicts: Mapping[str, str]) -> str:
+    """What a step waits for: `device` where every phase has work queued, `host` where one waits for the host,
+    `cpu` where both are the same, `mixed` or `unknown` where the lag probes were undecided or did not run.
+
+    Args:
+        device_type: `cuda` or `cpu`.
+        verdicts: of the lag probes, by phase.
+    """
+    if device_type == "cpu":
+        return "cpu"
+    names = {"host-bound": "host", "mixed": "mixed", "queued": "device"}
+    return next((name for verdict, name in names.items() if verdict in verdicts.values()), "unknown")
+
 
 # More than rounding and the order of sums makes: the arms did not do the same task.
 LOSS_TOLERANCE_FRACTION = 1e-3

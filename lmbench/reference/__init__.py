@@ -1,4 +1,4 @@
-"""Published figures: what five write-ups state of step times, kernels, memory and attention, of sums and of dtypes.
+"""Published figures: what five write-ups state of step times, kernels, memory, attention and sums.
 
 The files hold what was really measured, in SI units: `README.md` beside them says what was corrected (a precision that
 was called fp32 and was TF32), what is left out because it cannot be right, and what each source does not state.
@@ -56,16 +56,6 @@ class Accumulation(Struct, frozen=True):
     addend: float
     results: str = ""
     sources: str = ""
-
-
-class PublishedDtype(Struct, frozen=True):
-    """The dtype of one tensor of the published toy (linear, ReLU, LayerNorm, linear) under autocast; on which device is
-    not said, but with LayerNorm in float32 it was CUDA's autocast."""
-
-    source: str
-    autocast_dtype: str
-    tensor: str
-    dtype: str
 
 
 @cache

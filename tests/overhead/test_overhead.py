@@ -18,9 +18,16 @@ from lmbench.cli import main
 from lmbench.errors import ExitCode
 from lmbench.fit.ranks import run_ranks
 from lmbench.overhead import arms
-from lmbench.overhead.arms import check_same_work, measure_arm
+from lmbench.overhead.arms import (
+    ARMS,
+    Interval,
+    bottleneck,
+    check_same_work,
+    measure_arm,
+    measurement_of,
+    overhead_answer,
+)
 from lmbench.overhead.control import leave_record, measure_control
-from lmbench.overhead.result import ARMS, Interval, bottleneck, measurement_of, overhead_answer
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.measured import Loss, Memory, Window
 from lmbench.records.run import RunRecord

@@ -13,7 +13,7 @@ from lmbench.records.load import load_run
 from lmbench.records.measured import RankRecord
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import recorded, value_at
-from lmbench.wandb.content import (
+from lmbench.wandb.child import (
     config_of,
     name_of,
     series_of,

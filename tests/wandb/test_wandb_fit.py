@@ -24,8 +24,7 @@ from lmbench.records.step import StepRecord
 from lmbench.report.facts import FACT
 from lmbench.report.logged import of_step
 from lmbench.wandb.board import board_of
-from lmbench.wandb.child import stable_id
-from lmbench.wandb.content import config_of
+from lmbench.wandb.child import config_of, stable_id
 from lmbench.wandb.publish import WandbSettings
 
 STEPS = ["--measure.steps=6", "--measure.min_window_s=0", "--measure.probe_steps=2", "--data.context_length=16"]

@@ -15,8 +15,7 @@ from lmbench.cli import main
 from lmbench.records.load import load_run
 from lmbench.records.process import process_identity
 from lmbench.records.store import RunFolder
-from lmbench.wandb.child import stable_id
-from lmbench.wandb.content import config_of, name_of, summary_of
+from lmbench.wandb.child import config_of, name_of, stable_id, summary_of
 from lmbench.wandb.publish import WandbFiling, WandbProblem, is_uploaded, publish_run, sync, write, write_new
 
 pytestmark = pytest.mark.usefixtures("planted_key")
