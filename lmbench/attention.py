@@ -33,7 +33,7 @@ def _growths(frame: Frame, span: Span) -> dict[int, float]:
     for cell, known in frame.known.items():
         if "context" in known and "head_dim" in known and times.get(cell, 0) > 0:
             others = {(n, v) for n, v in known.items() if n != "context" and n not in CONSEQUENCES}
-            lines[frame.gpus[cell], frozenset(others)].append((known["context"], cell))
+            lines[frozenset(others)].append((known["context"], cell))
     return {
         cell: math.log(times[cell] / times[before]) / math.log(longer / shorter)
         for line in lines.values()

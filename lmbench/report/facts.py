@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,14 @@ class Fact:
         return plain(_LABELS[self.name](value) if self.name in _LABELS else value)
 
 
+def _device(run: RunRecord) -> str | None:
+    """The GPU's name, or the processor's where the run was on it; None where it ended before it could look."""
+    if run.environment is None:
+        return None
+    model = re.sub(" +", " ", run.environment.host.cpu_model or "")
+    return run.environment.gpu.name or (f"CPU {model}".rstrip() if run.device_type == "cpu" else None)
+
+
 def _size(run: RunRecord) -> str | None:
     model = run.model
     if model.d_model and model.num_layers and not model.size:
@@ -99,6 +108,7 @@ def revision(run: RunRecord, part: Literal["project", "lmbench"] = "project") ->
 
 #: What is worked out of a record, where facts.toml names no field of it.
 _READ: Mapping[str, Callable[[RunRecord], Any]] = {
+    "gpu": _device,
     "size": _size,
     # `lmbench validate` is inference.
     "mode": lambda run: "inference" if run.command == "validate" else run.mode,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -72,7 +71,6 @@ class RunRow(NamedTuple):
 
     run: Run
     facts: dict[str, Value]
-    gpu: str | None
     place: str | None
     searched: str | None
     row: str | None
@@ -144,7 +142,6 @@ def _row(run: Run, group: Group) -> RunRow:
     row = RunRow(
         run,
         read_facts(record, settings) | (other_axes(axes) if group.home else other_settings(config)),
-        _device_of(record),
         cell,
         place.searched_cell,
         json.dumps(others, sort_keys=True, default=str) if axes else cell,
@@ -159,26 +156,16 @@ def _row(run: Run, group: Group) -> RunRow:
     return row
 
 
-def _device_of(record: RunRecord) -> str | None:
-    """The GPU's name, or the processor's where the run was on it; None where it ended before it could look."""
-    environment = record.environment
-    if environment is None or not (environment.gpu.name or record.device_type == "cpu"):
-        return None
-    model = environment.host.cpu_model
-    return shown(environment.gpu.name or (f"CPU ({re.sub(' +', ' ', model)})" if model else "CPU"))
-
-
 @dataclass(frozen=True, eq=False)
 class Frame:
     """The runs of a group by the cells that they make, which are numbered.
 
-    `rows` are the runs of each cell, those of other passes among them; `gpus` is its device, `known` its facts as far
-    as they are known. `baseline` is what cells are compared with, `base` the cell of it for each cell that has one.
-    `course` has the values, in their order, of the fact that configurations are followed over.
+    `rows` are the runs of each cell, those of other passes among them; `known` its facts as far as they are known.
+    `baseline` is what cells are compared with, `base` the cell of it for each cell that has one. `course` has the
+    values, in their order, of the fact that configurations are followed over.
     """
 
     rows: Mapping[int, Sequence[RunRow]]
-    gpus: Mapping[int, str]
     known: Mapping[int, Mapping[str, Value]]
     baseline: Mapping[str, Value] = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
@@ -190,11 +177,6 @@ class Frame:
     @property
     def base_name(self) -> str:
         return in_words(self.baseline, list(self.baseline)).replace(",", "")
-
-    @property
-    def device(self) -> str:
-        """The device of the first cell."""
-        return next(iter(self.gpus.values()))
 
     @property
     def runs(self) -> list[RunRow]:
@@ -238,17 +220,12 @@ class Frame:
     def select(self, cells: Iterable[int]) -> Frame:
         """Some of the cells, in that order."""
         cells = list(cells)
-        rows, gpus = {cell: self.rows[cell] for cell in cells}, {cell: self.gpus[cell] for cell in cells}
-        return replace(self, rows=rows, gpus=gpus, known={cell: self.known[cell] for cell in cells})
+        return replace(self, rows={cell: self.rows[cell] for cell in cells}, known={n: self.known[n] for n in cells})
 
     def by(self, names: Sequence[str]) -> Iterator[Frame]:
         """The cells that share these facts, in order."""
         for _, cells in groupby(self.ordered(names), lambda cell: [self.known[cell].get(name) for name in names]):
             yield self.select(cells)
-
-    def by_device(self) -> list[Frame]:
-        devices = sorted({*self.gpus.values()})
-        return [self.select(cell for cell, gpu in self.gpus.items() if gpu == device) for device in devices]
 
     def shows(self, is_profiled: bool) -> Frame:
         """With `is_profiled`, the profiled runs instead of those that are timed."""
@@ -317,7 +294,7 @@ class Frame:
         if not baseline:
             return self
         untold = dict.fromkeys(CONSEQUENCES)
-        told = {cell: dict(facts, gpu=self.gpus[cell], **untold) for cell, facts in self.known.items()}
+        told = {cell: dict(facts, **untold) for cell, facts in self.known.items()}
         baselines = [cell for cell in told if baseline.items() <= told[cell].items()]
         base = {}
         for cell, facts in told.items():
@@ -333,23 +310,24 @@ def make_frame(group: Group) -> Frame:
     """The group's runs and cells. A cell is what its axes or, without a sweep, its facts are; how it is looked at (a
     profiler, a clock) is neither, so that every pass of a cell belongs to it."""
     rows = [row for row in group.rows if not row.is_trial]
-    gpus = defaultdict[str | None, set[str]](set)
+    gpus = defaultdict[str | None, set[Value]](set)
     for row in rows:
-        for place in (row.place, None) if row.gpu else ():
-            gpus[place].add(str(row.gpu))
-    numbers = dict[tuple[str, str | None], int]()
+        for place in (row.place, None) if "gpu" in row.facts else ():
+            gpus[place].add(row.facts["gpu"])
+    numbers = dict[Any, int]()
     cells, known = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
     for row in sorted(rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
         # A run that died before it could tell was on the device of its cell's other runs, or on the only one.
-        devices = ([row.gpu] if row.gpu else [], gpus[row.place], gpus[None])
-        gpu = next((gpu for known in devices if len(known) == 1 for gpu in known), "device unknown")
-        cell_of = row.row if group.home else json.dumps(row.facts, sort_keys=True)
-        cell = numbers.setdefault((gpu, cell_of), len(numbers))
-        cells[cell].append(row._replace(gpu=gpu))
+        gpu = next(
+            (gpu for known_gpus in (gpus[row.place], gpus[None]) if len(known_gpus) == 1 for gpu in known_gpus),
+            "device unknown",
+        )
+        facts = {"gpu": gpu, **row.facts}
+        cell = numbers.setdefault((facts["gpu"], row.row if group.home else json.dumps(facts)), len(numbers))
+        cells[cell].append(row)
         # Within a sweep another host or commit makes no other row: the axes do.
-        facts = {name: value for name, value in row.facts.items() if not group.home or name not in ENVIRONMENT}
-        known[cell] = facts | known[cell]
-    return Frame(cells, {cell: gpu for (gpu, _), cell in numbers.items()}, known)
+        known[cell] = {n: fact for n, fact in facts.items() if not group.home or n not in ENVIRONMENT} | known[cell]
+    return Frame(cells, known)
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from lmbench.report.answer import Cell
@@ -60,41 +59,29 @@ def _doubt(change: Cell) -> str:
 
 
 def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list[int]:
-    """The cells that decide: of each way but the baseline the largest; the largest of all; in each group the best of
-    `x` and the largest; or the ends of the group that goes furthest along `x`, and from which `x` on memory ran out."""
-    x, baseline = spec.x, frame.baseline
-    compared = baseline if spec.kind == "against" and baseline else (x,)
+    """The cells that decide: of each way but the baseline the largest; the largest of all; of each group the best; or
+    the ends of the group that goes furthest along `x`."""
+    compared = frame.baseline if spec.kind == "against" else (spec.x,)
     ways = [name for name in frame.differing() if name in compared]
     others = [name for name in frame.differing() if name not in compared]
-    if spec.kind == "against":
-        parts = [part.ordered(others) for part in frame.by(ways)]
-        known = [
-            [cell for cell in part if {*values} >= {cell, frame.base.get(cell)} and frame.base[cell] != cell]
-            for part in parts
-        ]
-        return [cell for part in known for cell in part[-1:]]
-    if spec.kind == "parts":
-        return [cell for cell in frame.ordered(others) if cell in values][-1:]
-    groups = [part.ordered([x]) for part in frame.by(others)]
-    known = [[cell for cell in group if cell in values and cell in frame.ok] for group in groups]
+    if spec.kind in ("against", "parts"):
+        comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= values.keys()}
+        cells = comparable if spec.kind == "against" else values
+        groups = [[cell for cell in part.ordered(others) if cell in cells] for part in frame.by(ways)]
+        return [group[-1] for group in groups if group]
+    groups = [[cell for cell in part.ordered(ways) if cell in values] for part in frame.by(others)]
     if spec.kind == "best":
-        best = [dict.fromkeys([max(group, key=lambda cell: values[cell]), group[-1]]) for group in known if group]
-        return list(chain.from_iterable(best[-_CLAUSES:]))
-    rows = sorted(
-        (group for group in known if len(group) > 1), key=lambda group: sort_key(x, frame.known[group[-1]][x])
-    )
-    refused = [[cell for cell in group if frame.label(cell).startswith("OOM")][:1] for group in groups]
-    return [cell for row in rows[-1:] for cell in (row[0], row[-1], *chain.from_iterable(refused[:_CLAUSES]))]
+        return [max(group, key=values.__getitem__) for group in groups if group][-_CLAUSES:]
+    several = [group for group in groups if group[1:]]
+    several.sort(key=lambda group: sort_key(spec.x, frame.known[group[-1]].get(spec.x)))
+    return [cell for group in several[-1:] for cell in (group[0], group[-1])]
 
 
 def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) -> str:
-    """The cell's figures, or how it ended. A ratio whose interval includes 1 is undecided."""
-    if cell not in frame.ok:
-        return frame.label(cell)
+    """The cell's figures. A ratio whose interval includes 1 is undecided."""
     texts = []
     for column, cells in figures.items():
-        figure = cells.get(cell)
-        if figure is not None:
+        if (figure := cells.get(cell)) is not None:
             doubt = _doubt(figure).removeprefix(", ") if column.is_relative and column.unit is TIMES else ""
             text = f"{column.heading(frame).title} {column.text(figure)} {column.unit.word}".rstrip()
             texts.append(f"{text} ({doubt})" if doubt else text)

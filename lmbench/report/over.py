@@ -51,7 +51,7 @@ def frame_over(group: Group, over: Over) -> Frame:
     """
     rows, began, told = list[tuple[str, Any, RunRow]](), dict[str, str](), dict[Any, set[str]]()
     for row in group.rows:
-        run, facts, kind = row.run, row.facts, (row.gpu, row.facts.get("size"))
+        run, facts, kind = row.run, row.facts, (row.facts.get("gpu"), row.facts.get("size"))
         commit = revision(run.record) or revision(run.record, "lmbench")
         point = commit if over == "commit" else str(sweep_of(run.path) or run.path)
         if run.outcome == "ok" and row.is_shown and point:
@@ -85,10 +85,9 @@ def _by_git(commits: Iterable[str]) -> dict[str, int]:
 
 
 def _courses(frame: Frame) -> Iterator[Frame]:
-    """The cells of each configuration on each device, in their order."""
-    for device in frame.by_device():
-        for part in device.by([name for name in device.differing() if name not in frame.course]):
-            yield part.select(part.ordered(list(frame.course)))
+    """The cells of each configuration, in their order."""
+    for part in frame.by([name for name in frame.differing() if name not in frame.course]):
+        yield part.select(part.ordered(list(frame.course)))
 
 
 @lru_cache(maxsize=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
@@ -123,26 +123,19 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         line.text
         for row in frame.runs
         if (environment := row.run.record.environment) is not None
-        for line in lines("environment", environment, device=row.gpu)
+        for line in lines("environment", environment, device=row.facts["gpu"])
     }
-    devices = timed.by_device()
-    # What answers the view's question, device by device: the view's own sentences, then those of features.
+    # What answers the view's question: the view's own sentences, then those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
-    answers = [
-        f"{part.device}: {text}" if len(devices) > 1 else text
-        for part in devices
-        for texts in (sentences(view.answers, part, catalogue.column), *(each.headline(part) for each in features))
-        for text in texts
-    ]
+    texts = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
     warnings = _warnings([run for runs in frame.ok.values() for run in runs])
 
     def charts() -> list[Chart]:
-        """The charts of the view, device by device, then pictures of runs."""
+        """The charts of the view, then pictures of runs."""
         figures = [
             chart
-            for part in devices
             for spec in view.charts
-            for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], part, catalogue.column)
+            for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], timed, catalogue.column)
         ]
         return [*figures, *(chart for feature in catalogue.features for chart in feature.charts(frame))]
 
@@ -150,7 +143,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
             *([Line("question", view.question)] if view.question else []),
-            *(Line("answer", text) for text in answers),
+            *(Line("answer", text) for text in chain.from_iterable(texts)),
             *(Line("WARN", text) for text, is_shared in warnings.items() if is_shared),
             Line("cells", _tally(frame)),
             *(Line("measured", line) for line in _first(sorted(environments))),
@@ -259,7 +252,6 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
             rows.append({
                 "sweep": group.name,
                 "view": view.name,
-                "gpu": frame.gpus[cell],
                 **{name: frame.known[cell].get(name) for name in facts},
                 "outcome": first.outcome if first else "ok",
                 "phase": value_at(first.record, "error.phase") if first else None,

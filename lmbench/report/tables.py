@@ -13,16 +13,12 @@ from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
 from lmbench.report.columns import Column
-from lmbench.report.facts import FACT, Value, heading, in_words
+from lmbench.report.facts import ENVIRONMENT, FACT, Value, heading, in_words
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import Unit, change_percent, change_range
 from lmbench.report.view import Catalogue, TableSpec, View
 
-#: Facts that a caption tells where all rows share them; those of _USUAL only when they are not what everybody has.
-_CAPTIONED = (
-    "size", "mode", "batch", "context", "precision", "matmul", "compile", "attention", "head_dim", "heads", "causal",
-    "optimizer", "warmup", "environment",
-)  # fmt: skip
+#: Facts that a caption leaves out where all rows have what everybody has.
 _USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "strategy": "none", "zero_grad": "after_step"}
 #: By its cell, a row's entries beside its facts.
 _Rows = list[tuple[int, list[Value | Cell]]]
@@ -45,26 +41,21 @@ _VERDICT_NOTES = {
 
 
 def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
-    """Every table of a view that has anything to show, device by device.
+    """Every table of a view that has anything to show.
 
     Args:
         frame: of cells that have a shown run, with their baselines.
     """
-    varying = frame.varying()
-    tables = [
-        _table(spec, part, varying, catalogue, is_first=spec is view.tables[0])
-        for part in frame.by_device()
-        for spec in view.tables
-    ]
+    tables = [_table(spec, frame, catalogue, is_first=spec is view.tables[0]) for spec in view.tables]
     return [table for table in tables if table is not None]
 
 
-def _table(spec: TableSpec, frame: Frame, varying: Sequence[str], catalogue: Catalogue, is_first: bool) -> Table | None:
+def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) -> Table | None:
     """The table; None if no cell has anything to show in it. Where nothing ran, the first one says how runs ended."""
     columns = catalogue.columns_of(spec)
     values = {column.name: column.of(frame) for column in columns}
     partly = [name for name in frame.partly_known() if any(_is_said(name, value) for value in frame.values[name])]
-    differing = [name for name in dict.fromkeys([*varying, *partly]) if name not in spec.among]
+    differing = [name for name in dict.fromkeys([*frame.varying(), *partly]) if name not in spec.among]
     sorting = list(dict.fromkeys([*spec.rows, *differing]))
     shared = frame.shared()
     # A single row still says what it is.
@@ -86,9 +77,6 @@ def _table(spec: TableSpec, frame: Frame, varying: Sequence[str], catalogue: Cat
             notes = [*_notes(frame, cell, columns, figures), *about]
             first = figures[0] if cell in frame.ok else Cell(None, text=frame.label(cell), style="outcome")
             rows.append((cell, [replace(first, notes=tuple(notes)), *figures[1:]]))
-        if len({len(runs) for runs in frame.ok.values()}) > 1:
-            headings = [answer.Column("runs", units.COUNT), *headings]
-            rows = [(cell, [len(frame.ok.get(cell, ())), *figures]) for cell, figures in rows]
     facts = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
@@ -107,16 +95,16 @@ def _table(spec: TableSpec, frame: Frame, varying: Sequence[str], catalogue: Cat
         [*facts, *headings],
         [figures for _, figures in rows],
         # The device, what all rows share and no row says, and which spread stands in the table.
-        "; ".join(filter(None, [", ".join(filter(None, [frame.device, in_words(shared, said)])), spread])),
+        "; ".join(filter(None, [in_words(shared, said), spread])),
     )
 
 
 def _is_said(name: str, value: Value) -> bool:
-    return name in _CAPTIONED or value not in (None, _USUAL.get(name, value))
+    return name in FACT and name not in ENVIRONMENT and value != _USUAL.get(name)
 
 
 def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence[Cell]) -> list[str]:
-    """Failed guards, runs left out, what really ran, a baseline without figures."""
+    """Failed guards, runs left out, what really ran, ratios that are not told from 1."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
     bad = Counter(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
     ends = ", ".join(f"{count} {label}" for label, count in sorted(bad.items()))
@@ -125,12 +113,10 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if column.is_relative]
     is_undecided = any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios)
     has_skipped = any(column.name == "skipped_count" for column in columns)
-    base_label = "ok" if base is None else frame.label(base)
     notes = {
         f"of {len(frame.runs_of(cell))} runs, not counted: {ends}": runs and bad,
         f"the fp16 scaler skipped {skipped} steps, which are in no statistic": skipped and not has_skipped,
         f"Inductor put PyTorch's fused attention in the place of {frame.known[cell].get('attention')}": is_fused,
-        f"its baseline has no figure: {base_label}": runs and ratios and base_label != "ok",
         _UNDECIDED_RATIO: base != cell and is_undecided,
     }
     guards = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
@@ -145,13 +131,12 @@ def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
 
 def spread_text(runs: Iterable[int]) -> str:
     """Which spread stands behind `±`, by the numbers of ok runs of cells."""
-    counts = set(runs) - {0}
-    if counts == {1}:
+    counts = sorted({*runs} - {0})
+    if counts == [1]:
         return "mean ± std of the steps within one run"
-    if len(counts) == 1:
-        return f"mean ± std between {counts.pop()} processes"
+    numbers = " or ".join(str(count) for count in counts if count > 1)
     lone = ", within the run where there is one" if 1 in counts else ""
-    return f"mean ± std between processes{lone}" if counts else ""
+    return f"mean ± std between {numbers} processes{lone}" if counts else ""
 
 
 # the fastest

@@ -75,7 +75,7 @@ CELLS = PUBLISHED["cells"]
 
 def beside(column, *cells):
     """Published figures beside the first of these cells, by source."""
-    frame = Frame(*(dict.fromkeys(range(len(cells)), value) for value in ((), "NVIDIA H200")), dict(enumerate(cells)))
+    frame = Frame(dict.fromkeys(range(len(cells)), ()), dict(enumerate(cells)))
     _, *others = make_catalogue(has_reference=True).columns_of(TableSpec("T", (column,)))
     figures = {other.title.removeprefix("ref. ").partition(",")[0]: other.of(frame) for other in others}
     return {source: cells[0] for source, cells in figures.items() if 0 in cells}
