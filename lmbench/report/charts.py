@@ -22,8 +22,6 @@ from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
-#: Steps shown of a run's beginning.
-_FIRST_STEPS = 16
 #: Steps shown of a run: beyond, a picture is larger than the folder.
 _MOST_STEPS = 5_000
 #: Points of a line beyond which they are drawn small.
@@ -189,38 +187,18 @@ def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     return Chart("", _rows(points, unit), f"Rest: {', '.join(others)}." if others else "")
 
 
-def _steps(spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
-    """Time of each of the first steps of one run of each cell, counted from the first step of the process."""
-    times = [
-        (frame.in_words(cell, [spec.x]), step.step, step.step_s)
-        for cell in frame.ordered([spec.x])[:MAX_SERIES]
-        for run in frame.runs_of(cell, "ok")[:1]
-        for step in first_steps(run.path, _FIRST_STEPS)
-    ]
-    return _over_steps("", times, "One run of each; step 0 is the first of its process.", spec.is_log)
-
-
 def steps_chart(path: Path) -> Chart | None:
     """The steps of a run's folder: their time and that of each phase, from the first on."""
     steps = [*first_steps(path, _MOST_STEPS)]
     times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
-    shown = [span for span in times if sum(times[span]) >= _SMALL_FRACTION * sum(times["step"])]
-    points = [(span, step.step, time_s) for span in shown for step, time_s in zip(steps, times[span], strict=True)]
-    more = f"The first {_MOST_STEPS:,} steps." if len(steps) == _MOST_STEPS else ""
-    return _over_steps("Steps", points, more, is_log=True)
-
-
-def _over_steps(
-    title: str, times: Sequence[tuple[str, int | None, float | None]], caption: str, is_log: bool
-) -> Chart | None:
-    """A line for each series of (series, step, seconds)."""
     points = [
-        {"series": name, "x": step, "y": time_s * 1e3, "tip": f"step {step}: {name} {time_s * 1e3:.4g} ms"}
-        for name, step, time_s in times
+        {"series": span, "x": step.step, "y": time_s * 1e3, "tip": f"step {step.step}: {span} {time_s * 1e3:.4g} ms"}
+        for span in [span for span in times if sum(times[span]) >= _SMALL_FRACTION * sum(times["step"])]
+        for step, time_s in zip(steps, times[span], strict=True)
         if time_s
     ]
-    x = {"title": "step", "axis": {"tickMinStep": 1}}
-    return Chart(title, picture("lines", points, x=x, y=_axis("ms", is_log)), caption) if points else None
+    x, caption = {"title": "step", "axis": {"tickMinStep": 1}}, f"The first {len(steps):,} steps."
+    return Chart("Steps", picture("lines", points, x=x, y=_axis("ms", is_log=True)), caption) if points else None
 
 
 _KINDS = {
@@ -228,7 +206,6 @@ _KINDS = {
     "lines": ChartKind(_figures),
     "rows": ChartKind(_figures, has_rows=True),
     "stack": ChartKind(_stack, has_rows=True),
-    "steps": ChartKind(_steps),
 }
 
 #: What the report itself has.

@@ -4,11 +4,10 @@ where their level changes."""
 from __future__ import annotations
 
 import subprocess
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, product
+from itertools import pairwise, product
 from typing import Any, Literal
 
 from lmbench.configs import parse_yaml
@@ -91,24 +90,29 @@ def _courses(frame: Frame) -> Iterator[Frame]:
 
 
 @lru_cache(maxsize=8)
-def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
-    """The changes of a number's level, each at the first cell of the new level: a fraction with its interval."""
-    cells = dict[int, Cell]()
+def _levels(frame: Frame, expression: str) -> tuple[dict[int, Cell], dict[int, float]]:
+    """The changes of a number's level, each at the first cell of the new level, as a fraction with its interval; and by
+    cell the geometric mean of its level."""
+    changes, levels = dict[int, Cell](), dict[int, float]()
     for part in _courses(frame):
         numbers = part.numbers(expression)
         means = {cell: geometric_mean(numbers[cell]) for cell in part.known if min(numbers.get(cell, [0])) > 0}
-        for change in level_changes([*means.values()]) if means else ():
+        cells, found = [*means], level_changes([*means.values()]) if means else []
+        for start, end in pairwise([0, *(change.index for change in found), len(cells)]):
+            level = cells[start:end]
+            levels |= dict.fromkeys(level, geometric_mean([means[cell] for cell in level] or [1.0]))
+        for change in found:
             low, high = change.low - 1, change.high - 1
             text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
-            cells[[*means][change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
-    return cells
+            changes[cells[change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
+    return changes, levels
 
 
 _COLUMNS = tuple(
     Column(f"{name}_change_fraction", f"{name} change", read, PERCENT, None, is_costly=True)
     for name, read in (
-        ("step", lambda frame, cell: _changes(frame, "phases.step.mean_s").get(cell)),
-        ("peak", lambda frame, cell: _changes(frame, "memory.run_peak_allocated_bytes").get(cell)),
+        ("step", lambda frame, cell: _levels(frame, "phases.step.mean_s")[0].get(cell)),
+        ("peak", lambda frame, cell: _levels(frame, "memory.run_peak_allocated_bytes")[0].get(cell)),
     )
 )
 
@@ -124,25 +128,21 @@ def _headline(frame: Frame) -> Iterator[str]:
             yield ": ".join(filter(None, [title, column.title, ", ".join(texts) or none]))
 
 
-def _levels(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
+def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     """A number along the commits or times with its spread, and the levels that the change points part."""
-    column, changes = column_of(spec.y), _COLUMNS[0].of(frame)
-    points = points_of(column, frame)
-    cells = [cell for cell in frame.ordered([spec.x]) if "y" in points.get(cell, {})]
-    if len(cells) < 2 or spec.x not in frame.course:
+    if spec.x not in frame.course:
         return None
-    numbers, level = column.numbers(frame), dict(zip(cells, accumulate(cell in changes for cell in cells), strict=True))
-    levels = defaultdict[int, list[float]](list)
-    for cell in cells:
-        levels[level[cell]] += numbers[cell]
+    column = column_of(spec.y)
+    points, (_, levels) = points_of(column, frame), _levels(frame, column.expression)
     marks = []
-    for cell in cells:
-        level_y = geometric_mean(levels[level[cell]]) * column.unit.scale
-        for series, point in (("step", points[cell]), ("level", {"y": level_y, "tip": points[cell]["tip"]})):
-            marks.append({"series": series, "x": frame.known[cell][spec.x], **point})
+    for cell in frame.ordered([spec.x]):
+        if cell in levels:
+            level = {"y": levels[cell] * column.unit.scale, "tip": points[cell]["tip"]}
+            for series, point in (("step", points[cell]), ("level", level)):
+                marks.append({"series": series, "x": frame.known[cell][spec.x], **point})
     x = {"type": "nominal", "sort": frame.course[spec.x], "title": spec.x, "axis": {"labelAngle": -45}}
     y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
-    return Chart("", picture("lines", marks, x=x, y=y))
+    return Chart("", picture("lines", marks, x=x, y=y)) if len(levels) > 1 else None
 
 
-OVER = Feature(columns=_COLUMNS, chart_kinds={"levels": ChartKind(_levels)}, headline=lambda frame: [*_headline(frame)])
+OVER = Feature(columns=_COLUMNS, chart_kinds={"levels": ChartKind(_chart)}, headline=lambda frame: [*_headline(frame)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
@@ -34,7 +34,6 @@ from lmbench.report.headline import sentences
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import lines
 from lmbench.report.tables import failed_guards, spread_text, view_tables
-from lmbench.report.units import gib
 from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Cells or runs named of those that met the same end, and environments.
@@ -128,7 +127,12 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     # What answers the view's question: the view's own sentences, then those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     texts = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
-    warnings = _warnings([run for runs in frame.ok.values() for run in runs])
+    runs = [run for runs in frame.ok.values() for run in runs]
+    warnings = defaultdict[bool, list[str]](list)
+    for guards in _warned(runs).values():
+        worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
+        text = f"{len(guards)} of {_count(len(runs), 'run')}, the worst: {worst.message}"
+        warnings[len(guards) == len(runs)].append(text)
 
     def charts() -> list[Chart]:
         """The charts of the view, then pictures of runs."""
@@ -144,7 +148,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         headline=[
             *([Line("question", view.question)] if view.question else []),
             *(Line("answer", text) for text in chain.from_iterable(texts)),
-            *(Line("WARN", text) for text, is_shared in warnings.items() if is_shared),
+            *(Line("WARN", text) for text in warnings[True]),
             Line("cells", _tally(frame)),
             *(Line("measured", line) for line in _first(sorted(environments))),
         ],
@@ -152,8 +156,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         charts=charts,
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in (*section.notes, *_notes(section))),
-            *(Line("note", text) for text, is_shared in warnings.items() if not is_shared),
+            *(Line("note", note) for note in (*section.notes, *_notes(section), *warnings[False])),
         ],
     )
 
@@ -173,32 +176,22 @@ def _count(number: int, word: str) -> str:
 
 
 def _failures(frame: Frame) -> Iterator[str]:
-    """What did not end well, each reason once with the cells that it was met in, and where the runs lie."""
-    names, ends = frame.differing(), defaultdict[str, list[tuple[str, str]]](list)
+    """What did not end well, each reason once with the cells that it was met in."""
+    names, met = frame.differing(), defaultdict[str, list[str]](list)
     for cell in frame.known:
         for run in frame.runs_of(cell, is_shown=None):
             if run.outcome != "ok":
-                reason = ": ".join(filter(None, [outcome_label(run), _reason(run)]))
-                ends[reason].append((frame.in_words(cell, names), run.run_id))
-    for reason, runs in ends.items():
-        cells, run_ids = (
-            "; ".join(_first(list(dict.fromkeys(filter(None, texts))))) for texts in zip(*runs, strict=True)
-        )
-        yield ": ".join(filter(None, [cells, f"{reason} ({run_ids})"]))
+                error = run.record.error
+                message = shorten(run.damage or (error and error.message) or "", 160, placeholder=" ...")
+                met[": ".join(filter(None, [outcome_label(run), message]))].append(frame.in_words(cell, names))
+    for reason, cells in met.items():
+        yield ": ".join(filter(None, ["; ".join(_first(list(dict.fromkeys(cells)))), reason]))
 
 
 def _first(names: Sequence[str]) -> list[str]:
     """All of a few names, of many the first ones and how many more there are."""
     more = len(names) - _MOST_NAMED
     return [*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
-
-
-def _reason(run: Run) -> str:
-    error, memory = run.record.error, run.record.memory
-    asked, taken, total = error and error.requested_bytes, memory.run_peak_allocated_bytes, memory.device_total_bytes
-    if run.outcome == "oom" and asked and taken and total:
-        return f"{gib(asked)} more asked for; at most {gib(taken)} had been allocated of {gib(total)}"
-    return shorten(run.damage or (error and error.message) or "", 160, placeholder=" ...")
 
 
 def _notes(section: _Section) -> Iterator[str]:
@@ -212,26 +205,18 @@ def _notes(section: _Section) -> Iterator[str]:
         if passes[look.name] and not look.has_timing:
             hint = f"; `lmbench {look.command} RUN` shows it" if look.command else ""
             yield f"{_count(passes[look.name], 'run')} {look.label}: in no timing table{hint}"
-    if trials := sum(row.is_trial for row in group.rows):
-        yield f"{_count(trials, 'more run')} tried what fits, and more than that"
     if missing := {cell.id for cell in cells}.difference(*((row.place, row.searched) for row in group.rows)):
         yield f"{len(missing)} of {_count(len(cells), 'cell')} have no run yet"
 
 
-def _warned(runs: Iterable[Run]) -> Iterator[Guard]:
-    return (guard for run in runs for guard in run.record.guards if guard.status == "warn")
-
-
-def _warnings(runs: Sequence[Run]) -> dict[str, bool]:
-    """What guards of the ok runs warn of, a line each, and whether they do so in all runs."""
-    guards = sorted(_warned(runs), key=lambda guard: guard.name)
-    texts = {}
-    for _, same in groupby(guards, key=lambda guard: guard.name):
-        known = list(same)
-        worst, count = max(known, key=lambda guard: abs(guard.value or 0.0)), len(known)
-        which = f"in all {count} runs" if count == len(runs) else f"{count} of {_count(len(runs), 'run')}"
-        texts[f"{which}: {worst.message}{'' if count == 1 else ' (the worst)'}"] = count == len(runs)
-    return texts
+def _warned(runs: Iterable[Run]) -> dict[str, list[Guard]]:
+    """The guards that warn, by their names."""
+    guards = defaultdict[str, list[Guard]](list)
+    for run in runs:
+        for guard in run.record.guards:
+            if guard.status == "warn":
+                guards[guard.name].append(guard)
+    return guards
 
 
 def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
@@ -260,7 +245,7 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
                 "ok_runs": len(ok),
                 "spread": spread_text([len(ok)]) or None,
                 "failed_guards": "; ".join(failed_guards(frame, cell)) or None,
-                "warnings": "; ".join(sorted({guard.name for guard in _warned(ok)})) or None,
+                "warnings": "; ".join(sorted(_warned(ok))) or None,
                 "run_ids": " ".join(run.run_id for run in runs),
                 **{name: cells.get(cell) for name, cells in figures.items() if cells},
                 "baseline": frame.base_name or None,

@@ -49,8 +49,7 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
     labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `stack`: the columns `of`
-    on top of each other, for each cell; `steps`: time of each of the first steps, a line for each of `series`. Features
-    add kinds of their own.
+    on top of each other, for each cell. Features add kinds of their own.
     """
 
     title: str
