@@ -96,8 +96,7 @@ def board(
         timeout_s: seconds that W&B may take
     """
     from lmbench.configs import shipped_studies
-    from lmbench.kernels.kinds import KINDS
-    from lmbench.kernels.parts import PARTS
+    from lmbench.kernels.names import KINDS, PARTS
     from lmbench.report.view import GENERIC
     from lmbench.wandb.board import Request, board_of
     from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards, write

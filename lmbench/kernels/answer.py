@@ -13,8 +13,7 @@ from msgspec.structs import asdict
 
 from lmbench.kernels.ceiling import find_ceiling, roofline
 from lmbench.kernels.findings import Findings, examine
-from lmbench.kernels.kinds import KINDS, MATMUL, short_name
-from lmbench.kernels.parts import UNCLASSIFIED, part_order
+from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.tables import MS, records, table

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
 from lmbench.kernels.findings import Findings
-from lmbench.kernels.kinds import MATMUL
+from lmbench.kernels.names import MATMUL
 from lmbench.kernels.tables import records, table
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, read_packed

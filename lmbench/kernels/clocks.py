@@ -86,7 +86,8 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     another runs beside it.
 
     The clock runs over the steps but those that are skipped. Where kernels were queued before, it runs from the first
-    to the last that the steps launched. Without steps it runs over the whole trace.
+    to the last that the steps launched. Without steps it runs over the whole trace, of a foreign one from its first
+    kernel to its last.
     """
     is_whole = not len(timeline.step_ns)
     skipped = timeline.skipped
@@ -98,7 +99,7 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     counted = kernels[kernels.is_counted]
     queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())])
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
-    moments = np.concatenate((queue.start_ns, queue.end_ns, ranges))
+    moments = np.concatenate((queue.start_ns, queue.end_ns, ranges if timeline.source == "lmbench" else []))
     steps_ns = moments if is_whole else timeline.step_ns[skipped:]
     begin, end = first, last = int(steps_ns.min()), int(steps_ns.max())
     if (~queue.is_counted & (queue.end_ns > begin)).any():

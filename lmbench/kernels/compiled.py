@@ -17,8 +17,8 @@ import pandas as pd
 
 from lmbench.kernels.events import where
 from lmbench.kernels.host import Host
-from lmbench.kernels.parts import joined, part_of
-from lmbench.kernels.recorded import GraphNotes
+from lmbench.kernels.names import joined, part_of
+from lmbench.kernels.recording import GraphNotes
 from lmbench.records.intervals import NONE
 
 TRITON = "triton_"

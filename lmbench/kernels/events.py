@@ -16,15 +16,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct, field
-from msgspec.structs import astuple
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
-from lmbench.kernels.recorded import NOTES, TraceNotes
+from lmbench.kernels.recording import NOTES, TraceNotes
 from lmbench.records.intervals import NONE, Flags, locate, union
 
 #: Events as columns: `name`, `category`, `start_ns` and `end_ns` from the first event, `thread`, and numbers, NONE
-#: where an event has none: `device`, `correlation`, `sequence`, `forward_thread`. It is an
+#: where an event has none: `device`, `correlation`, `sequence`, `forward_thread`; and all `arguments`. It is an
 #: np.recarray, whose columns a type checker does not know.
 Events = Any
 
@@ -35,8 +34,10 @@ RECORD = "record one with `lmbench fit ... --trainer.profiler kernels`"
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
-_ANNOTATION = "user_annotation"
-_HOST = ("cpu_op", _ANNOTATION)
+_OPERATOR = "cpu_op"
+_HOST = (_OPERATOR, "user_annotation")
+# Ranges of modules, where the profiler notes stacks; its other functions of Python are not read.
+_FUNCTION, MODULE_CALL = "python_function", "nn.Module: "
 # Categories of devices, and of profilers before torch 2.0, that are not read.
 _UNREAD = re.compile(r"xpu_|privateuse1_|mtia_|hpu_|async_npu$|Kernel$|Runtime$|Operator$")
 
@@ -44,16 +45,18 @@ _LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset
 # Microseconds since 1970 are about 2e15; in ns they still fit into 64 bits.
 _MAX_US = 9e15
 
-# Ranges of lmbench, of Lightning, of PyTorch's profiler, optimizers, loaders and compiler, and of collectives.
+# Ranges of lmbench, of Lightning, of PyTorch's profiler, modules, optimizers, loaders and compiler, and of collectives.
 _NOT_THE_USERS = re.compile(
-    r"^(lmbench\.|\[pl\]|ProfilerStep#|PyTorch Profiler|Optimizer\.\w+#|enumerate\(DataLoader\)#"
+    r"^(lmbench\.|\[pl\]|ProfilerStep#|PyTorch Profiler|nn\.Module: |Optimizer\.\w+#|enumerate\(DataLoader\)#"
     r"|## Call CompiledFxGraph |(nccl|gloo|hccl|xccl|ucc|mpi|rccl):)"
 )
 
 _Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
 
-class _Arguments(Struct, frozen=True, gc=False):
+class Arguments(Struct, frozen=True, gc=False):
+    """What is used of an event's `args`."""
+
     correlation: _Number = NONE
     device: _Number = 0
     sequence: _Number = field(default=NONE, name="Sequence number")
@@ -79,7 +82,7 @@ class _Event(Struct, gc=False):
     tid: int | str = 0
     ts: float = float("nan")
     dur: float | None = None
-    args: _Arguments = _Arguments()
+    args: Arguments = Arguments()
 
 
 class Distributed(Struct):
@@ -99,15 +102,20 @@ class _Document(Struct):
 _decoder = msgspec.json.Decoder(_Document | list[_Event], strict=False)
 
 
-def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
-    """Which of the words pass a test, which is made once for each."""
+def each(words: Sequence[str], function: Callable[[str], Any]) -> Any:
+    """What a function says of each of the words, asked once for each that is another."""
     codes, distinct = pd.factorize(np.asarray(words, dtype=object))
-    return np.asarray(np.array([bool(test(word)) for word in distinct], dtype=np.bool_)[codes])
+    return np.array([function(word) for word in distinct], dtype=object)[codes]
+
+
+def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
+    """Which of the words pass a test."""
+    return np.asarray(each(words, test), dtype=np.bool_)
 
 
 def is_range(events: Events) -> Flags:
-    """Which events are annotations, and no operators."""
-    return np.asarray(events.category == _ANNOTATION)
+    """Which events of the host are ranges, and no operators."""
+    return np.asarray(events.category != _OPERATOR)
 
 
 def users_ranges(events: Events) -> Events:
@@ -156,31 +164,40 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         reason = str(error).replace("`", "")
         refuse(f"is no trace, or a damaged one: {reason}; give one as torch.profiler wrote it")
     document = document if isinstance(document, _Document) else _Document(document)
-    if unread := sorted({event.cat for event in document.traceEvents if _UNREAD.match(event.cat)}):
+    if unread := sorted(filter(_UNREAD.match, {event.cat for event in document.traceEvents})):
         refuse(f"has events of {', '.join(unread)}, which are not read; give one of torch 2 on CUDA or ROCm")
     known = {*_DEVICE, *_CALLS, *_HOST}
-    complete = [event for event in document.traceEvents if event.ph == "X" and event.cat in known]
+    complete = [
+        event
+        for event in document.traceEvents
+        if event.ph == "X" and (event.cat in known or (event.cat == _FUNCTION and event.name.startswith(MODULE_CALL)))
+    ]
     finished = [event for event in complete if event.dur is not None and event.dur >= 0]
     if all(event.cat in _CALLS for event in finished):
         refuse(f"has no operators and no kernels among its {len(document.traceEvents)} events; {RECORD}")
-    if len(processes := {str(event.pid) for event in finished if event.cat in _CALLS + _HOST}) > 1:
+    if len(processes := {event.pid for event in finished if event.cat not in _DEVICE}) > 1:
         refuse(f"holds {len(processes)} processes; give that of one rank")
-    columns = ["name", "category", "ts", "dur", "tid", *_Arguments.__struct_fields__]
-    rows = [(event.name, event.cat, event.ts, event.dur, str(event.tid), *astuple(event.args)) for event in finished]
-    events = pd.DataFrame(rows, columns=columns)
-    if not (events[["ts", "dur"]].abs() <= _MAX_US).all(axis=None):
+    start_us, duration_us = np.array([[event.ts for event in finished], [event.dur for event in finished]])
+    if not (np.maximum(np.abs(start_us), duration_us) <= _MAX_US).all():
         refuse("is damaged: an event's ts or dur is no time in us; give one as torch.profiler wrote it")
     # Times count from the first event: a 64-bit float cannot hold nanoseconds since 1970.
-    events["start_ns"] = np.rint((events.ts - events.ts.min()) * 1e3).astype(np.int64)
-    events["end_ns"] = events.start_ns + np.rint(events.dur * 1e3).astype(np.int64)
-    events["thread"] = pd.factorize(events.tid)[0]
+    start_ns = np.rint((start_us - start_us.min()) * 1e3).astype(np.int64)
+    numbers = ("correlation", "device", "sequence", "forward_thread")
+    events = pd.DataFrame({
+        "name": [event.name for event in finished],
+        "category": [event.cat for event in finished],
+        "thread": pd.factorize(np.array([str(event.tid) for event in finished], dtype=object))[0],
+        "start_ns": start_ns,
+        "end_ns": start_ns + np.rint(duration_us * 1e3).astype(np.int64),
+        **{name: [getattr(event.args, name) for event in finished] for name in numbers},
+        "arguments": [event.args for event in finished],
+    })  # fmt: skip
     return _divided(events, document.distributedInfo or Distributed(), len(complete) - len(finished)), document.notes
 
 
 def _divided(events: pd.DataFrame, distributed: Distributed, unfinished: int) -> TraceEvents:
     """The columns of all events, by what they are."""
-    events = events.drop(columns=["ts", "dur", "tid"])
-    host = events[events.category.isin(_HOST)]
+    host = events[events.category.isin((*_HOST, _FUNCTION))]
     host = host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False]).to_records(index=False)
     by_start = events.sort_values("start_ns", kind="stable")
     kernels = by_start[by_start.category.isin(_DEVICE)].reset_index(drop=True)

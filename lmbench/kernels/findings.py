@@ -14,10 +14,8 @@ from msgspec import convert
 
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
-from lmbench.kernels.kinds import MATMUL
-from lmbench.kernels.parts import UNCLASSIFIED
+from lmbench.kernels.names import MATMUL, UNCLASSIFIED
 from lmbench.kernels.phases import OUTSIDE
-from lmbench.kernels.step_timeline import step_timeline, write_timeline
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
 from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import Trace, load_trace
@@ -197,11 +195,6 @@ def summarize(findings: Findings) -> KernelSummary:
 
 
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
-    """The summary of the trace in a run's folder and its guards; writes the step's timeline beside it.
-
-    Raises UsageError for a trace that cannot be read, OSError where the timeline cannot be written.
-    """
+    """The summary of the trace in a run's folder and its guards. Raises UsageError for a trace that cannot be read."""
     findings = examine(folder)
-    if (timeline := step_timeline(findings.trace)) is not None:
-        write_timeline(timeline, folder)
     return summarize(findings), findings.guards

@@ -12,8 +12,8 @@ from itertools import pairwise, takewhile
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import Events, is_range, where
-from lmbench.kernels.parts import module_path, operator_part, part_of
+from lmbench.kernels.events import MODULE_CALL, Events, is_range, users_ranges, where
+from lmbench.kernels.names import module_path, operator_part, part_of
 from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
 
@@ -21,7 +21,7 @@ from lmbench.records.vocabulary import MODULE
 ENGINE = "autograd::engine::evaluate_function: "
 #: The end of the name of a node that stores a gradient.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-_MODULES = (MODULE, "[pl][module]")
+_MODULES = (MODULE, "[pl][module]", MODULE_CALL)
 # A matrix product as attention uses for scores and values.
 _PRODUCT = re.compile(r"^aten::(matmul|bmm|baddbmm|einsum)$")
 # Directly in a block an addition is the residual's.
@@ -86,7 +86,8 @@ class Host:
     own), and the part of the model that each works for.
 
     `is_engine` are events of autograd's engine around a node of the backward pass; `forward` has the forward operator
-    that made the node; without ranges of modules only operators tell a part.
+    that made the node; without ranges of modules only operators tell a part. `is_model` are the outermost ranges of
+    modules outside of the engine. `users` are the ranges that are neither of modules nor of any tool.
 
     Args:
         host: all events of the host.
@@ -95,14 +96,16 @@ class Host:
 
     def __init__(self, host: Events, classes: Mapping[str, str]) -> None:
         events = host[~is_range(host) | where(host.name, lambda name: name.startswith(_MODULES))]
-        self.events, self.nesting = events, Nesting(events)
+        self.events, self.nesting, self.users = events, Nesting(events), Nesting(users_ranges(host))
         self._start_ns, self._sequence = events.start_ns, events.sequence
         names = self.names = self.nesting.names
         self.is_engine = where(names, lambda name: name.startswith(ENGINE))
         self.forward = _forward_operators(events, self.is_engine)
         # The innermost module range or event of the engine around (or at) each event.
-        is_scope = self.is_engine | where(names, lambda name: name.startswith(_MODULES))
-        self._scope = self.nesting.innermost(is_scope).tolist()
+        is_module = where(names, lambda name: name.startswith(_MODULES))
+        scope = self.nesting.innermost(self.is_engine | is_module)
+        self.is_model = is_module & (np.append(scope, NONE)[self.nesting.parent] == NONE)
+        self._scope = scope.tolist()
         # When the first softmax directly in a module range began.
         self._softmax_ns: dict[int, int] = {}
         for index in np.flatnonzero(where(names, lambda name: operator_part(name) == "softmax")).tolist():
@@ -139,8 +142,10 @@ class Host:
         return around[-1:] == ["aten::ones_like"] and self._scope[event] == NONE
 
     def _of_module(self, scope: int, inside: list[int], by_operator: str | None) -> str | None:
-        path = "" if scope == NONE else module_path(self.names[scope]) or ""
-        part = self._part_of_path.get(path)
+        # A path names the modules around, a class alone does not.
+        paths = [module_path(self.names[index]) or "" for index in self.nesting.climb(scope)]
+        path = paths[0] if paths else ""
+        part = next(filter(None, map(self._part_of_path.get, paths)), None)
         if part in (None, "attention") and by_operator:
             return by_operator
         if part is None and path in self._blocks and inside and _SUM.match(self.names[inside[0]]):

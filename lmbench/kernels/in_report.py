@@ -1,18 +1,13 @@
-"""What kernels add to a report: columns of profiled runs, charts of kernel time, and notes."""
+"""What kernels add to a report: columns of profiled runs, and notes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from lmbench.kernels.kinds import KINDS
-from lmbench.kernels.parts import FUSED, PARTS
-from lmbench.kernels.step_chart import step_chart
-from lmbench.kernels.step_timeline import TIMELINE_FILE, read_timeline
+from lmbench.kernels.names import FUSED, KINDS, PARTS
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -22,7 +17,6 @@ from lmbench.report.answer import Cell
 from lmbench.report.columns import Column, Read, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.timeline import page_charts
 from lmbench.report.units import COUNT, MS, PERCENT, Unit
 from lmbench.report.view import Feature
 
@@ -157,10 +151,4 @@ def no_kernels(frame: Frame, cell: int) -> list[str]:
     return list(dict.fromkeys(run.kernels.reason for run in runs if run.kernels is not None and run.kernels.reason))
 
 
-KERNELS = Feature(
-    columns=COLUMNS,
-    row_notes=no_kernels,
-    charts=partial(
-        page_charts, file=TIMELINE_FILE, is_meant=attrgetter("record.is_profiled"), chart=step_chart, read=read_timeline
-    ),
-)
+KERNELS = Feature(columns=COLUMNS, row_notes=no_kernels)

@@ -32,9 +32,9 @@ class PhaseTimeline:
     """Pieces of time beside each other, each of one phase.
 
     `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
-    trace, 1 where nothing tells (`has_step_count`). `step_ns` has a row with start and end for each step that has a
-    range, in order, and `step_names` the ranges' names. `inferred` are phases that no range tells, only what autograd
-    runs.
+    trace, 1 where nothing tells (`has_step_count`). `step_ns` has a row with start and end for each step, in order, and
+    `step_names` the names of their ranges, which without a range for each step are those of the optimizer that ends it.
+    `inferred` are phases that no range tells, only what autograd runs.
     """
 
     start_ns: Integers
@@ -72,6 +72,11 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
     is_own = len(own) > 0
     marks = ranges[ranges.name.str.match(STEP if is_own else r"ProfilerStep#\d+$")].sort_values(["start_ns", "end_ns"])
+    if marks.empty:
+        # From the end of one update to the end of the next, of the optimizer that has most.
+        updates = ranges[ranges.name.str.startswith("Optimizer.step#")]
+        updates = updates[updates.name == next(iter(updates.name.mode()), "")].sort_values("end_ns")
+        marks = updates.assign(start_ns=updates.end_ns.shift())[1:]
     steps = len(marks)
     if is_own:
         # Each step has a phase or more.
@@ -84,8 +89,9 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         pieces = ranges.assign(phase=[*map(_foreign_phase, ranges.name)])
         users = ranges.assign(phase=[*map(_users_phase, ranges.name)])
         inferred = _inferred(host, set(pieces.phase))
+        models = pd.DataFrame.from_records(host.events[host.is_model])[ranges.columns].assign(phase="forward")
         # Whether a user's range holds all of the phase it does not say.
-        pieces = pd.concat([pieces, users])
+        pieces = pd.concat([pieces, users, models])
         pieces = pieces[pieces.phase != ""]
     told, pieces = set(pieces.phase), pd.concat([pieces, *inferred])
     source = "lmbench" if is_own else "foreign" if len(pieces) else "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,11 +13,10 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_line
-from lmbench.kernels.collectives import match_collectives
 from lmbench.kernels.findings import Findings, examine_trace
-from lmbench.kernels.recorded import TRACE_FILE
+from lmbench.kernels.recording import TRACE_FILE
 from lmbench.kernels.tables import table
-from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace import POINT_TO_POINT, Trace, load_trace
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.progress import progress
@@ -26,6 +25,7 @@ from lmbench.records.measured import not_passed
 from lmbench.report.answer import Answer, Line
 from lmbench.report.units import milliseconds, percent
 
+_STAGE = ["group", "stage"]
 # In the names of files and folders.
 _RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 # A rank that delays the others by less than this share of their time is no straggler.
@@ -167,3 +167,34 @@ def _rank_of(trace: Trace) -> int | None:
     by_name = _RANK.search(trace.path.name) or _RANK.search(trace.path.parent.name)
     known = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
     return next((rank for rank in known if rank is not None), None)
+
+
+def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
+    """The traces of several ranks with the true `cost_ns`, and a row for each kernel that is matched: its `rank`, the
+    number of its `collective` with `kind`, `phase` and `cost_ns`, its `wait_ns`, `is_last`.
+
+    Kernels of a group are one collective by their order in the step, or by the collective's own number. Where ranks
+    have others in a step, as when recording began within it, none of that step's are matched. The shortest kernel is
+    the one of the rank that came last: it is the collective's cost, and what the others have more is waiting.
+    """
+    frames = []
+    for rank, trace in traces.items():
+        kernels = trace.kernels[trace.kernels.is_counted & ~trace.kernels.collective.isin(("", POINT_TO_POINT))]
+        begins_ns = trace.timeline.step_ns[trace.timeline.skipped :, 0]
+        is_clocked, place = kernels.launch_ns >= next(iter(begins_ns), 0), kernels.groupby(_STAGE).cumcount()
+        frames.append(kernels.assign(rank=rank, place=place, kernel=kernels.index, is_clocked=is_clocked))
+    every = pd.concat(frames, ignore_index=True)
+    order = every.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
+    is_matched = ((order.nunique() == 1) & (order.size() > 1)).rename("is_matched")
+    every = every[every.join(is_matched, on=_STAGE).is_matched.astype(bool)]
+    members = every.groupby([*_STAGE, "place"], sort=False)
+    every = every.assign(
+        cost_ns=members.duration_ns.transform("min"), kind=every.collective, collective=members.ngroup()
+    )
+    every["wait_ns"] = every.duration_ns - every.cost_ns
+    every["is_last"] = every.index.isin(every.groupby("collective").wait_ns.idxmin())
+    known = {}
+    for rank, trace in traces.items():
+        cost_ns = every[every["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
+        known[rank] = replace(trace, kernels=trace.kernels.assign(cost_ns=cost_ns))
+    return known, every.loc[every.is_clocked, ["rank", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last"]]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range, users_ranges
+from lmbench.kernels.events import is_range
 from lmbench.kernels.host import Nesting
-from lmbench.kernels.kinds import MATMUL, precision_of, short_name
+from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE
@@ -132,7 +132,7 @@ def annotation_times(trace: Trace) -> tuple[pd.DataFrame, float]:
     its launch, on the launch's thread or else on the main one, which waits while autograd's thread works.
     """
     steps, kernels = trace.timeline.steps, trace.kernels[trace.kernels.is_counted]
-    nesting = Nesting(users_ranges(trace.events.host))
+    nesting = trace.host.users
     main = np.full(len(kernels), trace.events.main_thread)
     by_thread, by_main = (
         nesting.around(thread, kernels.launch_ns.to_numpy()) for thread in (kernels.thread.to_numpy(), main)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.collectives import describe
 from lmbench.kernels.compiled import parts_in_graphs, read_graphs
 from lmbench.kernels.events import Events, TraceEvents, read_trace
 from lmbench.kernels.host import Host
-from lmbench.kernels.kinds import kind_of
-from lmbench.kernels.parts import UNCLASSIFIED
+from lmbench.kernels.names import NAMES, UNCLASSIFIED, kind_of, reader
 from lmbench.kernels.phases import UNLINKED, PhaseTimeline, find_phases
-from lmbench.kernels.recorded import TRACE_FILE, TraceNotes
-from lmbench.records.intervals import NONE, Integers
+from lmbench.kernels.recording import TRACE_FILE, TraceNotes
+from lmbench.records.intervals import NONE, Integers, locate
 from lmbench.records.load import Run, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUN_FILE
 from lmbench.records.vocabulary import DAMAGED
+
+#: A message from one rank to one other.
+POINT_TO_POINT = "point-to-point"
+_collective_of = reader("collectives")
+_INTEGERS = (int, np.integer)
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,7 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
     # Correlation ids rise with the calls; a kernel with a later one has lost its launch.
     first_id = min(launches.correlation[launches.correlation != NONE], default=0)
     is_counted |= ~is_linked & ~kernels.correlation.between(0, first_id - 1)
-    names = [*host.names, ""]
-    operators = [names[event] for event in around]
+    operators = np.append(host.events.name, "")[around]
     kernels = kernels.assign(
         **columns,
         launch=launch,
@@ -127,4 +130,39 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
                 part = "loss"
         # These kinds do a part of the model and nothing else.
         parts.append(part or (kind if kind in ("attention", "norm") else UNCLASSIFIED))
-    return describe(kernels.assign(part=parts), host, timeline)
+    return _described(kernels.assign(part=parts), host, timeline)
+
+
+def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd.DataFrame:
+    """The kernels with what they do for communication, blank or missing for those of another kind than `comm`.
+
+    `collective` is its kind. `message_bytes` and `bus_bytes` are what algorithm and bus bandwidth are of, as nccl-tests
+    define them (NVIDIA/nccl-tests:doc/PERFORMANCE.md): the larger of what a rank sends and receives, and that times
+    2(n-1)/n for all-reduce, (n-1)/n for reduce-scatter, all-gather and all-to-all between n ranks. `group` and `stage`
+    say between whom and when: the collective's number, or else the step that launched it. `cost_ns` is what it takes
+    once the last rank has come, the kernel's duration as far as one trace tells.
+    """
+    rows = {}
+    for kernel in kernels[kernels.kind == "comm"].itertuples():
+        around = [*host.nesting.climb(kernel.around)]
+        # Some profilers note the message on the operator alone.
+        noted = [kernel.arguments, *(host.events.arguments[event] for event in around)]
+        source: Any = next((arguments for arguments in noted if arguments.collective_name), noted[0])
+        names = [str(source.collective_name), *(host.names[event] for event in around), kernel.name]
+        kind = next(filter(None, map(_collective_of, names)), "unknown")
+        size, message_bytes = source.group_size, _message_bytes(source)
+        share = (size - 1) / size if isinstance(size, _INTEGERS) and size > 1 else np.nan
+        bus_bytes = message_bytes * (NAMES["bus_factors"].get(kind, 0) * share or 1.0)
+        (step,) = locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], np.array([kernel.launch_ns]))
+        stage = timeline.step_names[step] if source.number == NONE and step != NONE else f"number {source.number}"
+        group = f"{source.group_name} {source.group_ranks}"
+        rows[kernel.Index] = (kind, message_bytes, bus_bytes, group, stage)
+    columns = ["collective", "message_bytes", "bus_bytes", "group", "stage"]
+    described = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
+    blank = {"collective": "", "group": "", "stage": ""}
+    return pd.concat([kernels, described.fillna(blank)], axis=1).assign(cost_ns=kernels.duration_ns)
+
+
+def _message_bytes(source: Any) -> float:
+    sizes = [size for size in (source.in_elements, source.out_elements) if isinstance(size, _INTEGERS)]
+    return max(sizes, default=0) * NAMES["element_bytes"].get(str(source.element_type), np.nan) or np.nan

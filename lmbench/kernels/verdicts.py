@@ -12,8 +12,7 @@ import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
-from lmbench.kernels.kinds import FULL_FP32, PRODUCTS
-from lmbench.kernels.parts import UNCLASSIFIED
+from lmbench.kernels.names import FULL_FP32, PRODUCTS, UNCLASSIFIED
 from lmbench.kernels.phases import OUTSIDE
 from lmbench.kernels.sums import Work
 from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from itertools import takewhile
 
 import numpy as np
 import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
-from lmbench.kernels.events import users_ranges, where
-from lmbench.kernels.host import ENGINE, Nesting
-from lmbench.kernels.names import NAMES, reader
-from lmbench.kernels.parts import module_path
+from lmbench.kernels.events import each, where
+from lmbench.kernels.host import ENGINE, settled
+from lmbench.kernels.names import NAMES, module_path, reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, covered, cut, locate, paint, union
 from lmbench.report.console import KERNEL_WIDTH, shortened
@@ -105,7 +102,7 @@ def _events(trace: Trace) -> pd.DataFrame:
     is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
     is_long = calls.end_ns - calls.start_ns > _LONG_NS
     is_slow = is_long & where(calls.name, _LAUNCH.search)
-    cause = np.array([_call_cause(name) for name in calls.name], dtype=object)
+    cause = each(calls.name, _call_cause)
     is_known, is_loading = np.isin(cause, ("allocating", "synchronizing")), is_long & (cause == _LOADING)
     tests = {_LOADING: is_loading | is_slow & is_first, _COPYING: is_copied, _SLOW: is_slow}
     calls["cause"] = np.where(is_known, cause, np.select([*tests.values()], [*tests], LAUNCHING))
@@ -137,16 +134,13 @@ def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFra
 
 def _surroundings(trace: Trace, thread: np.ndarray, moments: np.ndarray) -> np.ndarray:
     """Where the host was: `under` an operator or module, and `in` the innermost of the user's ranges."""
-    host, ranges = trace.host, Nesting(users_ranges(trace.events.host))
-    main = np.full_like(thread, trace.events.main_thread)
-
-    @cache
-    def words(event: int, users: int) -> str:
-        around = [host.names[index] for index in host.nesting.climb(event)]
-        # Of ATen's operators within each other the outermost, which the program called.
-        inside = [*takewhile(lambda name: name.startswith("aten::"), around)] or around[:1]
-        places = [f"under {module_path(name) or name.removeprefix(ENGINE)}" for name in inside[-1:]]
-        return " ".join([*places, *([f"in {ranges.names[users]}"] if users != NONE else [])])
-
-    events = zip(host.nesting.around(thread, moments).tolist(), ranges.around(main, moments).tolist(), strict=True)
-    return np.array([words(*pair) for pair in events], dtype=object)
+    host, users = trace.host, trace.host.users
+    is_operator, parent = where(host.names, lambda name: name.startswith("aten::")), host.nesting.parent
+    # Of ATen's operators within each other the outermost, which the program called.
+    outer = settled(np.where(is_operator & (parent != NONE) & is_operator[parent], parent, np.arange(len(parent))))
+    # Behind the last stands what NONE reads.
+    events = np.append(outer, NONE)[host.nesting.around(thread, moments)]
+    ranges = users.around(np.full_like(thread, trace.events.main_thread), moments)
+    under = each([*host.names, ""], lambda name: name and f"under {module_path(name) or name.removeprefix(ENGINE)}")
+    inside = each([*users.names, ""], lambda name: name and f"in {name}")
+    return np.array([*map(str.strip, under[events] + " " + inside[ranges])], dtype=object)

@@ -45,7 +45,7 @@ def paint(start: Integers, end: Integers, rank: Integers | None = None) -> tuple
     together the shorter: of nested ranges the innermost.
     """
     order = np.lexsort((-end, start)) if rank is None else np.lexsort((start, -rank))
-    borders = np.unique(np.concatenate((start, end)))
+    borders = _distinct(start, end)
     first, past = np.searchsorted(borders, start), np.searchsorted(borders, end)
     owner = np.full(max(len(borders) - 1, 0), NONE, dtype=np.int64)
     # The later paints over the earlier.
@@ -68,7 +68,13 @@ def locate(start: Integers, end: Integers, moments: Integers) -> Integers:
 
 def cut(start: Integers, end: Integers, moments: Integers) -> tuple[Integers, Integers, Integers]:
     """Cut intervals as `paint` gives them at these moments: starts, ends and the index of the interval, in order."""
-    borders = np.unique(np.concatenate((start, end, moments)))
+    borders = _distinct(start, end, moments)
     index = locate(start, end, borders[:-1])
     is_inside = index != NONE
     return borders[:-1][is_inside], borders[1:][is_inside], index[is_inside]
+
+
+def _distinct(*moments: Integers) -> Integers:
+    """All moments in order, each once. NumPy's `unique` goes by a hash, which takes ten times as long for a million."""
+    ordered = np.sort(np.concatenate(moments))
+    return ordered[np.diff(ordered, prepend=ordered[:1] - 1) > 0]

@@ -1,7 +1,7 @@
 """Timelines as Vega-Lite charts: layers of spans over one axis of time, which can be moved and zoomed.
 
-The timeline of a step and the memory of a history are both such layers. What they do not show others do: a trace opens
-in Perfetto (https://ui.perfetto.dev), a snapshot in memory_viz (https://pytorch.org/memory_viz).
+The memory of a history is such layers. What they do not show others do: a trace opens in Perfetto
+(https://ui.perfetto.dev), a snapshot in memory_viz (https://pytorch.org/memory_viz).
 """
 
 from __future__ import annotations
@@ -50,13 +50,6 @@ def timeline(layers: Sequence[Spec], end: float, top: float, height: int, x: Spe
     first = {**layers[0], "params": spec.pop("params")}
     zoom = {"signal": "zoom_start", "start": 0, "end": end}
     return {**spec, "height": height, "layer": [first, *layers[1:]], "usermeta": {"zoom": zoom}}
-
-
-def joined(spans: pd.DataFrame, keys: list[str], gap: float) -> pd.DataFrame:
-    """Spans in order that share the values of the keys as one, where no more than `gap` is between them."""
-    is_new = (spans[keys] != spans[keys].shift()).any(axis=1) | (spans.start - spans.end.cummax().shift() > gap)
-    groups = spans.groupby(is_new.cumsum())
-    return groups.first().assign(end=groups.end.max())
 
 
 def page_charts(

@@ -17,7 +17,7 @@ from lmbench.files import ScratchFolder
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.environment import host_state, read_host
 from lmbench.instruments.window import Schedule
-from lmbench.kernels.collectives import match_collectives
+from lmbench.kernels.ranks import match_collectives
 from lmbench.kernels.trace import load_trace
 from lmbench.model.language_model import LanguageModel
 from lmbench.progress import progress

@@ -20,7 +20,7 @@ from torch._inductor import config, metrics
 
 import lmbench
 from lmbench.cli import main
-from lmbench.kernels.recording.graph_origins import GraphOrigins
+from lmbench.kernels.recording.trace import GraphOrigins
 from lmbench.kernels.sums import operator_times
 from lmbench.kernels.trace import load_trace
 from lmbench.model.layers import RMSNorm

@@ -8,8 +8,8 @@ from trace_events import HandWritten
 
 from lmbench.kernels.compiled import parts_of_call, read_graphs
 from lmbench.kernels.findings import examine
-from lmbench.kernels.kinds import kind_of
-from lmbench.kernels.recorded import GraphNotes
+from lmbench.kernels.names import kind_of
+from lmbench.kernels.recording import GraphNotes
 
 NORM, SILU, MM = "triton_per_fused_mean_0", "triton_poi_fused_silu_1", "extern_kernels.mm"
 UNLISTED = "triton_per_fused_unlisted_7"

@@ -18,7 +18,6 @@ from lmbench.cli import main
 from lmbench.errors import ExitCode
 from lmbench.fit.measurement import complete_record
 from lmbench.kernels.findings import examine, summarize
-from lmbench.kernels.step_timeline import TIMELINE_FILE
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.measured import KernelSummary
 from lmbench.records.store import RunFolder
@@ -61,14 +60,13 @@ def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass(name):
     assert len(msgspec.json.encode(kernels)) < 12_000
 
 
-def test_a_closed_run_gets_summary_guards_and_timeline(tmp_path):
+def test_a_closed_run_gets_summary_and_guards(tmp_path):
     folder = copied("small_bf16_compiled", tmp_path)
     complete_record(recorder_of(folder))
     run = load_run(folder).record
     assert run.kernels.phases.step.kernel_s == pytest.approx(6.713e-3, rel=1e-3)
     assert (run.kernels.reason, run.outcome) == (None, "ok")
     assert {guard.name: guard.status for guard in run.guards}["unclassified_part"] == "pass"
-    assert (folder / TIMELINE_FILE).exists()
 
 
 def lossy():
@@ -111,7 +109,6 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys)
     assert kernels == KernelSummary(reason=reason, steps=3, operators=rows)
     assert {"forward", "backward", "optimizer"} <= {row.phase for row in rows}
     assert all(0 < row.share_fraction <= 1 and row.self_s > 0 for row in rows)
-    assert not (folder / TIMELINE_FILE).exists()
 
 
 def test_kernels_without_launch_are_unlinked_unclassified_and_said():

@@ -13,7 +13,7 @@ from trace_events import AUTOGRAD, HandWritten, record_steps
 
 from lmbench.instruments.ranges import ModuleRanges
 from lmbench.kernels.host import ENGINE
-from lmbench.kernels.parts import part_of
+from lmbench.kernels.names import part_of
 from lmbench.kernels.trace import load_trace
 from lmbench.model.transformer import Transformer
 from lmbench.records.intervals import NONE

@@ -8,7 +8,7 @@ import pytest
 from paths import DATA, TRACES
 from tables import rows
 
-from lmbench.kernels.kinds import kind_of, precision_of, short_name
+from lmbench.kernels.names import kind_of, precision_of, short_name
 
 REFERENCE = DATA / "published_kernels.csv"
 

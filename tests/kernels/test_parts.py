@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tables import rows
 
-from lmbench.kernels.parts import joined, part_of, part_order
+from lmbench.kernels.names import joined, part_of, part_order
 
 LLAMA = dict(
     rows("""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmbench.errors import UsageError
-from lmbench.kernels.parts import part_of
+from lmbench.kernels.names import part_of
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape
 

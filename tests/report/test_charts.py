@@ -11,8 +11,7 @@ from report_golden import CASES, make_attention
 from runs import make_sweep, section_of
 
 from lmbench.cli import main
-from lmbench.kernels.kinds import KINDS
-from lmbench.kernels.parts import FUSED, PARTS
+from lmbench.kernels.names import FUSED, KINDS, PARTS
 from lmbench.records.vocabulary import PHASES
 
 

@@ -16,8 +16,7 @@ from wandb_loopback import PLANTED_KEY, Server
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
 from lmbench.configs import shipped_studies
-from lmbench.kernels.kinds import KINDS
-from lmbench.kernels.parts import PARTS
+from lmbench.kernels.names import KINDS, PARTS
 from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord

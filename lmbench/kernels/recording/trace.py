@@ -1,14 +1,23 @@
 """The recording of some steps: named ranges around what runs, and a trace by torch.profiler (or Nsight, from outside).
 
 The ranges are for both: those of the profiler, and by NVTX those of an external one.
+
+A compiled region runs without the hooks of modules, and a fused kernel can belong to several. Inductor knows: at its
+provenance level 1 it notes, for each graph, the operations behind every kernel launch, in the order of the launches;
+the operations carry the stack of modules they were traced in (those of a backward graph the forward's). That a graph is
+done shows in the structured log that PyTorch's `tlparse` reads.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -21,8 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
-from lmbench.kernels.recorded import NOTES, TraceNotes
-from lmbench.kernels.recording.graph_origins import GraphOrigins
+from lmbench.kernels.recording import NOTES, GraphNotes, TraceNotes
 
 # Level 9, gzip's default, takes four times as long for 5 % less.
 COMPRESSION_LEVEL = 4
@@ -129,3 +137,122 @@ def _write(recorded: Any, path: Path) -> int:
             shutil.copyfileobj(source, target, 1 << 20)
         packed.replace(path)
     return path.stat().st_size
+
+
+GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
+#: Operations that make no work of their own: what they are fused into does not belong to their module.
+WEIGHTLESS = frozenset({
+    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "slice", "split", "split_with_sizes", "expand",
+    "unsqueeze", "squeeze", "select", "alias", "detach", "getitem", "full", "scalar_tensor", "arange", "iota", "empty",
+})  # fmt: skip
+
+
+class GraphOrigins(logging.Handler):
+    """Listens to Inductor from `listen` to `close`; `graphs` has one entry for each compiled graph, in order.
+
+    A graph that comes out of a cache says nothing, so the cache of graphs is off meanwhile. Where this PyTorch keeps
+    its notes elsewhere, the entries are empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.graphs: list[GraphNotes] = []
+        self._paths: dict[str, str] = {}
+        self._weightless: set[str] = set()
+        self._log = logging.getLogger("torch.__trace")
+        self._patches = ExitStack()
+
+    def listen(self) -> None:
+        from torch._inductor import config
+
+        before: Any = config.post_grad_custom_post_pass
+        users_passes = before if isinstance(before, list | tuple) else [before] if before is not None else []
+
+        def begin(graph: torch.fx.Graph) -> None:
+            # A function and no method: PyTorch copies its configuration deeply.
+            for users_pass in users_passes:
+                users_pass(graph)
+            self._begin(graph)
+
+        # A graph that comes out of a cache says nothing.
+        noting: Any = {"fx_graph_cache": False, "post_grad_custom_post_pass": begin}
+        self._patches.enter_context(config.patch({"trace.provenance_tracking_level": 1, **noting}))
+        self._patches.enter_context(_unlisted_kernels())
+        self._log.addHandler(self)
+
+    def close(self) -> None:
+        self._patches.close()
+        self._log.removeHandler(self)
+        super().close()
+
+    def _begin(self, graph: torch.fx.Graph) -> None:
+        """Note the innermost module of every operation of the graph that is about to be made into kernels."""
+        self._paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
+        self._weightless = {node.name for node in graph.nodes if _operation(node) in WEIGHTLESS}
+        _notes().clear()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        metadata = getattr(record, "metadata", None) or {}
+        if (metadata.get("artifact") or {}).get("name") != GRAPH_DONE:
+            return
+        # A name ends in `:<number of the launch>`.
+        launches = [(int(n), name, nodes) for key, nodes in _notes().items() for name, _, n in [key.rpartition(":")]]
+        launches.sort(key=lambda launch: launch[0])
+        self.graphs.append(GraphNotes([(name, self._modules(nodes)) for _, name, nodes in launches]))
+
+    def _modules(self, nodes: list[str]) -> list[str]:
+        working = [node for node in nodes if node not in self._weightless] or nodes
+        return sorted({self._paths[node] for node in working if node in self._paths})
+
+
+def _notes() -> dict[str, list[str]]:
+    from torch._inductor import debug
+
+    return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
+
+
+def _operation(node: torch.fx.Node) -> str:
+    """`mul` of `aten.mul.Tensor`."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet)).rpartition(".")[2]
+
+
+def _module_path(node: torch.fx.Node) -> str:
+    """`blocks.0.ffn` of the stack's innermost entry; the root is named by the expression that reached it."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    expression = str(list(stack.values())[-1][0])
+    return re.sub(r"^.*?(\['\w+'\]\.__self__|\['self'\]|L__self___)\.?", "", expression)
+
+
+@contextmanager
+def _unlisted_kernels() -> Iterator[None]:
+    """Meanwhile Inductor notes what it forgets (torch 2.11 to 2.13): each kernel whose call is commented without its
+    name.
+
+    A mixed-order reduction, such as a norm's backward pass for input and weight at once, is defined and called in one
+    go; Inductor writes the call's comment, and with it the note, for no name. The kernel is the one just defined.
+    """
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.debug import set_kernel_post_grad_provenance_tracing
+
+    scheduling: Any = TritonScheduling
+    define, comment = scheduling.define_kernel, scheduling.codegen_comment
+    defined = ""
+
+    def define_kernel(self: Any, *args: Any, **kwargs: Any) -> str:
+        nonlocal defined
+        defined = str(define(self, *args, **kwargs))
+        return defined
+
+    def codegen_comment(self: Any, node_schedule: Any, kernel_name: str | None = None) -> None:
+        comment(self, node_schedule, kernel_name)
+        if kernel_name is None and defined:
+            set_kernel_post_grad_provenance_tracing(node_schedule, defined)
+
+    scheduling.define_kernel, scheduling.codegen_comment = define_kernel, codegen_comment
+    try:
+        yield
+    finally:
+        scheduling.define_kernel, scheduling.codegen_comment = define, comment
