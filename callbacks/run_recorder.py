@@ -44,7 +44,6 @@ from lmbench.records.measured import Guard
 from lmbench.records.process import milestones, process_identity, reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.step_log import StepLog
 from lmbench.records.store import TRACEBACK_FILE, RunFolder
 from lmbench.records.summary import complete_run, join_ranks, rank_record
 from lmbench.records.vocabulary import RUNNING, Stage
@@ -158,7 +157,6 @@ class RunRecorder(Observer):
         if ending is None:
             self.exit_code = ExitCode(run.record.exit_code or 0)
             return
-        self._log = StepLog(self.folder)
         self.run.window.steps = sum(step.stage == "window" for step in run.steps)
         complete_run(self.run, run.steps)
         self.exit_code = None
@@ -228,7 +226,6 @@ class RunRecorder(Observer):
             parent = strategy.broadcast(str(self.folder.path) if self.folder is not None else "")
             self.folder = self.folder or RunFolder.create(parent, f"rank{run.rank}")
         assert self.folder is not None
-        self._log = StepLog(self.folder)
         if self._session is not None:
             self._session.folder = self.folder.path
         self.exit_code = None
@@ -259,9 +256,10 @@ class RunRecorder(Observer):
             self.folder = None
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
-        self._log.append(records)
-        if self._log.error is not None:
-            self._warn(self._log.error)
+        assert self.folder is not None
+        self.folder.append_steps(records)
+        if self.folder.error is not None:
+            self._warn(self.folder.error)
 
     def _write(self) -> bool:
         assert self.folder is not None
@@ -334,14 +332,15 @@ class RunRecorder(Observer):
 
     def _close(self, ending: Ending) -> Ending:
         """Bring the steps to the disk and summarize them; returns the ending with what that found."""
-        log, run = self._log, self.run
-        log.close()
-        run.unwritten_step_count = log.unwritten_count
+        folder, run = self.folder, self.run
+        assert folder is not None
+        folder.close()
+        run.unwritten_step_count = folder.unwritten_count
         if self._session is not None:
             run.window.steps = self._session.window_steps
             try:
                 try:
-                    steps = log.steps()
+                    steps = load_run(folder.path).steps + folder.waiting_steps()
                 except (OSError, UsageError):
                     # Somebody removed the folder; the timer still has the latest.
                     steps = [r for o in self.session.observers if isinstance(o, PhaseTimer) for r in o.records]
@@ -355,9 +354,9 @@ class RunRecorder(Observer):
             return ending
         if (signum := received()) is not None:
             return interrupted(signum, "summary")
-        if log.unwritten_count or log.error is not None:
-            why = (log.error and log.error.strerror) or "memory for records that wait was used up"
-            lost = f"{log.unwritten_count} steps are not in steps.jsonl; the summary has them"
+        if folder.unwritten_count or folder.error is not None:
+            why = (folder.error and folder.error.strerror) or "memory for records that wait was used up"
+            lost = f"{folder.unwritten_count} steps are not in steps.jsonl; the summary has them"
             return failed("OSError", f"{why}: {lost}", "recording")
         if run.profile is not None and run.profile.trace_error:
             message = f"{run.profile.trace_error}: the trace is lost, the steps are there"

@@ -6,13 +6,14 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from lmbench.errors import UsageError
 from lmbench.files import open_to_append
-from lmbench.records.codec import encode_run, encode_step
+from lmbench.records.codec import decode_step, encode_run, encode_step
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 
@@ -29,15 +30,18 @@ MAX_SWEEP_BYTES = 64 * 2**20
 RUNS_FOLDER = "runs"
 CELLS_FILE = "cells.csv"
 
+#: Steps that may wait while the disk is full; later ones are dropped and counted.
+MAX_WAITING_BYTES = 100 * 2**20
+
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def new_run_id(words: str = "") -> str:
-    """UTC time, words and 8 random digits, so runs of the same second, or after the clock was set back, do not meet.
+def new_run_id() -> str:
+    """UTC time and 8 random digits, so runs of the same second, or after the clock was set back, do not meet.
 
     The digits come from the system, as a user may have seeded `random`.
     """
-    return "-".join(filter(None, (f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}", words, secrets.token_hex(4))))
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
 def check_name(what: str, name: str) -> None:
@@ -47,21 +51,23 @@ def check_name(what: str, name: str) -> None:
 
 
 class RunFolder:
-    """The folder of one run that is being written. `path` is the folder, its name the run id, `steps_written` how
-    many step records it took.
+    """The folder of one run that is being written. `path` is the folder, its name the run id.
 
-    Use `create`. Nothing waits in a buffer of this process: after a SIGKILL all that was handed over is
-    there.
+    Use `create`. Steps that cannot be written, on a disk that is full, wait and are tried again with the next ones:
+    `error` is why the last try failed, None when nothing waits. Nothing else waits in this process: after a SIGKILL all
+    that was handed over is there.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.steps_written = 0
-        self._steps_fd: int | None = None
-        self._ends_torn = False
+        self.error: OSError | None = None
+        self._file: TextIO | None = None
+        #: Lines on their way into steps.jsonl, and the first one's beginning where that is in the file.
+        self._waiting, self._begun = b"", b""
+        self._dropped_count = 0
 
     @classmethod
-    def create(cls, results_dir: str | Path, run_id: str | None = None, slug: str = "") -> RunFolder:
+    def create(cls, results_dir: str | Path, run_id: str | None = None) -> RunFolder:
         """Make a new folder under `results_dir` (made as needed); it never takes over an existing one.
 
         Without `run_id` it has a `new_run_id`. Raises UsageError if the folder cannot be made, or if `run_id` is taken
@@ -70,7 +76,7 @@ class RunFolder:
         parent = Path(results_dir).absolute()
         if run_id is not None:
             check_name("run id", run_id)
-        path = parent / (run_id or new_run_id(_UNFIT.sub("-", slug).strip("-.")[:60]))
+        path = parent / (run_id or new_run_id())
         problem = f"results folder {str(results_dir)!r} cannot be written"
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -117,49 +123,45 @@ class RunFolder:
             stack.callback(os.close, fd)
             os.fsync(fd)
 
-    def append_steps(self, records: Iterable[StepRecord]) -> None:
-        """Append step records, one JSON object a line, in one write.
+    @property
+    def unwritten_count(self) -> int:
+        """Steps that are not in the file: those that wait and those that were dropped."""
+        return self._waiting.count(b"\n") + self._dropped_count
 
-        Raises OSError if not all could be written: the lines that fitted are kept whole, a partial one is cut
-        off, and later calls may go on.
-        """
-        lines = [encode_step(record) for record in records]
-        data = b"".join(lines)
-        if not data:
-            return
-        if self._steps_fd is None:
-            with open_to_append(self.path / STEPS_FILE) as file:
-                self._steps_fd = os.dup(file.fileno())
-        if self._ends_torn:
-            data = b"\n" + data
-        start, written = os.fstat(self._steps_fd).st_size, 0
+    def append_steps(self, records: Sequence[StepRecord]) -> None:
+        """Write step records after those that wait, one JSON object a line, in one write; never raises OSError."""
+        if len(self._waiting) < MAX_WAITING_BYTES:
+            self._waiting += b"".join(map(encode_step, records))
+        else:
+            self._dropped_count += len(records)
+        self._write()
+
+    def _write(self) -> None:
         try:
-            while written < len(data):
-                written += os.write(self._steps_fd, data[written:])
-        except OSError:
-            kept = data[: data.rfind(b"\n", 0, written) + 1]
-            self.steps_written += kept.count(b"\n") - kept.startswith(b"\n")
-            try:
-                os.ftruncate(self._steps_fd, start + len(kept))
-            except OSError:
-                # A partial line stays; the next write begins a new one, so that only this one is lost.
-                self._ends_torn = self._ends_torn or written > len(kept)
-            raise
-        self.steps_written += len(lines)
-        self._ends_torn = False
+            while self._waiting:
+                self._file = self._file or open_to_append(self.path / STEPS_FILE)
+                count = os.write(self._file.fileno(), self._waiting)
+                # What fits is in the file, if only the beginning of a line.
+                self._begun = (self._begun + self._waiting[:count]).rpartition(b"\n")[2]
+                self._waiting = self._waiting[count:]
+            self.error = None
+        except OSError as error:
+            self.error = error
+
+    def waiting_steps(self) -> list[StepRecord]:
+        """The records that are not, or not wholly, in the file."""
+        return list(map(decode_step, (self._begun + self._waiting).splitlines()))
 
     def close(self) -> None:
-        """Bring the steps to the disk and close their file; may be called again.
-
-        Raises OSError if they cannot.
-        """
-        if self._steps_fd is None:
-            return
-        fd, self._steps_fd = self._steps_fd, None
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        """Try once more to write what waits, and bring the steps to the disk; never raises OSError."""
+        self._write()
+        if self._file is not None:
+            try:
+                with self._file:
+                    os.fsync(self._file.fileno())
+            except OSError as error:
+                self.error = error
+            self._file = None
 
 
 def write_whole(path: Path, text: str) -> None:
