@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,8 +57,7 @@ class RunRecorder(Observer):
 
     Args:
         results_dir: folder of result folders.
-        given: what only the caller knows of the run (command line, resolved config, mode); its fields that are set are
-            every run's.
+        given: fields of the record that only the caller knows (command line, resolved config, mode), by name.
         config_yaml: a configuration file that repeats the run; stored beside it as config.yaml.
         run_id: the folder's name, for a single run; by default a new one is made up for every run.
 
@@ -68,13 +68,13 @@ class RunRecorder(Observer):
     def __init__(
         self,
         results_dir: str = "results",
-        given: RunRecord | None = None,
+        given: Mapping[str, Any] | None = None,
         config_yaml: str | None = None,
         run_id: str | None = None,
     ) -> None:
         self.results_dir = results_dir
         self.run_id = run_id
-        self.given = given or RunRecord(SCHEMA_VERSION, RUNNING)
+        self.given = given or {}
         self.config_yaml = config_yaml
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
@@ -101,7 +101,7 @@ class RunRecorder(Observer):
         if self.trainer.world_size > 1 and not self.session.only_watches:
             here = run.environment
             facts = {"device": here.gpu.name, **asdict(here.versions), "commit": here.code.project.commit}
-            refuse_unlike(facts | (self.given.config or {}))
+            refuse_unlike(facts | (run.config or {}))
         run.mode = run.mode or ("train_step" if self.trainer.state.fn == "fit" else "inference")
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
@@ -232,10 +232,8 @@ class RunRecorder(Observer):
         self.run = run
         run.run_id, run.started_at = self.folder.run_id, _now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
-        blank = RunRecord(SCHEMA_VERSION, RUNNING)
-        for name in RunRecord.__struct_fields__:
-            if (value := getattr(self.given, name)) != getattr(blank, name):
-                setattr(run, name, value)
+        for name, value in self.given.items():
+            setattr(run, name, value)
         try:
             if self.config_yaml is not None:
                 path = self.folder.path / "config.yaml"

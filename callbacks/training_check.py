@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.training import (
-    MovementSample,
     gradient_facts,
-    gradient_norms,
     loss_scaler,
+    norms,
     unscales_itself,
 )
 from lmbench.instruments.window import ProbeKind
@@ -34,7 +34,8 @@ class TrainingCheck(Observer):
     """
 
     def prepare(self) -> None:
-        self._sample: MovementSample | None = None
+        #: Norms of parameters before their optimizer stepped.
+        self._before = dict[str, float]()
         self._is_on = False
 
     def probe_begins(self, kind: ProbeKind) -> None:
@@ -61,10 +62,10 @@ class TrainingCheck(Observer):
         left = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
         self._look(left, self._unscaled_by())
         self._stepped |= left.keys()
-        if self._sample is None:
+        if not self._before:
             self._scale = self._loss_scale()
-            self._sample = MovementSample()
-        self._sample.add(left)
+        weights = {name: p.detach() for name, p in left.items() if p.grad is not None}
+        self._before |= norms(weights, torch.float64)
 
     def _loss_scale(self) -> float:
         scaler = loss_scaler(self.trainer)
@@ -80,22 +81,24 @@ class TrainingCheck(Observer):
         is_last = session.stage is Stage.WARMUP and session.steps_done == session.schedule.warmup_steps - 1
         if not is_last or session.only_watches:
             return
-        norms = gradient_norms(dict(self.module.named_parameters()))
+        gradients = norms({name: p.grad for name, p in self.module.named_parameters()})
         # Mode `forward` has no backward, whatever Lightning's hook is called.
-        if norms:
-            session.run.warmup.gradient_norm = math.hypot(*norms.values()) / scale()
+        if gradients:
+            session.run.warmup.gradient_norm = math.hypot(*gradients.values()) / scale()
 
     def _look(self, names: Iterable[str], scale: float) -> None:
-        self._norms |= gradient_norms({name: self._trainable[name] for name in names})
+        self._norms |= norms({name: self._trainable[name].grad for name in names})
         self.session.run.probe.training = gradient_facts(self._trainable, self._norms, scale)
 
     def probe_ended(self, kind: ProbeKind) -> None:
         training = self.session.run.probe.training
-        if self._is_on and self._sample is not None and training is not None:
-            training.unmoved_parameters = self._sample.unmoved()
+        if self._is_on and self._before and training is not None:
+            after = norms({name: self._trainable[name].detach() for name in self._before}, torch.float64)
+            training.unmoved_parameters = [name for name, norm in self._before.items() if after[name] == norm]
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
             training.is_skipped = self._loss_scale() < self._scale
-        self._is_on, self._sample = False, None
+        self._is_on = False
+        self._before.clear()
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:

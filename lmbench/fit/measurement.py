@@ -43,8 +43,6 @@ from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard, MemoryPrediction
 from lmbench.records.passes import PASSES
 from lmbench.records.process import reach
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.vocabulary import RUNNING
 from lmbench.report.answer import Answer
 from lmbench.report.render import Output, give
 from lmbench.report.run import banner
@@ -154,15 +152,10 @@ class Measurement:
         if self.zero_grad == "auto":
             # Only of its own models lmbench knows every line, and may move what it does.
             self.zero_grad = "after_step" if issubclass(self.model, tuple(OWN_DATA)) else "native"
-        given = RunRecord(
-            SCHEMA_VERSION,
-            RUNNING,
-            mode=self.mode,
-            matmul_precision=settings.matmul_precision,
-            zero_grad=self.zero_grad,
-            strict=settings.strict,
-            **self.facts,
-        )
+        given = {
+            "mode": self.mode, "matmul_precision": settings.matmul_precision, "zero_grad": self.zero_grad,
+            "strict": settings.strict, **self.facts,
+        }  # fmt: skip
         # From here on a failure has somewhere to be recorded, also that of building the model.
         self.recorder = RunRecorder(settings.results_dir, given, self.text, settings.run_id)
 

@@ -244,9 +244,8 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
 def _publish(recorder: RunRecorder, timeout_s: float, is_loud: bool) -> None:
     """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
     assert recorder.folder is not None
-    assert recorder.given.wandb is not None
     is_interrupted = recorder.run.outcome == "interrupted"
-    published = publish_run(recorder.folder.path, recorder.given.wandb, timeout_s, is_interrupted)
+    published = publish_run(recorder.folder.path, recorder.given["wandb"], timeout_s, is_interrupted)
     if published is None:
         return
     if published.is_problem:

@@ -8,13 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lmbench.records.measured import Loss, TrainingFacts
 from lmbench.records.step import StepRecord
-
-Parameters = Mapping[str, nn.Parameter]
 
 
 def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
@@ -23,13 +20,15 @@ def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
     return plugin.scaler if isinstance(plugin, MixedPrecision) else None
 
 
-def gradient_norms(parameters: Parameters) -> dict[str, float]:
-    """The 2-norm of each parameter's gradient, by name, where there is one. Synchronizes."""
+def norms(tensors: Mapping[str, torch.Tensor | None], dtype: torch.dtype = torch.float32) -> dict[str, float]:
+    """The 2-norm of each tensor, such as a parameter's gradient, by name, where there is one. Synchronizes.
+
+    In `dtype` at least: half precision would overflow, and float64 shows the smallest step of a single weight.
+    """
     return {
-        # In float32 at least: half precision would overflow.
-        name: float(_whole(torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32))))
-        for name, p in parameters.items()
-        if p.grad is not None
+        name: float(_whole(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, dtype))))
+        for name, tensor in tensors.items()
+        if tensor is not None
     }
 
 
@@ -44,7 +43,7 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _whole(norm: torch.Tensor) -> torch.Tensor:
-    """The norm over all ranks, where each of them has that of its part of a sharded gradient."""
+    """The norm over all ranks, where each of them has that of its part of a sharded tensor."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -67,36 +66,6 @@ def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale
         nonfinite_gradients=[name for name, norm in norms.items() if not math.isfinite(norm)],
         gradient_norm=math.hypot(*norms.values()) / scale if norms else None,
     )
-
-
-class MovementSample(dict[str, tuple[nn.Parameter, int, torch.Tensor]]):
-    """One row of each parameter, the one with the largest gradient, as it was before the update: by the parameter's
-    name the parameter, the row and what was in it.
-
-    A single element can come to rest by chance: where its momentum crosses zero.
-    """
-
-    def unmoved(self) -> list[str]:
-        """Parameters of whose sampled row every element is what it was."""
-        return [name for name, (p, row, before) in self.items() if torch.equal(_as_rows(p.detach())[row], before)]
-
-    def add(self, parameters: Parameters) -> None:
-        """Remember, for each new parameter with a gradient, its row with the largest one. Synchronizes."""
-        for name, parameter in parameters.items():
-            if name not in self and parameter.grad is not None:
-                if isinstance(parameter.grad, DTensor) and not parameter.grad.to_local().any():
-                    # What this rank has of it, if anything, may well rest: rows of an embedding that no token took.
-                    continue
-                # Row by row: |gradient| of an embedding as a whole would be a second copy of it.
-                peaks = torch.linalg.vector_norm(_as_rows(parameter.grad), ord=float("inf"), dim=1)
-                row = int(peaks.argmax())
-                self[name] = parameter, row, _as_rows(parameter.detach())[row].clone()
-
-
-def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A matrix, of a tensor that several ranks share this rank's part."""
-    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return tensor.reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.reshape(1, -1)
 
 
 def loss_facts(steps: Sequence[StepRecord]) -> Loss:

@@ -7,7 +7,7 @@ import torch
 from fit_process import bench
 
 from lmbench.callbacks import TrainingCheck
-from lmbench.instruments.training import MovementSample
+from lmbench.instruments.training import norms
 from lmbench.instruments.window import Schedule
 
 from conftest import measure
@@ -34,14 +34,9 @@ def test_it_is_the_norm_that_the_module_itself_sees_in_that_step(sleeper, seen_n
     assert seen_norms[2] != pytest.approx(seen_norms[1], rel=1e-6)
 
 
-def test_one_element_that_comes_to_rest_is_no_unmoved_parameter():
-    weight = torch.nn.Parameter(torch.ones(3, 4))
-    weight.grad = torch.zeros(3, 4)
-    weight.grad[1, 2] = 5.0
-    sample = MovementSample()
-    sample.add({"weight": weight})
-    assert sample.unmoved() == ["weight"]
-    with torch.no_grad():
-        # The element with the largest gradient stays; its neighbour moves.
-        weight[1, 3] += 1e-6
-    assert sample.unmoved() == []
+def test_the_smallest_step_of_one_element_changes_the_norm_of_a_large_parameter():
+    weight = torch.randn(1000, 1000)
+    before = norms({"weight": weight, "frozen": None}, torch.float64)
+    assert norms({"weight": weight}, torch.float64) == before
+    weight[1, 3] = torch.nextafter(weight[1, 3], torch.tensor(9.0))
+    assert norms({"weight": weight}, torch.float64) != before
