@@ -39,7 +39,8 @@ from lmbench.files import ScratchFolder
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
 from lmbench.python_process import die_with_parent
-from lmbench.records.load import load_run
+from lmbench.records.load import Run, load_known
+from lmbench.records.vocabulary import KILLED, RUNNING
 
 #: Once a rank has failed, the others have this time to end by themselves: they may wait for it in a collective.
 GRACE_S = 5.0
@@ -82,17 +83,18 @@ def count_to_start(flags: dict[str, Any]) -> int:
 
 class End(NamedTuple):
     """How a rank ended: its exit code, or minus the number of the signal that ended it; what it printed; and whether
-    it ended as lmbench ends, or had to be ended after another one had failed."""
+    it had to be ended after another one had failed."""
 
     rank: int
     code: int
     log: str
-    is_regular: bool
     was_waited_for: bool
 
 
-def run_ranks(count: int, measure: Callable[[], int]) -> list[End]:
+def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
     """Fork `count` ranks that call `measure`, which returns an exit code; returns how they ended, in that order.
+
+    They leave their records in `path`, the run's folder; one that ends without closing its record has failed.
 
     Rank 0 prints where this process prints, the others into a log. All have ended when this returns or raises.
     """
@@ -120,9 +122,8 @@ def run_ranks(count: int, measure: Callable[[], int]) -> list[End]:
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
-                    is_regular = logs[rank].with_suffix(".end").exists()
-                    code = ranks[rank].exitcode or int(not is_regular)
-                    ends.append(End(rank, code, logs[rank].read_text(errors="replace"), is_regular, rank in late))
+                    code = ranks[rank].exitcode or int(_run_of(path, rank).outcome == KILLED)
+                    ends.append(End(rank, code, logs[rank].read_text(errors="replace"), rank in late))
                     if code:
                         deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
         finally:
@@ -176,24 +177,41 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    # Without it, somebody's code has ended this process.
-    Path(variables[_LOG]).with_suffix(".end").touch()
     os._exit(code)
+
+
+def ends_by_records(path: Path, count: int) -> list[End]:
+    """How ranks ended that another launcher started, by their records in the run's folder; the others have some time
+    to tell more than that they heard of another one's end."""
+    deadline_s = time.monotonic() + ANOTHERS_END_S
+    while True:
+        outcomes = [_run_of(path, rank).outcome for rank in range(count)]
+        ends = [End(rank, int(outcome != "ok"), "", outcome == RUNNING) for rank, outcome in enumerate(outcomes)]
+        if min(_silence(path, end) for end in ends) < 2 or time.monotonic() > deadline_s:
+            return ends
+        time.sleep(0.1)
+
+
+def _silence(path: Path, end: End) -> int:
+    """How little a rank's record says of why the measurement ended: of one that was killed, or failed by itself, all;
+    of one that heard of it in a collective or by a signal, or that has no record, ever less."""
+    run = _run_of(path, end.rank)
+    if run.outcome == KILLED:
+        return 0
+    if run.record.error is None:
+        return 3
+    return 2 if run.outcome == "interrupted" or run.record.error.kind == COLLECTIVE_FAILED else 1
 
 
 def cause_of(path: Path, ends: list[End]) -> End | None:
     """The rank that ended a measurement; None where all ended well.
 
-    It is the first one that failed: what the others say follows from that. A rank that ended before it had a record
-    leaves the word to one that has.
-
     Args:
         path: the run's folder.
-        ends: how its ranks ended, in that order.
+        ends: how its ranks ended; of those that say as much it is the first.
     """
-    failed_ranks = [end for end in ends if end.code and not end.was_waited_for]
-    telling = (end for end in failed_ranks if not end.is_regular or _error_of(path, end.rank) is not None)
-    return next(telling, next(iter(failed_ranks), None))
+    failures = [end for end in ends if end.code and not end.was_waited_for]
+    return min(failures, key=lambda end: _silence(path, end), default=None)
 
 
 def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
@@ -201,42 +219,20 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
 
     Of one that waited too long for another, that one's place comes first.
     """
-    ending = _error_of(path, cause.rank)
-    if ending is None or ending.error is None:
-        how = f"ended with exit code {cause.code}" if cause.is_regular else "left in the middle"
+    run = _run_of(path, cause.rank)
+    if (error := run.record.error) is None:
+        how = "left in the middle" if run.outcome == KILLED else f"ended with exit code {cause.code}"
         if cause.code < 0:
             how = f"was ended by {signal.Signals(-cause.code).name}"
         last = next((f": {line}" for line in reversed(cause.log.splitlines()) if line.strip()), "")
-        ending = failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it{last}", None)
-    else:
-        ending.error.message = f"rank {cause.rank}: {ending.error.message}"
-    assert ending.error is not None
+        return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it{last}", None)
     late = list[str]()
-    if re.search("timed? ?out", str(ending.error.message), re.I):
+    if re.search("timed? ?out", str(error.message), re.I):
         late = [f"rank {end.rank} hung in {_last_place(end.log)}; " for end in ends if end.was_waited_for]
-    ending.error.message = "".join(late) + str(ending.error.message)
-    return ending if cause.rank or late or ending.error.kind == "RankLost" else None
-
-
-def ending_by_another(path: Path, count: int) -> Ending | None:
-    """The ending that another rank made of a measurement whose ranks a launcher has started; None where none tells.
-
-    Args:
-        path: the run's folder; its own rank has heard of it in a collective alone.
-        count: how many ranks there are.
-    """
-    deadline_s = time.monotonic() + ANOTHERS_END_S
-    while time.monotonic() < deadline_s:
-        endings = {rank: _error_of(path, rank) for rank in range(1, count)}
-        for rank, ending in endings.items():
-            error = None if ending is None or ending.outcome == "interrupted" else ending.error
-            if error is not None and error.kind != COLLECTIVE_FAILED:
-                error.message = f"rank {rank}: {error.message}"
-                return ending
-        time.sleep(0.1)
-    silent = ", ".join(str(rank) for rank, ending in endings.items() if ending is None)
-    message = f"rank {silent} told of no end, and the measurement ended with it"
-    return failed("RankLost", message, None) if silent else None
+    if not cause.rank and not late:
+        return None
+    error.message = f"{''.join(late)}rank {cause.rank}: {error.message}"
+    return Ending(run.outcome, ExitCode(run.record.exit_code or 0), error)
 
 
 def is_watched() -> bool:
@@ -251,10 +247,6 @@ def _last_place(log: str) -> str:
     return next((f"{name} at {file}:{line}" for file, line, name in [*own, *frames]), "no place that it could tell")
 
 
-def _error_of(path: Path, rank: int) -> Ending | None:
-    """The ending that a rank recorded of itself, None without one."""
-    with suppress(UsageError):
-        record = load_run(path / f"rank{rank}" if rank else path, with_steps=False).record
-        if record.error is not None and record.exit_code is not None:
-            return Ending(record.outcome, ExitCode(record.exit_code), record.error)
-    return None
+def _run_of(path: Path, rank: int) -> Run:
+    """A rank's run without its steps."""
+    return load_known(path / f"rank{rank}" if rank else path)

@@ -22,8 +22,8 @@ from lmbench.fit.ranks import (
     End,
     cause_of,
     count_to_start,
-    ending_by_another,
     ending_of,
+    ends_by_records,
     in_its_log,
     is_watched,
     rank_of_process,
@@ -32,14 +32,13 @@ from lmbench.fit.ranks import (
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import as_list
 from lmbench.instruments.ending import (
-    COLLECTIVE_FAILED,
     error_facts,
     interrupted,
     is_usage_error,
     out_of_memory,
     own_lines,
 )
-from lmbench.interruption import Terminated, exit_code, received
+from lmbench.interruption import Terminated, exit_code, held, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words, shown, shown_json, shown_lines
 from lmbench.records.codec import encode_run
 from lmbench.records.process import reach
@@ -73,7 +72,7 @@ def run(args: list[str]) -> int:
             choice = " ".join(words)
             tell(f"no configuration was named: this is `lmbench {command} {choice}`; others are in `lmbench fit -h`")
         line = CommandLine(command, words)
-        for sentence in line.ignored:
+        for sentence in line.ignored if not rank_of_process() else ():
             tell(sentence)
         if "--print_config" in flags:
             line.write()
@@ -134,11 +133,14 @@ def _measure(
                 _print_lines("".join(traceback.format_exception(failure)))
             elif recorder.exit_code is ExitCode.USER_CODE:
                 _print_own_lines(failure, recorder)
-    error = recorder.run.error
-    if is_first and recorder.folder is not None and error is not None and error.kind == COLLECTIVE_FAILED:
-        another = None if is_watched() else ending_by_another(recorder.folder.path, recorder.run.world_size or 1)
-        if another is not None:
-            recorder.take_over(recorder.folder.path, another)
+    if is_first and failure is not None and recorder.folder is not None and not is_watched():
+        # A launcher ends the other ranks by a signal when one has failed.
+        with suppress(Terminated), held():
+            path = recorder.folder.path
+            ends = ends_by_records(path, recorder.run.world_size or 1)
+            cause = cause_of(path, ends)
+            if cause is not None and (ending := ending_of(path, cause, ends)) is not None:
+                recorder.take_over(path, ending)
     if is_first:
         complete_record(recorder, is_predicted=is_predicted)
     return int(recorder.exit_code or 0)
@@ -150,7 +152,7 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
     path = Path(recorder.results_dir, recorder.run_id or "").absolute()
     was_there = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
-        ends = run_ranks(count, measure)
+        ends = run_ranks(path, count, measure)
     signum = received()
     cause = cause_of(path, ends) if signum is None else None
     if path.is_dir() and not was_there:

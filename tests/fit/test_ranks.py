@@ -271,11 +271,16 @@ def test_torchrun_starts_the_ranks_and_one_result_is_printed():
     assert (len(run.record.per_rank), (run.path / "rank1" / "run.json").is_file()) == (2, True)
 
 
-def test_under_torchrun_too_the_rank_that_failed_is_the_reason(monkeypatch):
+@pytest.mark.parametrize(
+    ("deed", "error"),
+    [("fail", "rank 1: no luck"), ("die", "rank 1 left in the middle, and the measurement with it")],
+)
+def test_under_torchrun_too_the_rank_that_failed_is_the_reason(deed, error, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    done, run = torchrun(f"--model={__name__}.Uneven", "--model.deed=fail")
+    done, run = torchrun("--config=smoke", f"--model={__name__}.Uneven", f"--model.deed={deed}")
     assert done.returncode != 0
-    assert run.record.error.message == "rank 1: no luck"
+    assert run.record.error.message == error
+    assert done.stderr.count("ignored model.size") == 1
 
 
 def test_what_an_optimizer_cannot_share_is_one_line_and_a_result_stays_as_it_is(capsys):
