@@ -29,6 +29,8 @@ from lmbench.records.measured import RunError
 
 _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
 
+# How DDP begins to tell of a parameter without a gradient.
+_UNUSED = "Expected to have finished reduction in the prior iteration"
 # The last line of whatever fails while it is compiled.
 _DYNAMOS_ADVICE = "Set TORCHDYNAMO_VERBOSE=1"
 
@@ -83,6 +85,11 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
     lines, message = own_lines(exception), str(exception)
     if isinstance(exception, SystemExit):
         message = f"somebody's code asked to exit with {exception.code}"
+    elif message.startswith(_UNUSED):
+        message = (
+            "the loss does not depend on all parameters, for whose gradients ddp waits; freeze the others "
+            "(requires_grad_(False)), or give --trainer.strategy ddp_find_unused_parameters_true"
+        )
     facts = error_facts(type(exception).__name__, message, phase)
     facts.location = place(lines[-1]) if lines else None
     if not lines and _is_of_shared_tensors(exception):

@@ -37,13 +37,14 @@ class Uneven(lightning.pytorch.LightningModule):
     def __init__(self, deed: str):
         super().__init__()
         self.net, self.deed = nn.Linear(8, 1), deed
+        self.spare = nn.Linear(8, 1) if deed == "spare" else None
         if deed == "differ" and os.environ.get("LOCAL_RANK") == "1":
             lmbench.__version__ = "0"
 
     def training_step(self, batch, batch_idx):
         if self.global_rank == 1 and self.deed == "sleep":
             time.sleep(0.03)
-        elif self.global_rank == 1 and batch_idx == 9:
+        elif self.global_rank == 1 and batch_idx == 9 and self.deed in DEEDS:
             DEEDS[self.deed]()
         return self.net(batch[0]).square().mean()
 
@@ -67,7 +68,6 @@ def hang():
 
 
 DEEDS = {
-    "nothing": lambda: None,
     "hang": hang,
     "leave": lambda: os._exit(0),
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -85,8 +85,7 @@ def here(tmp_path, monkeypatch):
 
 def fit(*words):
     code = main(["fit", *WORDS, *words])
-    (run,) = lmbench.load("results")
-    return code, run
+    return code, lmbench.load("results")[-1]
 
 
 def steps_of(path):
@@ -281,6 +280,13 @@ def test_under_torchrun_too_the_rank_that_failed_is_the_reason(deed, error, monk
     assert done.returncode != 0
     assert run.record.error.message == error
     assert done.stderr.count("ignored model.size") == 1
+
+
+def test_a_parameter_that_ddp_waits_for_in_vain_is_one_line_with_what_to_do():
+    words = [f"--model={__name__}.Uneven", "--model.deed=spare"]
+    code, run = fit(*words, "--trainer.strategy=ddp")
+    assert (code, "ddp_find_unused_parameters_true" in run.record.error.message) == (5, True)
+    assert fit(*words, "--trainer.strategy=ddp_find_unused_parameters_true", "--measure.run_id=found")[0] == 0
 
 
 def test_what_an_optimizer_cannot_share_is_one_line_and_a_result_stays_as_it_is(capsys):
