@@ -227,7 +227,6 @@ def measure(
         gradient_norm=gradient_norm,
         results_dir=str(results_dir or ""),
     )
-    settings.schedule()
     for name in {"precision", "compile"} & (trainer or {}).keys():
         raise UsageError(f"trainer has {name}, which is an argument of measure: measure(..., {name}=...)")
     if isinstance(compile, Mapping):

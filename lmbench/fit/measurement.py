@@ -220,7 +220,7 @@ class Measurement:
 
     def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
-        schedule, settings = self.settings.schedule(), self.settings
+        schedule = settings = self.settings
         instruments: list[Callback] = []
         for look in PASSES:
             group, _, switch = look.switch.partition(".")

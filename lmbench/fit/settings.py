@@ -15,7 +15,7 @@ Mode = Literal["inference", "forward", "forward_backward", "train_step"]
 
 
 @dataclass
-class MeasureSettings:
+class MeasureSettings(Schedule):
     """What is measured, for how long, and where the result goes.
 
     Args:
@@ -37,20 +37,15 @@ class MeasureSettings:
     """
 
     mode: Mode = "train_step"
-    warmup_steps: int = 5
     steps: int = 20
     min_window_s: float = 3.0
     probe_steps: int = 10
     matmul_precision: Literal["highest", "high"] = "highest"
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
     gradient_norm: bool = False
-    collective_timeout_s: float = 100.0
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False
-
-    def schedule(self) -> Schedule:
-        return Schedule(self.warmup_steps, self.steps, self.min_window_s, self.probe_steps, self.collective_timeout_s)
 
     def mode_of(self, command: str) -> Mode:
         """The mode a command measures.

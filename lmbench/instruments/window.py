@@ -38,7 +38,7 @@ class ProbeKind(StrEnum):
     DTYPES = "dtypes"  # only where an observer asks for it
 
 
-@dataclass(frozen=True)
+@dataclass
 class Schedule:
     """When the window opens and closes, and the probe steps after it.
 

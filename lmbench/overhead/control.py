@@ -215,9 +215,8 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     off |= {name: flags[name] for name in ("max_epochs", "devices")}
     trainer = BenchTrainer(**{**flags, **off})
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    schedule = Schedule(settings.warmup_steps, settings.steps, settings.min_window_s)
     # In the place of the Compiler, which would bring a measuring session with it.
-    clock = callbacks[0] = ControlWindow(schedule, trainer, callbacks[0].options)
+    clock = callbacks[0] = ControlWindow(settings, trainer, callbacks[0].options)
     if arm == "trainer":
         apply_mode(module, plan.mode, "native")
         trainer.fit(module, datamodule=data)
