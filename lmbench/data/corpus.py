@@ -1,7 +1,7 @@
 """Text corpora as token ids: their files, hash and text, byte-level BPE trained locally, and a cache keyed by content.
 
-A cache file holds the ids and nothing else; its name ends in their checksum, which is verified whenever it is opened.
-It is written under another name and renamed, so that two processes may build it at once.
+A cache file holds the ids and nothing else. It is written under another name and renamed, so that two processes may
+build it at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import math
 import os
 import sysconfig
 import tempfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,41 +132,28 @@ def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
     dtype: Any = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     try:
         parts = (corpus.sha256, vocab_size, TRAINING_BYTES, END_OF_TEXT, version("tokenizers"))
-        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-        for path in (*cache_dir.glob(f"{key}-*.tokens"), None):
-            tokens = _open(path or _build(corpus, vocab_size, cache_dir, key, dtype), dtype)
-            if tokens is not None:
-                return tokens
+        path = cache_dir / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.tokens"
+        if not path.exists():
+            _build(corpus, vocab_size, path, dtype)
+        return np.memmap(path, dtype, mode="r")
     except OSError as error:
         raise UsageError(
             f"the text files or the token cache {cache_dir} (another: cache_dir) cannot be used: {error}"
         ) from error
-    raise UsageError(f"the token cache {cache_dir} is damaged right after it was written; check the disk")
 
 
-def _open(path: Path, dtype: Any) -> TokenIds | None:
-    """The memory map of a cache file, None where it is damaged."""
-    try:
-        tokens = np.memmap(path, dtype, mode="r")
-    except (OSError, ValueError):
-        return None
-    return tokens if f"{zlib.crc32(tokens.data):08x}" == path.stem.rpartition("-")[2] else None
-
-
-def _build(corpus: Corpus, vocab_size: int, folder: Path, key: str, dtype: Any) -> Path:
+def _build(corpus: Corpus, vocab_size: int, path: Path, dtype: Any) -> None:
     """Write the ids of each piece of text, with the end-of-text id after each file."""
-    tokenizer, pieces, checksum = train_tokenizer(corpus, vocab_size), corpus.pieces(), 0
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=key) as scratch:
-        path = Path(scratch, "tokens")
-        with path.open("wb") as file:
+    tokenizer, pieces = train_tokenizer(corpus, vocab_size), corpus.pieces()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        new = Path(scratch, "tokens")
+        with new.open("wb") as file:
             while batch := list(itertools.islice(pieces, _ENCODED_PIECES)):
                 encodings = tokenizer.encode_batch_fast([text for text, _ in batch])
                 for encoding, (_, is_last) in zip(encodings, batch, strict=True):
-                    data = np.asarray(encoding.ids + [END_OF_TEXT_ID] * is_last, dtype).tobytes()
-                    file.write(data)
-                    checksum = zlib.crc32(data, checksum)
-        return path.replace(folder / f"{key}-{checksum:08x}.tokens")
+                    np.asarray(encoding.ids + [END_OF_TEXT_ID] * is_last, dtype).tofile(file)
+        new.replace(path)
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Text files become token ids: which files, which hash, and a cache that survives damage and company."""
+"""Text files become token ids: which files, which hash, and a cache that survives company."""
 
 from __future__ import annotations
 
@@ -71,18 +71,12 @@ def test_the_hash_is_of_contents_in_order_not_of_names(tmp_path):
     assert len(set(hashes)) == 3
 
 
-def test_the_cache_is_keyed_by_content_and_vocabulary_reused_and_rebuilt_if_damaged(corpus, tmp_path, monkeypatch):
+def test_the_cache_is_keyed_by_content_and_vocabulary_and_reused(corpus, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     ids = np.array(corpus_tokens(corpus, 400, cache))
-    (entry,) = cache.iterdir()
-    data = entry.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(corpora, "train_tokenizer", None)  # building anything now fails
         assert np.array_equal(ids, corpus_tokens(open_corpus([str(tmp_path / "*.txt")]), 400, cache))
-    for damaged in (data[:-7], data[:-6], data[:-5] + b"x" + data[-4:], b""):
-        entry.write_bytes(damaged)
-        assert np.array_equal(corpus_tokens(corpus, 400, cache), ids)
-        assert entry.read_bytes() == data
     corpus_tokens(corpus, 401, cache)
     (tmp_path / "b.txt").write_text(TEXT + "more")
     corpus_tokens(open_corpus([str(tmp_path / "*.txt")]), 400, cache)
