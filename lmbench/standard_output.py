@@ -6,7 +6,6 @@ goes to standard error while the result's own stream is kept apart.
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import io
 import os
@@ -17,24 +16,13 @@ from typing import TextIO
 
 #: The stream of the result while standard output is redirected.
 _kept: list[TextIO] = []
-#: Substitutes for characters that a terminal's encoding lacks; others become `?`.
-_PLAIN = str.maketrans(
-    {"±": "+-", "≤": "<=", "≥": ">=", "→": "->", "×": "x", "─": "-", "µ": "u", "°": "deg ", "–": "-", "…": "..."}
-)
 
 
 def write_what_can_be() -> None:
-    """Let standard output and error write substitutes for characters that their encoding (ASCII, Latin-1) lacks."""
-    codecs.register_error("lmbench.plain", _substitute)
+    """Let standard output and error write `?` for characters that their encoding (ASCII, Latin-1) lacks."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(errors="lmbench.plain")
-
-
-def _substitute(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    text = error.object[error.start : error.end].translate(_PLAIN)
-    return text.encode("ascii", "replace").decode(), error.end
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def result_stream() -> TextIO:

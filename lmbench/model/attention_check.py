@@ -197,7 +197,7 @@ def _deviations(kind: AttentionKind, case: Use) -> list[float]:
     """By part, for one case: the largest deviation of a row, in all heads, or of many scores in the first and last.
 
     Raises:
-        UsageError: the function changes its arguments, or its output is not what PyTorch's function would give.
+        UsageError: the function's output is not what PyTorch's would be.
     """
     is_small = case.size.batch * case.size.heads * case.size.seq**2 <= _BLOCK_ELEMENTS
 
@@ -209,9 +209,6 @@ def _deviations(kind: AttentionKind, case: Use) -> list[float]:
     drawn = _draw(case)
     before = [chosen(tensor) for tensor in drawn]
     results = _attend(kind, case, drawn)
-    for letter, tensor, was in zip("qkv", drawn, before, strict=False):
-        if not torch.equal(chosen(tensor), was):
-            raise UsageError(f"{INCORRECT}: {kind.name} changes its {letter}, which others read too; q was {case}")
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

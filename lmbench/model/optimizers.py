@@ -52,13 +52,6 @@ class CombinedOptimizer(Optimizer):
             self.state.update(part.state)
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
-
 
 def _build(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:
     return kind([parameter for _, parameter in named_parameters], **settings)
