@@ -21,7 +21,7 @@ _kept: list[TextIO] = []
 def write_what_can_be() -> None:
     """Let standard output and error write `?` for characters that their encoding (ASCII, Latin-1) lacks."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(errors="replace")
 
 
