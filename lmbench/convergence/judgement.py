@@ -46,8 +46,6 @@ from lmbench.report.columns import first_steps
 
 #: Steps of a run that are looked at; a file of them is a tenth of a gigabyte.
 MAX_STEPS = 100_000
-#: A figure beyond this has run away as much as an infinite one, and sums of it stay finite.
-_MOST = 1e100
 #: Shares of the steps: the tail, over which losses and norms are averaged; the steps up to each step that its smoothed
 #: loss is the mean of; and where in its run the baseline has the loss that others are to reach.
 TAIL_FRACTION, SMOOTHED_FRACTION, TARGET_FRACTION = 0.25, 0.1, 0.75
@@ -134,8 +132,7 @@ def curve_of(run: Run) -> Curve | None:
 def _read(folder: Path, _changed_ns: int, _size_bytes: int) -> Curve:
     rows = [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
     table = np.array(rows, dtype=float).reshape(-1, 3)
-    figures = np.where(np.abs(table) > _MOST, np.copysign(np.inf, table), table)
-    return Curve(figures[:, 0], figures[:, 1], table[:, 2] == 1)
+    return Curve(table[:, 0], table[:, 1], table[:, 2] == 1)
 
 
 def steps_to_loss(curve: Curve, baseline: Curve) -> float:

@@ -162,11 +162,10 @@ def _head(findings: Findings) -> list[Line]:
 
 def _part_table(findings: Findings) -> Table:
     """Bytes at the peak by part of the model, with columns for large categories."""
-    sizes, peak_bytes = findings.parts, findings.peak["allocated_bytes"]
+    sizes, peak_bytes = findings.parts.drop("", errors="ignore"), findings.peak["allocated_bytes"]
     names = [name for name in sizes if sizes[name].sum() >= _COLUMN_FRACTION * peak_bytes]
-    frame = sizes[names].copy()
-    frame.insert(0, "part", sizes.index.where(sizes.index != "", "(none)"))
-    frame.insert(1, "all_bytes", sizes.sum(axis=1))
+    frame = sizes[names].rename_axis("part").reset_index()
+    frame.insert(1, "all_bytes", sizes.sum(axis=1).to_numpy())
     caption = (
         "GiB at the peak, by the module that made it (in the backward: whose output's gradient came last), or whose "
         "parameter it belongs to; * is any block"

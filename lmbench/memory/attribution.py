@@ -51,12 +51,14 @@ _LEFT: Mapping[str, Category] = {
 
 #: PyTorch's, Lightning's and what wraps functions: their lines do not tell one part of a model from another.
 _LIBRARY = re.compile(
-    r"/(site-packages|dist-packages|pytorch)/(torch|functorch|triton|lightning\w*|pytorch_lightning|accelerate|einops"
+    r"/(site-packages|dist-packages|pytorch|[^/]*link-tree)/(torch|functorch|triton|lightning\w*|pytorch_lightning|accelerate|einops"
     r"|jaxtyping|beartype|IPython|ipykernel)/|/lmbench/(measure|callbacks|fit|memory|kernels)/"
     r"|/torch_compile_debug/|torchinductor|/lib(64)?/python[\d.]+/(?!site-packages|dist-packages)|^<(?!ipython|stdin)"
     rf"|(?i:/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
 )
 _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:call|redispatch)\b")
+#: What tells a reader something where no line of the user's is: an operator, a module of PyTorch's, compiled code.
+_TELLING = re.compile(r"^aten::|[/\\]torch[/\\]nn[/\\]modules[/\\]|torchinductor")
 #: Between a module and the one that calls it are three frames of this file, which tell nothing.
 _CALLING = "/torch/nn/modules/module.py"
 
@@ -73,9 +75,9 @@ def frame_lines(frames: Stack) -> Iterator[str]:
 
 def user_frame(frames: Stack) -> str:
     """The innermost frame of the user's code, or of a library's that holds models; without one, the operator, or the
-    innermost frame of PyTorch's modules."""
+    innermost frame of PyTorch's modules or of compiled code; empty where only PyTorch's insides are."""
     users = (str(frame) for frame in frames if frame.is_python and not _LIBRARY.search(frame.path))
-    return next(users, "") or next(frame_lines(frames), "")
+    return next(users, "") or next(filter(_TELLING.search, frame_lines(frames)), "")
 
 
 def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:

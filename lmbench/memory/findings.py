@@ -142,11 +142,11 @@ class Findings:
         if not played.has_history:
             cuts.append("it has no history, only what was held when it was taken")
         if notes is None:
-            old = played.blocks.query(f"start == {BEFORE} and end < {len(played.entries)}")["size_bytes"]
+            old = played.blocks.query(f"start == {BEFORE} and end < {len(played.entries)}")
             if len(old):
                 cuts.append(
-                    f"{gib(old.sum())} that were freed in it are older than its first entry: it was switched on late, "
-                    "or cut off by its max_entries"
+                    f"{len(old):,} blocks that were freed in it are older than its first entry: it was switched on "
+                    "late, or cut off by its max_entries"
                 )
         elif 0 < notes.max_entries <= len(played.entries):
             allowed = "all that `--memory.max_entries` allows: older ones are lost"

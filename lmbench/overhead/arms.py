@@ -36,7 +36,7 @@ TIME_LIMIT_FRACTION = 0.01
 HOST_LIMIT_S = 0.1e-3
 MEMORY_LIMIT_BYTES = 2**20
 
-_PEAKS = ("steady_peak_allocated_bytes", "run_peak_allocated_bytes", "host_peak_rss_bytes")
+_PEAKS = ("run_peak_allocated_bytes", "host_peak_rss_bytes")
 _MIB = Unit("MiB", 2**-20, lambda size_bytes: whole(size_bytes / 2**20))
 _MORE_MIB = Unit("MiB", 2**-20, lambda size_bytes: f"{size_bytes / 2**20:+,.1f}")
 
@@ -46,7 +46,7 @@ Measurement = dict[str, Any]
 
 
 def measurement_of(arm: Arm, index: int, record: RunRecord) -> Measurement:
-    """`arm`, `round`, `steps`, `step_s`, `first_loss` and three peaks of one process, by its record.
+    """`arm`, `round`, `steps`, `step_s`, `first_loss` and two peaks of one process, by its record.
 
     Pauses are in its step: they too are the harness's cost. Peaks are None where the device has no such counter, the
     loss where it is not finite. Raises ProcessFailed for a record without a closed window.
@@ -99,33 +99,28 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
     limit = bottleneck(pilot.device_type, verdicts)
     # A peak that one round does not know is not known.
     peaks = frame.dropna(axis="columns").groupby("arm").max()
-    whose, peak = ("device", _PEAKS[1]) if _PEAKS[1] in peaks else ("host", _PEAKS[2])
-    more = peaks - peaks.loc["bare"]
+    whose, peak = ("device", _PEAKS[0]) if _PEAKS[0] in peaks else ("host", _PEAKS[1])
+    more = (peaks[peak] - peaks[peak]["bare"]).astype(int)
     arms: list[list[Any]] = [
-        [
-            arm, *step_s[arm].agg(["mean", "min", "max"]), Interval.of(over[arm]).cell(1e3, "+.3f"),
-            int(peaks[peak][arm]), int(more[peak][arm]),
-        ]
+        [arm, step_s[arm].mean(), Interval.of(over[arm]).cell(1e3, "+.3f"), int(peaks[peak][arm]), int(more[arm])]
         for arm in ARMS
-    ]  # fmt: skip
-    arms[0][4] = arms[0][6] = None
+    ]
+    arms[0][2] = arms[0][4] = None
     fraction = Interval.of(step_s["harness"] / step_s["bare"] - 1.0)
     added = Interval.of(step_s["harness"] - step_s["trainer"])
     by_time = "n/a" if limit in ("host", "cpu") else fraction.against(TIME_LIMIT_FRACTION)
     by_host = "n/a" if limit == "device" else added.against(HOST_LIMIT_S)
     by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
     if whose == "device":
-        window, run = (int(more[name]["harness"]) for name in _PEAKS[:2])
-        by_memory = "yes" if max(window, run) <= MEMORY_LIMIT_BYTES else "no"
-        memory = Cell(max(window, run), text=f"{_MORE_MIB.text(window)} MiB (window), {_MORE_MIB.text(run)} (run)")
+        by_memory = "yes" if more["harness"] <= MEMORY_LIMIT_BYTES else "no"
+        memory = Cell(int(more["harness"]), text=f"{_MORE_MIB.text(more['harness'])} MiB")
     questions: list[list[str | Cell]] = [
         ["step within 1 % of bare", Cell(by_time, style="outcome"), fraction.cell(100, "+.2f", " %")],
         ["harness - trainer at most 0.1 ms", Cell(by_host, style="outcome"), added.cell(1e3, "+.3f", " ms")],
         ["device memory within 1 MiB of bare", Cell(by_memory, style="outcome"), memory],
     ]
     columns = [
-        Column("arm"), Column("mean", MS, "step_s"), Column("min", MS, "step_min_s", is_extra=True),
-        Column("max", MS, "step_max_s", is_extra=True), Column("over bare", MS, "over_bare_s"),
+        Column("arm"), Column("mean", MS, "step_s"), Column("over bare", MS, "over_bare_s"),
         Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
     ]  # fmt: skip
     steps, first_loss = measurements[0]["steps"], measurements[0]["first_loss"]

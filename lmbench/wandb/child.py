@@ -20,20 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.masking import masked, masked_words, shown
-from lmbench.precision import short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.load import Run, load_run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, WandbFiling
 from lmbench.records.schema import recorded, value_at
 from lmbench.report import logged
-from lmbench.report.facts import EAGER, Value, fact_of, other_axes, read_facts
+from lmbench.report.facts import Value, fact_of, in_words, other_axes, read_facts
 from lmbench.report.logged import STEP
 from lmbench.report.run import phase_table, rank_tables
 from lmbench.wandb.publish import SERVER
 
-#: Facts that a run's name tells, in its order, and how; others by their values.
-_NAMED = {"size": "{}", "mode": "{}", "precision": "{}", "compile": "{}", "batch": "b{}", "context": "c{}"}
+#: Facts that a run's name tells first; then those of its sweep's axes.
+_NAMED = ("size", "mode", "precision", "compile", "batch", "context")
 _NAME_WIDTH = 120
 
 
@@ -49,28 +48,20 @@ def _axes(record: RunRecord) -> Mapping[str, Any]:
 
 
 def name_of(record: RunRecord) -> str:
-    """`small bf16-mixed compiled b4 c512 r0`: what was measured, and which repeat in a sweep."""
+    """`small, bf16-mixed, compiled, batch 4, context 512 r0`: what was measured, and which repeat in a sweep."""
     repeat = record.sweep.repeat if record.sweep else None
     return f"{label_of(record)}{'' if repeat is None else f' r{repeat}'}"
 
 
 def label_of(record: RunRecord) -> str:
-    """`small bf16-mixed compiled b4 c512`: what was measured, the same for all repeats of a cell."""
-    facts = _facts_of(record)
-    if "precision" in facts:
-        matmul = facts.get("matmul")
-        facts["precision"] = short_label(str(facts["precision"]), None if matmul is None else str(matmul))
+    """What was measured, the same for all repeats of a cell."""
+    facts, axes = _facts_of(record), _axes(record)
     if facts.get("mode") == "train_step":
         del facts["mode"]
-    if facts.get("compile") != EAGER and "compile" in facts:
-        facts["compile"] = f"compiled {facts['compile']}".removesuffix(" default")
-    words = [text.format(facts[name]) for name, text in _NAMED.items() if name in facts]
-    axes = _axes(record)
-    others = [name for name in dict.fromkeys(map(fact_of, axes)) if name in facts and name not in (*_NAMED, "matmul")]
-    words += [f"{name.rpartition('.')[2]}={facts[name]}" for name in others]
+    words = in_words(facts, list(dict.fromkeys([*_NAMED, *map(fact_of, axes)])))
     if (looked_at := pass_of(record, axes).name) != TIMING:
-        words.append(looked_at)
-    return shown(" ".join(words))[:_NAME_WIDTH] or str(record.run_id)
+        words += f", {looked_at}"
+    return shown(words)[:_NAME_WIDTH] or str(record.run_id)
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:

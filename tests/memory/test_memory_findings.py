@@ -152,7 +152,7 @@ CLOSURE = (
         (CPP_ENGINE, "aten::bmm"),
         ((("forward", f"{PACKAGES}/torch/nn/modules/linear.py", 134), CALL),
          f"{PACKAGES}/torch/nn/modules/linear.py:134 forward"),
-        (CPP[:2], ""),
+        ((*CPP[:2], ("run", f"{PACKAGES}/torch/_inductor/cudagraph_trees.py", 3)), ""),
     ],
 )  # fmt: skip
 def test_a_stacks_line_is_the_users_or_the_operator_or_the_module(stack, line, tmp_path):

@@ -91,7 +91,7 @@ def record_of(arm, costs_s, index=0, peaks=None):
     """A process of an arm with steps of the given time, pauses included, on a machine that slows in each round."""
     window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
     peak = peaks and peaks[arm]
-    memory = Memory(steady_peak_allocated_bytes=peak, run_peak_allocated_bytes=peak, host_peak_rss_bytes=10**9)
+    memory = Memory(run_peak_allocated_bytes=peak, host_peak_rss_bytes=10**9)
     return RunRecord(1, "ok", window=window, memory=memory, loss=Loss(first=4.0, last=3.0))
 
 
@@ -113,7 +113,6 @@ def test_differences_are_paired_by_round_and_compared_with_bares(peaks, over, an
     found = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106}, peaks)
     answer = overhead_answer(RunRecord(1, "ok", device_type="cuda"), found, "lmbench overhead")
     measured, asked = (table.records() for table in answer.tables)
-    assert [row["step_min_s"] for row in measured] == pytest.approx([0.010, 0.0104, 0.0106])
     assert [row["over_bare_s"] for row in measured[1:]] == pytest.approx([0.4e-3, 0.6e-3])
     assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in measured[1:])
     key = f"over_bare_{'run_peak_allocated' if peaks else 'host_peak_rss'}_bytes"
