@@ -12,13 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.precision import (
-    FP32_MATMUL,
     PRECISIONS,
-    TF32_MATMUL,
-    find_precision,
-    matmul_label,
-    peak_column,
-    short_label,
 )
 
 from conftest import QUIET
@@ -49,17 +43,6 @@ def test_the_dtypes_are_those_that_lightning_computes_in(name):
     assert module.dtypes == (precision.weight_dtype(), precision.compute_dtype())
     assert isinstance(trainer.precision_plugin, MixedPrecision) == precision.is_mixed
     assert module.net.weight.element_size() == precision.weight_bytes
-
-
-def test_the_pair_decides_peak_and_caption_and_other_names_are_not_guessed():
-    short = [find_precision(name) for name in ("32", "bf16", "16", "64", "nf4")]
-    assert short == [PRECISIONS.get(name) for name in ("32-true", "bf16-mixed", "16-mixed", "64-true", "nf4")]
-    assert [peak_column("32-true", matmul) for matmul in ("highest", "high", "medium")] == ["fp32", "tf32", "tf32"]
-    peaks = [peak_column(name, "high") for name in ("bf16-mixed", "16-true", "64-true", "nf4")]
-    assert peaks == ["bf16", "fp16", None, None]
-    assert [matmul_label(name) for name in ("highest", "high", None)] == [FP32_MATMUL, TF32_MATMUL, None]
-    assert [short_label("32-true", label) for label in (FP32_MATMUL, TF32_MATMUL)] == ["fp32", "TF32"]
-    assert short_label("bf16-mixed", TF32_MATMUL) == "bf16-mixed"
 
 
 def test_everything_a_measurement_imports_leaves_scipys_signal_processing_out():

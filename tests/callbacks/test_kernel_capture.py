@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -117,14 +116,6 @@ def test_validations_between_recorded_steps_are_outside(tmp_path):
     trace = train(tmp_path, max_steps=12, val_check_interval=1)
     assert trace.timeline.steps == 3
     assert "outside" in set(operator_times(trace).phase)
-
-
-def test_of_several_ranks_the_first_writes_the_trace(tmp_path):
-    ranks = partial(train, tmp_path, steps=2, devices=2, strategy="ddp_fork", max_steps=12)
-    assert warm_server.run(target=ranks, timeout_s=120).returncode == 0
-    trace = load_trace(tmp_path / "trace.json.gz")
-    assert trace.timeline.steps == 2
-    assert any("allreduce" in name for name in trace.host.names)
 
 
 def test_a_trace_that_the_disk_has_no_room_for_is_told_and_costs_no_step(tmp_path, small_disk, capsys):

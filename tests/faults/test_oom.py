@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tables import rows
-from torch.utils.data import DataLoader, Dataset
 
 from lmbench.instruments.ending import out_of_memory
 
@@ -38,22 +37,6 @@ def check(lack, requested_bytes, where):
 )
 def test_a_real_failure_of_the_host_is_recognised_with_its_bytes(allocate, requested_bytes):
     check(out_of_memory(_raised(allocate)), requested_bytes, "host")
-
-
-class Greedy(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return [np, torch][index].empty(ABSURD_BYTES, dtype=[np.uint8, torch.uint8][index])
-
-
-@pytest.mark.parametrize("index", [0, 1], ids=["numpy", "torch"])
-def test_a_failure_in_a_loaders_worker_is_recognised(index):
-    batches = iter(DataLoader(Greedy(), sampler=[index], num_workers=1, multiprocessing_context="fork"))
-    check(out_of_memory(_raised(lambda: next(batches))), ABSURD_BYTES, "host")
-    # Left to the garbage collector, the worker is waited for in some other test.
-    batches._shutdown_workers()
 
 
 GPU = (

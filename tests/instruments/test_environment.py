@@ -23,7 +23,7 @@ from lmbench.instruments import environment
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
 from lmbench.instruments.environment import capture_environment, git_state, torch_flags
 from lmbench.records.codec import as_dict
-from lmbench.records.measured import DeviceReading, DeviceState
+from lmbench.records.measured import DeviceReading
 from lmbench.records.process import process_identity
 from lmbench.records.run import Environment, Gpu, Revision
 
@@ -137,14 +137,6 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
     readings = DeviceReading(**READINGS["opened"] | opened), DeviceReading(**READINGS["closed"] | closed)
     state, expected = derive_device_state(*readings, wall_s), READINGS["state"] | changes
     assert {name: getattr(state, name) for name in expected} == pytest.approx(expected)
-
-
-def test_a_cpu_has_a_sensor_that_knows_nothing():
-    sensor = DeviceSensor(CPU)
-    assert (sensor.facts(), sensor.driver()) == (Gpu(), None)
-    reading = sensor.read()
-    assert reading == DeviceReading(read_at_s=reading.read_at_s)
-    assert derive_device_state(reading, reading, wall_s=1.0) == DeviceState(open=reading, close=reading)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lmbench.model.layers import Embedding, NextTokenLoss, Projection, RMSNorm, RotaryEmbedding, SwiGLU, rope_tables
+from lmbench.model.layers import NextTokenLoss, RMSNorm, RotaryEmbedding, SwiGLU, rope_tables
 
 
 def test_rope_turns_pairs_by_the_formula_and_its_tables_stay_exact_far_out():
@@ -42,19 +42,3 @@ def test_loss_is_reduced_in_float32():
     logits, targets = torch.randn(2, 64, 500, dtype=torch.bfloat16), torch.randint(500, (2, 64))
     expected = -logits.double().log_softmax(-1).gather(-1, targets[..., None]).mean()
     torch.testing.assert_close(NextTokenLoss()(logits, targets), expected.float(), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_float32_and_the_same_whatever_the_default_dtype(dtype):
-    def build():
-        torch.manual_seed(7)
-        return [Projection(8, 9, std=0.1).weight, Embedding(10, 8).weight, RMSNorm(8).weight]
-
-    usual = build()
-    try:
-        torch.set_default_dtype(dtype)
-        other = build()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    # Also of one dtype.
-    assert all(map(torch.equal, usual, other))

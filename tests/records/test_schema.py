@@ -8,9 +8,7 @@ import sys
 
 from tables import rows
 
-from lmbench.records.measured import PhaseSummary
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.schema import fields, value_at
+from lmbench.records.schema import fields
 
 SUFFIXES = {
     unit: tuple(endings.split())
@@ -36,22 +34,6 @@ def test_a_number_with_a_unit_ends_in_it_and_no_other_name_does():
         assert field.meaning.endswith("."), field.pattern
         assert field.title, field.pattern
         assert field.about.better is None or field.about.is_number, field.pattern
-
-
-def test_a_field_of_a_phase_says_which():
-    field = fields("run")["phases.backward.lag.min_s"]
-    assert (field.unit, field.about.better, field.pattern) == ("s", None, "phases.<phase>.lag.min_s")
-    assert "of backward" in field.meaning
-    assert fields("step")["lag_step_s"].title == "lag at step's end"
-    assert fields("run")["memory.phase_peak_allocated_bytes.forward"].title == "peak in forward"
-
-
-def test_every_field_of_a_record_can_be_read_by_its_name():
-    run = RunRecord(SCHEMA_VERSION, "ok")
-    run.device_state.close.power_w = 412.5
-    run.phases.step = PhaseSummary(p99_s=0.25)
-    names = ("device_state.close.power_w", "phases.step.p99_s", "phases.forward.p99_s", "kernels.kernel_s")
-    assert [value_at(run, name) for name in names] == [412.5, 0.25, None, None]
 
 
 def test_results_need_neither_torch_nor_lightning_nor_pandas():

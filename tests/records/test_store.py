@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import random
 import resource
-from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -19,17 +16,6 @@ from lmbench.records.load import load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
-
-
-def test_runs_of_the_same_second_get_folders_of_their_own_whatever_the_seed(tmp_path):
-    def create(_):
-        random.seed(0)
-        return RunFolder.create(tmp_path / "results").run_id
-
-    with ThreadPoolExecutor(8) as pool:
-        names = list(pool.map(create, range(64)))
-    assert len(set(names)) == 64
-    assert len(list((tmp_path / "results").iterdir())) == 64
 
 
 def test_a_taken_run_id_is_refused_and_left_alone(tmp_path):
@@ -69,19 +55,6 @@ def test_run_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
     assert [file.name for file in folder.path.iterdir()] == ["run.json"]
     assert json.loads((folder.path / "run.json").read_text())["outcome"] == "running"
-
-
-def test_steps_are_appended_in_one_write_of_one_line_each(tmp_path, monkeypatch):
-    folder = RunFolder.create(tmp_path)
-    write = Mock(side_effect=os.write)
-    monkeypatch.setattr(store.os, "write", write)
-    folder.append_steps([StepRecord(step=step, loss=1.5) for step in range(50)])
-    folder.append_steps([StepRecord(step=50)])
-    assert write.call_count == 2
-    folder.close()
-    folder.close()
-    lines = (folder.path / "steps.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(51))
 
 
 def test_what_a_full_disk_does_not_take_waits_and_follows_when_there_is_room(tmp_path):
