@@ -106,9 +106,6 @@ class Observer(LeanCallback):
     def run_closing(self, exception: BaseException | None) -> None:
         """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
 
-    def run_recorded(self, record: RunRecord) -> None:
-        """A RunRecorder has closed the run's record."""
-
     def run_ended(self, exception: BaseException | None) -> None:
         """The run is over, and every observer has left its facts. After an exception Lightning calls no other hook."""
 
@@ -140,23 +137,22 @@ class LoggerSink(Observer):
     A logger that fails costs one line on standard error.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, session: MeasurementSession, trainer: Trainer) -> None:
+        self._session, self._trainer = session, trainer
         # Where a run goes on from a checkpoint, its steps go on too.
         self._global_step = trainer.global_step
         self._steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
-        self._record: RunRecord | None = None
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
         self._steps.extend(records)
 
-    def run_recorded(self, record: RunRecord) -> None:
-        self._record = record
-
     def run_ended(self, exception: BaseException | None) -> None:
         if not self._trainer.is_global_zero or not self._steps:
             return
-        run = self._record or RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))
+        run = self.session.run
+        if run.outcome == RUNNING:
+            # No RunRecorder has closed it.
+            run = RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))
         last_step = self._steps[-1].step or 0
         rows = [(PREFIX, of_step(record, run), record.step or 0) for record in self._steps]
         rows.append((f"{PREFIX}summary/", of_run(run), last_step))

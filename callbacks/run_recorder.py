@@ -317,16 +317,8 @@ class RunRecorder(Observer):
             reach("closed")
             # The space that was kept for the last record.
             self.folder.release()
-            if not self._write():
-                if self.run.outcome == "ok":
-                    self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
-                fields = {name: getattr(self.run, name) for name in RunRecord.__struct_fields__}
-                with suppress(OSError):
-                    # Which run it was and how it ended, without what was measured.
-                    small = {n: v for n, v in fields.items() if not isinstance(v, Struct) or n in ("error", "wandb")}
-                    self.folder.write_run(RunRecord(**{**small, "guards": []}))
-            if is_first and self._session is not None:
-                self._session.tell("run_recorded", self.run)
+            if not self._write() and self.run.outcome == "ok":
+                self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
 
     def _close(self, ending: Ending) -> Ending:
         """Bring the steps to the disk and summarize them; returns the ending with what that found."""

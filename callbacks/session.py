@@ -256,7 +256,7 @@ class MeasurementSession(LeanCallback):
         self._has_started = True
         if trainer.loggers:
             # After all others, so that what it hands on is complete.
-            self.observers.append(LoggerSink(trainer))
+            self.observers.append(LoggerSink(self, trainer))
         self.tell("run_started")
         # The first batch is fetched next.
         reach("ready")

@@ -3,7 +3,7 @@ entropy overflow.
 
 An operator fails at an input x where its result is zero or not finite, and torch's in float64 is neither. Written out
 in a 16-bit format it fails where a step does: a square from the root of the format's largest number on (|x| = 256 in
-float16), exp(x) from its logarithm on. PyTorch's own operators, and lmbench's, compute in float32 inside.
+float16), exp(x) from its logarithm on. PyTorch's own operators compute in float32 inside.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmbench.errors import UsageError
-from lmbench.model.layers import NextTokenLoss, RMSNorm
 from lmbench.progress import progress
 from lmbench.reference import Accumulation, load_rows
 from lmbench.report.answer import Answer, Column, Line, Table, Value
@@ -50,22 +49,15 @@ def _layer_norm(x: Tensor) -> Tensor:
     return centred / torch.sqrt((centred * centred).mean() + EPS)
 
 
-def _target(x: Tensor) -> Tensor:
-    return torch.ones(1, dtype=torch.int64, device=x.device)
-
-
 FORMS = (
     Form("LayerNorm", "written out", _NORM, _layer_norm),
     Form("LayerNorm", "torch", _NORM, lambda x: functional.layer_norm(x, x.shape, eps=EPS)),
     Form("RMSNorm", "written out", _NORM, lambda x: x * torch.rsqrt((x * x).mean() + EPS)),
-    Form("RMSNorm", "sum / width", _NORM, lambda x: x * torch.rsqrt((x * x).sum() / len(x) + EPS)),
     Form("RMSNorm", "torch", _NORM, lambda x: functional.rms_norm(x, x.shape, eps=EPS)),
-    Form("RMSNorm", "lmbench", _NORM, lambda x: RMSNorm(len(x), EPS).to(x.device)(x)),
     Form("softmax", "exp / sum", _SOFTMAX, lambda x: (torch.exp(x) / torch.exp(x).sum())[0]),
     Form("softmax", "torch", _SOFTMAX, lambda x: torch.softmax(x, -1)[0]),
     Form("cross entropy", "-log(softmax)", _CROSS_ENTROPY, lambda x: -torch.log(torch.softmax(x, -1)[1])),
-    Form("cross entropy", "torch", _CROSS_ENTROPY, lambda x: functional.cross_entropy(x[None], _target(x))),
-    Form("cross entropy", "lmbench", _CROSS_ENTROPY, lambda x: NextTokenLoss()(x[None, None], _target(x)[None])),
+    Form("cross entropy", "torch", _CROSS_ENTROPY, lambda x: functional.cross_entropy(x, torch.ones_like(x[0]).long())),
 )
 _TRUTHS = {form.operator: form.compute for form in FORMS if form.form == "torch"}
 
@@ -159,7 +151,7 @@ def measure_numerics(device_name: str | None, width: int) -> Answer:
         Line("device", f"{name}, torch {torch.__version__}"),
     ]
     advice = [
-        Line("do", "norms: square and add in float32 (x.float()), as torch's and lmbench's do inside"),
+        Line("do", "norms: square and add in float32 (x.float()), as torch's do inside"),
         Line("", "softmax: subtract the largest logit first, as torch.softmax does"),
         Line("", "cross entropy: torch's cross_entropy or log_softmax, never log(softmax(x))"),
     ]

@@ -242,7 +242,7 @@ def measure(
         group, _, name = option.partition(".")
         groups[group][name] = value
     if instrument == "dtypes":
-        refuse_dtypes(str(precision), probe_steps)
+        refuse_dtypes(probe_steps)
     if not _alone.acquire(blocking=False):
         raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
     try:

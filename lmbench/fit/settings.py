@@ -109,7 +109,7 @@ def refuse(config: Any) -> None:
     if seed is not None and not 0 <= seed < _SEED_LIMIT:
         raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
     if config.dtypes.record:
-        refuse_dtypes(str(config.trainer.get("precision")), config.measure.probe_steps)
+        refuse_dtypes(config.measure.probe_steps)
     if not config.measure.results_dir.strip():
         raise UsageError("measure.results_dir is empty; give a folder, such as results")
     # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
@@ -133,12 +133,7 @@ def refuse_least(trainer: Any) -> None:
             )
 
 
-def refuse_dtypes(precision: str, probe_steps: int) -> None:
+def refuse_dtypes(probe_steps: int) -> None:
     """Raises UsageError where dtypes cannot be noted."""
     if probe_steps == 0:
         raise UsageError("dtypes.record needs a probe step, and measure.probe_steps is 0; leave one of them out")
-    if precision.startswith("transformer-engine"):
-        raise UsageError(
-            f"dtypes.record with precision {precision}: Transformer Engine casts inside its own modules, where nothing "
-            "can be noted; give another precision, such as bf16-mixed"
-        )

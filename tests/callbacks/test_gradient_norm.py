@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
 import torch
-from fit_process import SMOKE, bench
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from lmbench.callbacks import GradientNorm, MeasurementSession, Observer
-from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.instruments.training import total_norm
 from lmbench.instruments.window import Schedule
 from lmbench.records.field import Scalar
-from lmbench.records.schema import value_at
-from lmbench.report.logged import of_run
 
 from conftest import measure
 
@@ -65,18 +60,6 @@ def test_norms_are_worked_out_in_float32_whatever_the_gradients_are():
         ([embedding.weight.grad], math.sqrt(8.0)),
     ):
         assert float(total_norm(gradients)) == pytest.approx(norm, rel=1e-5)
-
-
-def test_the_command_records_it_where_it_is_asked_for_and_refuses_it_without_an_optimizer(tmp_path, capsys):
-    asked = "--measure.gradient_norm=true"
-    run, without = bench(tmp_path, asked), bench(tmp_path)
-    mean = statistics.fmean(step.gradient_norm for step in run.steps if step.stage == "window")
-    assert value_at(run.record, "scalars.gradient_norm") == pytest.approx(mean)
-    assert of_run(run.record)["train/mean_gradient_norm"] == pytest.approx(mean)
-    assert run.steps[2].gradient_norm == pytest.approx(run.record.warmup.gradient_norm, rel=1e-5)
-    assert {step.gradient_norm for step in without.steps} == {None}
-    assert main(["fit", f"--config={SMOKE}", asked, "--measure.mode=forward"]) == 2
-    assert "leave it out, or measure train_step" in capsys.readouterr().err
 
 
 class Logging(Observer):

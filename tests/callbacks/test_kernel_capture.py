@@ -104,14 +104,6 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
     assert not torch.autograd.profiler._is_profiler_enabled
 
 
-def test_a_step_that_the_training_ends_before_is_not_counted(tmp_path):
-    trace = train(tmp_path, max_steps=6)
-    assert trace.notes.steps == trace.timeline.steps == 1
-    # Two linear layers.
-    rows = operator_times(trace).set_index(["phase", "name"])
-    assert rows.call_count["forward", "aten::addmm"] == 2
-
-
 def test_validations_between_recorded_steps_are_outside(tmp_path):
     trace = train(tmp_path, max_steps=12, val_check_interval=1)
     assert trace.timeline.steps == 3

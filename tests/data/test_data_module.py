@@ -137,12 +137,6 @@ def test_on_a_gpu_device_batches_are_resident_and_pinned_ones_are_copied_without
         assert loaded.tokens.is_cuda if placement == "device" else loaded.tokens.is_pinned()
 
 
-@pytest.mark.parametrize("setting", ["source", "placement"])
-def test_a_word_that_is_none_of_the_known_is_refused(setting):
-    with pytest.raises(UsageError, match=f"unknown {setting} 'web'; choose one of"):
-        TokenData(**{setting: "web"})
-
-
 def test_text_shorter_than_a_batch_is_refused(text):
     data = TokenData(batch_size=1000, context_length=512, vocab_size=500, **text)
     for stage, part in (("fit", "training"), ("validate", "validation")):

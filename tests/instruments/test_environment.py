@@ -24,7 +24,6 @@ from lmbench.instruments.device_state import DeviceSensor, derive_device_state, 
 from lmbench.instruments.environment import capture_environment, git_state, torch_flags
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import DeviceReading
-from lmbench.records.process import process_identity
 from lmbench.records.run import Environment, Gpu, Revision
 
 CPU = torch.device("cpu")
@@ -90,30 +89,15 @@ def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
     assert git_state(path, holds="code.py").commit == commit
 
 
-def test_no_repository_no_git_and_a_git_that_hangs_are_null(repository, monkeypatch):
-    path, _ = repository
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(path.parent.parent))
-    assert git_state(path.parent / "absent").commit is None
-    monkeypatch.setenv("PATH", str(path))
-    assert git_state(path) == Revision(None, None)
-    slow = path / "git"
-    slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
-    slow.chmod(0o755)
-    monkeypatch.setattr(environment, "_GIT_TIMEOUT_S", 0.2)
-    assert git_state(path) == Revision(None, None)
-
-
 def test_host_facts_agree_with_psutil_and_its_scores_are_plausible():
     before = torch.get_rng_state()
-    facts, (pid, _, start_s) = environment.host_facts(CPU), process_identity()
+    facts = environment.host_facts(CPU)
     assert facts.core_count == psutil.cpu_count()
     assert facts.memory_total_bytes == psutil.virtual_memory().total
     assert facts.affinity == psutil.Process().cpu_affinity()
     assert facts.cpu_model
     assert (1e-9 < facts.python_iteration_s < 1e-6, 1e-7 < facts.kernel_launch_s < 1e-3) == (True, True)
     assert torch.equal(torch.get_rng_state(), before)
-    started = psutil.Process(pid).create_time() - psutil.boot_time()
-    assert (pid, start_s) == (os.getpid(), pytest.approx(started, abs=1.5))
 
 
 def test_peak_memory_is_this_processs_own_not_its_parents():

@@ -60,15 +60,6 @@ def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words,
     assert f"config: {words[2]}" in capsys.readouterr().out
 
 
-def test_weights_are_float32_until_the_trainers_precision_converts_them():
-    module = lmbench.HuggingFace(config=LLAMA)
-    module.configure_model()
-    dtypes = [module.network.dtype]
-    module.on_train_start = lambda: dtypes.append(module.network.dtype)
-    assert measure(module, precision="bf16-true").outcome == "ok"
-    assert dtypes == [torch.float32, torch.bfloat16]
-
-
 def test_attention_and_checkpoints_are_transformers_own_and_change_no_loss():
     losses = []
     for settings in ({"attention": "sdpa"}, {"attention": "eager"}, {"checkpoint": "block"}):

@@ -43,17 +43,6 @@ def test_one_seed_gives_one_set_of_weights_in_every_precision_and_in_a_bare_loop
     assert torch.equal(model.training_step(next(iter(data().train_dataloader())), 0), loss)
 
 
-def test_the_network_is_built_by_configure_model_and_only_once():
-    model = LanguageModel(**TINY)
-    assert not list(model.parameters())
-    with torch.device("meta"):
-        model.configure_model()
-    (first,) = model.compile_targets()
-    assert first.embedding.weight.is_meta
-    model.configure_model()
-    assert model.network is first
-
-
 @pytest.mark.parametrize(
     ("variant", "flags"),
     [(None, (True, None)), ("fused", (True, None)), ("foreach", (None, True)), ("loop", (False, False))],

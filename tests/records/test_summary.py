@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from msgspec.structs import astuple
 from scipy import stats
 
 from lmbench.records.field import PerPhase
-from lmbench.records.measured import HostSpan
 from lmbench.records.statistics import mean_error_fraction, median_interval, noise_fraction, trend
 from lmbench.records.step import StepRecord, select_window
 from lmbench.records.summary import summarize, summarize_steps
@@ -116,15 +114,6 @@ def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
     summary = summarize_steps(records)
     assert (summary.step.n, summary.step.max_s) == (2, 1.0)
     assert summarize_steps(odd[:1]) == PerPhase()
-
-
-def test_phases_have_shares_host_spans_and_lags_and_unseen_ones_are_left_out():
-    summary = summarize_steps([_step(step) for step in range(10)])
-    assert {span: phase.share_fraction for span, phase in summary.items()} == {
-        "step": 1.0, "forward": 0.25, "backward": 0.75,
-    }  # fmt: skip
-    assert (summary.forward.host, summary.backward.host) == (HostSpan(0.2, 0.2, 0.2, 0.2), HostSpan())
-    assert astuple(summary.step.lag) == pytest.approx((0.0, 0.045, 0.09))
 
 
 def test_moments_and_quantiles_have_their_own_fields():
