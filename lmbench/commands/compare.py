@@ -20,7 +20,6 @@ def compare(
     about: list[str] | None = None,
     kernels: bool = False,
     top: int | None = None,
-    phase: str | None = None,
     run: bool = False,
     budget: str | None = None,
     revision: tuple[str, str] | None = None,
@@ -52,7 +51,6 @@ def compare(
         about: dotted name of what is compared: nothing else may differ
         kernels: compare kernel times of two traces, no verdict
         top: kernels shown per table (15)
-        phase: kernels of this phase only
         run: measure both sides now
         budget: time for --run: 90s, 10m, 1h (10m)
         revision: A and B of the code; `.` is the tree as it is
@@ -66,7 +64,7 @@ def compare(
     sides: dict[str, Any] = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
                              "name": name, "timeout_s": timeout_s}  # fmt: skip
     misplaced = (
-        ({"top": top, "phase": phase}, not kernels, "belongs to --kernels"),
+        ({"top": top}, not kernels, "belongs to --kernels"),
         ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),
         ({**sides, "budget": budget}, not run, "belongs to --run"),
     )
@@ -90,7 +88,7 @@ def compare(
         # Here: verdicts on times do without it.
         from lmbench.kernels.difference import difference_answer
 
-        return difference_answer(*results, top=15 if top is None else top, phase=phase)
+        return difference_answer(*results, 15 if top is None else top)
     return comparison_answer(compare_results(*results, tolerance, about or []))
 
 

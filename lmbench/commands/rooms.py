@@ -19,7 +19,7 @@ from lmbench.masking import masked_words
 from lmbench.report.answer import Answer
 
 
-def kernels(*results: str, top: PositiveInt = 10, ceiling: Path | None = None) -> Answer:
+def kernels(*results: str, top: PositiveInt = 10) -> Answer:
     """Shows where the device's time goes, from a trace.
 
     The answer comes first: a verdict, why the device was idle, what to do, and what takes most. Tables follow by name:
@@ -33,13 +33,12 @@ def kernels(*results: str, top: PositiveInt = 10, ceiling: Path | None = None) -
         results: RUN|TRACE|FOLDER: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
             torch.profiler's on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
         top: kernels shown per phase.
-        ceiling: a record of `lmbench ceiling` (by default one of the same GPU beside the results).
     """
     from lmbench.kernels.ranks import ranks_answer
 
     if not results:
         raise UsageError("lmbench kernels shows a result, a trace, or the traces of several ranks; give one")
-    return ranks_answer(results, top, ceiling)
+    return ranks_answer(results, top)
 
 
 def memory(

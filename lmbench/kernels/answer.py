@@ -3,7 +3,7 @@ tables and what was recorded. Times and numbers are means per step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import asdict
 
-from lmbench.kernels.ceiling import find_ceiling, roofline
+from lmbench.kernels.ceiling import roofline
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.phases import PHASE_ORDER
@@ -38,20 +38,19 @@ _LONG_FRACTION = 0.005
 _MAX_COLUMNS = 3
 
 
-def kernels_answer(source: str | Path, top: int = 10, ceiling: Path | None = None) -> Answer:
+def kernels_answer(source: str | Path, top: int = 10) -> Answer:
     """Everything about a run's folder or a trace file.
 
     Args:
         source: the folder or the file.
         top: kernels, operators and annotations that are shown of each phase.
-        ceiling: a record of `lmbench ceiling`; by default the newest of the same GPU beside the results.
 
     Raises:
-        UsageError: the trace or the ceiling is not what it has to be.
+        UsageError: the trace is not what it has to be.
     """
     findings = examine(source)
     timeline, clocks, run, count = findings.trace.timeline, findings.clocks, findings.run, findings.completeness
-    roof = roofline(findings, find_ceiling(findings.trace.path.parent, run, ceiling))
+    roof = roofline(findings)
     steps = timeline.steps if timeline.has_step_count else None
     path = Line("trace", str(findings.trace.path), is_whole=True)
     headline, notes = ([Line("run", run_line(run))], [path]) if run is not None else ([path], [])
@@ -74,23 +73,10 @@ def kernels_answer(source: str | Path, top: int = 10, ceiling: Path | None = Non
     for guard in not_passed(findings.guards):
         headline += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
     figures = {
-        "trace": str(findings.trace.path),
-        "why_no_kernels": findings.why_no_kernels,
-        "phase_source": timeline.source,
-        "inferred_phases": timeline.inferred,
-        "steps": steps,
-        "kernel_s": findings.work.total_s(),
-        "completeness": count,
-        "clocks": {
-            "steps": clocks.steps,
-            "skipped_steps": clocks.skipped,
-            "is_whole_trace": clocks.is_whole_trace,
-            "devices": records(clocks.devices.reset_index()),
-            "phases": records(findings.phases.reset_index()),
-        },
-        "guards": findings.guards,
-        **roof.figures,
-    }
+        "trace": str(findings.trace.path), "phase_source": timeline.source, "steps": steps,
+        "kernel_s": findings.work.total_s(), "completeness": count, "devices": records(clocks.devices.reset_index()),
+        "phases": records(findings.phases.reset_index()), "guards": findings.guards, **roof.figures,
+    }  # fmt: skip
     tables = _operator_tables(findings, top) if findings.why_no_kernels else _tables(findings, top)
     return Answer(
         headline, [*tables, *roof.tables], [*notes, *roof.notes], figures=figures, data=lambda: _data(findings),
@@ -214,50 +200,43 @@ def _operator_tables(findings: Findings, top: int) -> list[Table]:
 
 
 def _data(findings: Findings) -> Table:
-    """Every kernel, or operator, of every phase, for CSV."""
+    """Every kernel by part, or every operator, of every phase, for CSV."""
     if findings.why_no_kernels:
         return table("all_operators", findings.operators)
-    work = findings.work
-    return table("all_kernels", pd.concat([work.kernels(phase).assign(phase=phase) for phase in work.phases]))
+    return table("all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
 
 
 def _tables(findings: Findings, top: int) -> list[Table]:
     """All tables that a trace with kernels has something for."""
-    work, per, clocks, totals = findings.work, per_what(findings), findings.clocks, []
-    for phase in [*work.phases, STEP]:
-        kernels = work.kernels(phase)
-        other = kernels[kernels.kind != MATMUL]
-        totals.append({
-            "phase": phase, "kernel_s": work.total_s(phase), "share_fraction": work.total_s(phase) / work.total_s(),
-            "kernel_count": kernels.kernel_count.sum(), "matmul_fraction": work.fraction("kind", MATMUL, phase),
-            "other": next(iter(other.short_name), None), "other_fraction": next(iter(other.share_fraction), None),
-        })  # fmt: skip
-    by_phase = pd.DataFrame(totals[: -1 if len(totals) == 2 else None])
-    is_long = (by_phase.share_fraction >= _LONG_FRACTION) & (by_phase.phase != STEP)
-    long = by_phase.phase[is_long].tolist()
-    columns = by_phase[is_long].nlargest(_MAX_COLUMNS, "kernel_s").sort_index().phase.tolist()
+    work, per, clocks = findings.work, per_what(findings), findings.clocks
+    sums = work.by("phase").set_index("phase").reindex(work.phases)
+    sums = sums.assign(matmul_fraction=[work.fraction("kind", MATMUL, phase) for phase in sums.index])
+    rows = findings.phases.assign(
+        host_s=findings.phases.host_span_s.fillna(findings.phases.host_s),
+        gap_s=findings.phases.queued_gap_s / findings.phases.queued_gaps,
+    )
+    step = {
+        "phase": STEP, **sums[["kernel_s", "share_fraction", "kernel_count"]].sum(),
+        "matmul_fraction": work.fraction("kind", MATMUL),
+    }  # fmt: skip
+    long = sums[sums.share_fraction >= _LONG_FRACTION]
+    columns = long.nlargest(_MAX_COLUMNS, "kernel_s").index
     tables = [
-        table("phases", by_phase, per=per),
+        table("phases", sums.join(rows).reset_index(), None, [step], per=per),
         _share_table(findings, "kind", columns, KINDS.index),
         _share_table(findings, "part", columns, part_order),
-        *(table("kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long),
+        *(table("kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long.index),
     ]
     if len(annotations := findings.annotations):
         total_s, none_s = work.total_s() or 1.0, findings.no_annotation_s
         annotations = annotations.assign(share_fraction=annotations.own_s / total_s)
         none = {"name": "in no annotation", "own_s": none_s, "share_fraction": none_s / total_s}
         tables.append(table("annotations", annotations, top, [none], per=per))
-    phases = findings.phases.assign(
-        host_s=findings.phases.host_span_s.fillna(findings.phases.host_s),
-        gap_s=findings.phases.queued_gap_s / findings.phases.queued_gaps,
-        wait_fraction=findings.phases.host_wait_s / findings.phases.window_s,
-    ).reset_index()
     over = "over the whole trace" if clocks.is_whole_trace else f"over {clocks.steps} steps"
-    shown = phases if clocks.total.comm_s else phases.drop(columns="comm_exposed_s")
+    shown = (rows if clocks.total.comm_s else rows.drop(columns="comm_exposed_s")).reset_index()
     total = {**clocks.total, "phase": "all"}
     tables += [
         table("clocks", shown, None, [total], per=per, over=over, devices=len(clocks.devices)),
-        table("launches", phases[phases.kernels > 0], per=per),
         table("waits", findings.waits, top, per=per),
         table("pauses", _pauses(findings), top),
     ]
@@ -269,9 +248,10 @@ def _tables(findings: Findings, top: int) -> list[Table]:
     return tables
 
 
-def _share_table(findings: Findings, axis: str, columns: list[str], order: Callable[[str], Any]) -> Table:
+def _share_table(findings: Findings, axis: str, columns: Iterable[str], order: Callable[[str], Any]) -> Table:
     """A row for each kind or part; for each of the longest phases its ms and share; last the whole step."""
-    sums = {phase: findings.work.by(axis, phase=phase).set_index(axis) for phase in [*columns, STEP]}
+    present = [phase for phase in findings.work.phases if phase in columns]
+    sums = {phase: findings.work.by(axis, phase=phase).set_index(axis) for phase in [*present, STEP]}
     rows: list[list[str | Cell | None]] = []
     for name in sorted(sums[STEP].index, key=order):
         rows.append([name])

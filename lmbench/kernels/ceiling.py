@@ -1,4 +1,4 @@
-"""What a device attains at best, as `lmbench ceiling` stores it, and what a run's matrix products, optimizer and norms
+"""What a device attains at best, as `lmbench ceiling` stores it, and what a run's matrix products and optimizer
 attain of that and of the datasheet.
 
 A run's work is the least that the mathematics needs: model FLOPs, and every tensor read and written once. Kernels that
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
@@ -24,9 +25,8 @@ from lmbench.kernels.names import MATMUL
 from lmbench.kernels.tables import records, table
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, read_packed
-from lmbench.records.run import Environment, Gpu, RunRecord
+from lmbench.records.run import Environment, RunRecord
 from lmbench.records.store import write_whole
-from lmbench.records.vocabulary import Phase
 from lmbench.report.answer import Answer, Line
 from lmbench.report.units import milliseconds, whole
 
@@ -35,9 +35,6 @@ _LEVELS = 3
 #: Bytes per parameter of one step of AdamW, in multiples of a parameter's size: it reads the parameter, its gradient
 #: and both moments (torch.optim.AdamW keeps them in the parameter's type) and writes all but the gradient.
 ADAMW_READS, ADAMW_WRITES = 4, 3
-#: Tensors of the residual stream's shape that a norm needs. Forward reads its input and writes its output; backward
-#: reads input and output's gradient and writes the input's. Weights and row sums are less than a thousandth of it.
-NORM_TENSORS: dict[Phase, int] = {"forward": 2, "backward": 3}
 
 
 class Rate(Struct, kw_only=True):
@@ -82,24 +79,15 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
     return path
 
 
-def find_ceiling(folder: Path, run: RunRecord | None, path: Path | None = None) -> tuple[Path, CeilingRecord] | None:
-    """The ceiling of a run's GPU: the file that is named, else the newest of that GPU above the run's folder.
-
-    Raises UsageError for a named file that is no record of a ceiling.
-    """
-    if path is not None:
-        try:
-            return path, read_packed(path.resolve(), CeilingRecord)
-        except DamagedRecord as error:
-            reason = f"is no record of `lmbench ceiling`: {error}; measure one with it"
-            raise UsageError(f"--ceiling {str(path)!r} {reason}") from error
-    gpu = run.environment.gpu.name if run and run.environment else None
+def find_ceiling(folder: Path, gpu: str | None) -> tuple[Path, CeilingRecord] | None:
+    """The newest ceiling of a GPU above a run's folder."""
     for level in folder.absolute().parents[:_LEVELS] if gpu else ():
-        records = list[tuple[Path, CeilingRecord]]()
+        of_gpu = list[tuple[Path, CeilingRecord]]()
         for file in sorted(level.glob("ceiling_*.json")):
             with suppress(DamagedRecord):
-                records.append((file, read_packed(file, CeilingRecord)))
-        if of_gpu := [entry for entry in records if entry[1].environment.gpu.name == gpu]:
+                record = read_packed(file, CeilingRecord)
+                of_gpu += [(file, record)] if record.environment.gpu.name == gpu else []
+        if of_gpu:
             return max(of_gpu, key=lambda entry: entry[1].measured_at)
     return None
 
@@ -129,27 +117,25 @@ def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
     return gpu.memory * 1e9 if name == "copy" else gpu.flops_per_s(name)
 
 
-def roofline(findings: Findings, ceiling: tuple[Path, CeilingRecord] | None = None) -> Answer:
+def roofline(findings: Findings) -> Answer:
     """What the trace's kernels attain: a table, and whose peak and which record of `lmbench ceiling` it is held
     against; nothing of a trace without kernels or without its run."""
     run = findings.run
     if findings.why_no_kernels or run is None:
         return Answer()
-    gpu, matmul = (run.environment.gpu if run.environment else Gpu()), str(run.matmul_precision)
-    peak = peak_flops(gpu.name or "", str(run.precision), matmul)
-    dtype = f"unknown: the datasheet of {gpu.name or 'this device'} in {run.precision} is not known"
+    gpu, matmul = (run.environment.gpu.name if run.environment else None), str(run.matmul_precision)
+    peak = peak_flops(gpu or "", str(run.precision), matmul)
+    dtype = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
     if peak:
         dtype = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
     rates, measured = list[Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
-    if ceiling is not None:
+    if ceiling := find_ceiling(findings.trace.path.parent, gpu):
         path, record = ceiling
-        rates, device = record.rates, record.environment.gpu
-        measured = f"{path}: {device.name or 'a CPU'}, power limit {whole(device.power_limit_w)} W"
-    columns = ["name", "seconds", "work", "unit", "reason"]
-    rows = pd.DataFrame(_attained(findings, run), columns=columns).astype({"seconds": float, "work": float})
+        rates, measured = record.rates, f"{path}: power limit {whole(record.environment.gpu.power_limit_w)} W"
+    rows, reasons = _attained(findings, run)
     kinds = ["copy" if unit == "TB" else peak.dtype if peak else "" for unit in rows.unit]
     limits: dict[str, dict[str, float | None]] = {
-        "datasheet": {kind: datasheet_rate(gpu.name, kind) for kind in kinds},
+        "datasheet": {kind: datasheet_rate(gpu, kind) for kind in kinds},
         "burst": {rate.name: rate.burst_per_s for rate in rates},
         "sustained": {rate.name: rate.sustained_per_s for rate in rates},
     }
@@ -157,66 +143,44 @@ def roofline(findings: Findings, ceiling: tuple[Path, CeilingRecord] | None = No
     for name, limit in limits.items():
         rows[f"{name}_per_s"] = pd.Series([limit.get(kind) for kind in kinds], dtype=float)
         rows[f"{name}_fraction"] = rows.per_s / rows[f"{name}_per_s"]
-    shown = records(rows)
-    unknown = [Line("", f"no figure for {row['name']}: {row['reason']}") for row in shown if row["reason"]]
+    unknown = [Line("", f"no figure for {name}: {reason}") for name, reason in reasons.items()]
     notes = [Line("peak", dtype), *unknown, Line("ceiling", measured)]
-    figures = {"roofline": {"matmul_dtype": dtype, "ceiling": measured, "rows": shown}}
+    figures = {"roofline": {"matmul_dtype": dtype, "ceiling": measured, "rows": records(rows)}}
     return Answer(tables=[table("roofline", rows)], notes=notes, figures=figures)
 
 
-def _attained(findings: Findings, run: RunRecord) -> list[tuple[str, float | None, float | None, str, str]]:
-    """Matrix products of forward, backward and both, fused attention apart; the optimizer; norms. Each with the time of
-    its kernels, its work in FLOPs or bytes, None where a reason says why, their unit and that reason."""
+def _attained(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Matrix products of forward and backward, fused attention apart, and the optimizer: a row each with the time of
+    its kernels in `seconds`, the `work` in FLOPs or bytes, missing where it is not known, and their `unit`; and why
+    the work of products, of those in the backward pass, or of the optimizer is not known."""
     work, flops, window, model = findings.work, run.flops, run.window, run.model
-    rows = list[tuple[str, float | None, float | None, str, str]]()
-
-    def add(name: str, seconds: float, amount: float, unit: str, *unknown: tuple[object, str]) -> None:
-        """A kind of work, which is not known for the first of the reasons that holds."""
-        reason = next((text for holds, text in unknown if holds), "")
-        rows.append((name, seconds or None, None if reason else amount, unit, reason))
-
     tokens = window.tokens / window.steps / (run.world_size or 1) if window.tokens and window.steps else 0.0
-    full, causal = flops.per_token_flops or 0.0, flops.causal_per_token_flops or 0.0
-    # Parameters and the residual stream have one type: under mixed precisions autocast converts at each product.
+    full, causal = flops.per_token_flops or np.nan, flops.causal_per_token_flops or np.nan
+    count = tokens / (flops.multiplier or np.nan) or np.nan
+    # Under mixed precisions parameters stay as they are: autocast converts at each product.
     precision = find_precision(str(run.precision))
     weight_bytes = precision.weight_bytes if precision is not None else 4
-    phases: tuple[Phase, ...] = ("forward", "backward")
-    present = [phase for phase in phases if phase in work.phases]
-    for phase in present:
+    optimizer = model.optimizer or "this optimizer"
+    moved = (model.trainable_parameter_count or np.nan) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes
+    is_known = {
+        "products": full * causal * count > 0, "backward": not flops.recomputed_per_token_flops,
+        "optimizer": optimizer.startswith("AdamW") and moved > 0,
+    }  # fmt: skip
+    reasons = {
+        "products": flops.reason or window.tokens_reason or "FLOPs of matrix products or tokens are not known",
+        "backward": "activation checkpointing computes a part of the forward again in it",
+        "optimizer": f"reads and writes of {optimizer} are unknown",
+    }
+    rows = list[tuple[str, float | None, float | None, str]]()
+    # Backward has twice forward's products.
+    for phase, times in {"forward": 1.0, "backward": 2.0 if is_known["backward"] else np.nan}.items():
         kinds_s = work.seconds("kind", phase)
-        seconds, fused_s = kinds_s.get(MATMUL, 0.0), kinds_s.get("attention", 0.0)
-        # Backward has twice forward's products; fused attention leaves the masked half out.
-        count = (2 if phase == "backward" else 1) * tokens / (flops.multiplier or 1)
-        attention = 2 * (full - causal) * count if fused_s else 0.0
-        unknown = [
-            (not full or not flops.multiplier, flops.reason or "the module does not tell its FLOPs"),
-            (not causal, "its operators' FLOPs are not those of matrix products alone"),
-            (not tokens, window.tokens_reason or "the number of tokens is not known"),
-            (phase == "backward" and flops.recomputed_per_token_flops,
-             "activation checkpointing computes a part of the forward again in it"),
-        ]  # fmt: skip
-        no_kernels = (not seconds, "no kernel is a matrix product")
-        add(f"matmul {phase}", seconds, full * count - attention, "TFLOP", *unknown, no_kernels)
-        if fused_s:
-            add(f"attention {phase}", fused_s, attention / 2, "TFLOP", *unknown)
-    products = [(seconds, amount) for name, seconds, amount, *_ in rows if name.startswith("matmul") and amount]
-    if len(products) > 1:
-        seconds, amount = (sum(filter(None, column)) for column in zip(*products, strict=True))
-        add("matmul step", seconds, amount, "TFLOP")
-    if "optimizer" in work.phases:
-        optimizer = model.optimizer or "this optimizer"
-        moved = (model.trainable_parameter_count or 0) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes
-        foreign = (not optimizer.startswith("AdamW") or not moved, f"reads and writes of {optimizer} are unknown")
-        add("optimizer", work.total_s("optimizer"), moved, "TB", foreign)
-    for phase in present:
-        parts_s = work.seconds("part", phase)
-        is_fused = any("norm" in part.split("+") for part in parts_s if part != "norm")
-        seconds = 0.0 if is_fused else parts_s.get("norm", 0.0)
-        # Two in each block and one before the head.
-        amount = NORM_TENSORS[phase] * (2 * (model.num_layers or 0) + 1) * tokens * (model.d_model or 0) * weight_bytes
-        unknown = [
-            (None in (model.num_layers, model.d_model), "the model's norms are not known"),
-            (not seconds or not tokens, "no kernel does norms alone: they are fused with other parts, or none ran"),
-        ]
-        add(f"norm {phase}", seconds, amount, "TB", *unknown)
-    return rows
+        # Fused attention leaves the masked half out.
+        fused = 2 * (full - causal) * count * times if "attention" in kinds_s else 0.0
+        amounts = {"matmul": full * count * times - fused, "attention": fused / 2}
+        for name, kind in (("matmul", MATMUL), ("attention", "attention")):
+            rows.append((f"{name} {phase}", kinds_s.get(kind), amounts[name], "TFLOP"))
+    rows.append(("optimizer", work.total_s("optimizer") or None, moved if is_known["optimizer"] else None, "TB"))
+    frame = pd.DataFrame(rows, columns=["name", "seconds", "work", "unit"]).astype({"seconds": float, "work": float})
+    unknown = {name: reason for name, reason in reasons.items() if not is_known[name]}
+    return frame.dropna(subset="seconds").reset_index(drop=True), unknown

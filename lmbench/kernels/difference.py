@@ -21,17 +21,11 @@ from lmbench.report.units import milliseconds, signed_percent, whole
 
 #: Two recordings of the same work agree to this share of a kernel's time.
 SAME_FRACTION = 0.02
-# Of all that grew and shrank: below it nothing is called either.
-_SMALL_FRACTION = 0.001
-# If what grew and what shrank cancel out to less than this share of both, shares of the rest say nothing.
-_CANCELLED_FRACTION = 0.05
 # Phases, kinds, parts and kernels that are named first, and what is named: of kernel time.
 _NAMED = 3
 _SAID_FRACTION = 0.001
 _AXES = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_name"}
-# A share of either side that a floating-point sum can be off by: sums over different numbers of steps are.
-_DUST = 1e-12
-_SUMMED = ["a_s", "b_s", "a_count", "b_count", "difference_s", "share_fraction"]
+_SUMMED = ["a_s", "b_s", "a_count", "b_count", "difference_s"]
 
 APPEARED, VANISHED, GREW, SHRANK, SAME = "new", "gone", "grew", "shrank", ""
 
@@ -40,43 +34,35 @@ def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFr
     """Every kind, part, ... (a column of Work) of a phase, or of the step, by `name`, the largest difference first.
 
     `a_s`, `b_s`, `a_count` and `b_count` are kernel time and number of kernels, means per step, missing on a side that
-    has none. `difference_s` is B minus A, `share_fraction` that of the total difference, missing where the total is
-    next to nothing beside what cancels out, and `change` a word for it.
+    has none. `difference_s` is B minus A, and `change` a word for it.
     """
     sides = [side.work.by(key, phase=phase).set_index(key)[["kernel_s", "kernel_count"]] for side in (a, b)]
     rows = pd.concat(sides, axis=1).set_axis(["a_s", "a_count", "b_s", "b_count"], axis=1).rename_axis("name")
-    larger_s, both_s = rows[["a_s", "b_s"]].max(axis=1), rows[["a_s", "b_s"]].sum(axis=1)
-    difference_s = rows.b_s.fillna(0) - rows.a_s.fillna(0)
-    difference_s = difference_s.mask(difference_s.abs() <= _DUST * larger_s, 0.0)
-    size_s, total = difference_s.abs(), difference_s.sum()
-    is_same = size_s <= np.maximum(SAME_FRACTION * larger_s, _SMALL_FRACTION * size_s.sum())
+    difference_s, larger_s = rows.b_s.fillna(0) - rows.a_s.fillna(0), rows[["a_s", "b_s"]].max(axis=1)
+    is_same = difference_s.abs() <= SAME_FRACTION * larger_s
     changes = {APPEARED: rows.a_s.isna(), VANISHED: rows.b_s.isna(), SAME: is_same, GREW: difference_s > 0}
-    is_told = abs(total) >= _CANCELLED_FRACTION * size_s.sum() > 0
     rows = rows.assign(
-        difference_s=difference_s,
-        share_fraction=difference_s / total if is_told else np.nan,
-        change=np.select([*changes.values()], [*changes], SHRANK),
+        difference_s=difference_s, change=np.select([*changes.values()], [*changes], SHRANK)
     ).reset_index()
-    return rows.iloc[np.lexsort((rows.name, -both_s, -size_s))]
+    return rows.iloc[np.lexsort((rows.name, -larger_s, -difference_s.abs().round(12)))]
 
 
-def difference_answer(a: str | Path, b: str | Path, top: int = 15, phase: str | None = None) -> Answer:
+def difference_answer(a: str | Path, b: str | Path, top: int = 15) -> Answer:
     """How kernel time changed from one run or trace to another, and what changed most.
 
     Args:
         a: a run's folder or a trace file, before.
         b: the same, after.
-        top: kernels that are shown of each table.
-        phase: a phase to show alone.
+        top: kernels that are shown.
 
     Raises:
-        UsageError: a trace cannot be compared, or has no such phase.
+        UsageError: a trace cannot be compared.
     """
-    return answer_of(examine(a), examine(b), top, phase)
+    return answer_of(examine(a), examine(b), top)
 
 
-def answer_of(a: Findings, b: Findings, top: int = 15, phase: str | None = None) -> Answer:
-    """The answer of a comparison: tables of the whole step, or of one phase.
+def answer_of(a: Findings, b: Findings, top: int = 15) -> Answer:
+    """The answer of a comparison.
 
     Raises UsageError for a trace without kernels, or without a known number of steps where the other has one.
     """
@@ -86,9 +72,6 @@ def answer_of(a: Findings, b: Findings, top: int = 15, phase: str | None = None)
             raise UsageError(f"{str(side.trace.path)!r} has no kernels: {side.why_no_kernels}; give traces of a GPU")
     if per != per_what(b):
         raise UsageError("one trace tells its number of steps and the other does not; give two that do")
-    phases = [STEP, *(name for name in PHASE_ORDER if name in {*a.work.phases, *b.work.phases})]
-    if phase not in (None, *phases):
-        raise UsageError(f"--phase is {phase!r}; these traces have {', '.join(phases)}")
     for label, side in sides.items():
         lines.append(Line(label, str(side.trace.path), is_whole=True))
         lines += [Line("", run_line(side.run))] if side.run else []
@@ -102,15 +85,14 @@ def answer_of(a: Findings, b: Findings, top: int = 15, phase: str | None = None)
     lines.append(Line("kernels", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
     tables = list[Table]()
     for name, key in _AXES.items():
-        span = STEP if key == "phase" else phase or STEP
-        rows = compared(a, b, key, span)
+        rows = compared(a, b, key)
         largest = rows[rows.difference_s.abs() > _SAID_FRACTION * before_s][:_NAMED].itertuples()
         named = [f"{shortened(row.name, KERNEL_WIDTH)} {signed_ms(row.difference_s)} ms" for row in largest]
         lines.append(Line(label=name, text=", ".join(named) or "nothing changed"))
         total = {"name": "all", **rows[_SUMMED].sum(min_count=1)}
         shown = top if name == "kernels" else None
         what = name.removesuffix("s")
-        tables.append(table("differences", rows, shown, [total], name, per=per, what=what, span=phase or STEP))
+        tables.append(table("differences", rows, shown, [total], name, per=per, what=what))
     for label, side in sides.items():
         lines += [Line(guard.status.upper(), f"{label}: {guard.message}") for guard in not_passed(side.guards)]
     before, after = a.clocks.phases, b.clocks.phases
@@ -118,8 +100,7 @@ def answer_of(a: Findings, b: Findings, top: int = 15, phase: str | None = None)
     changes = after[windows].sub(before[windows], fill_value=0.0).assign(a_s=before.window_s, b_s=after.window_s)
     changes = changes.reindex([name for name in PHASE_ORDER if name in changes.index]).reset_index()
     clocks = table("clock_differences", changes, name="clocks", per=per)
-    # Of one phase only its own.
-    return Answer(lines, tables[1:] if phase else [tables[0], clocks, *tables[1:]], first=())
+    return Answer(lines, [tables[0], clocks, *tables[1:]], first=())
 
 
 def _change(before_s: float, after_s: float) -> str:

@@ -113,7 +113,7 @@ def examine(path: str | Path) -> Findings:
 def examine_trace(trace: Trace) -> Findings:
     """Compute everything that a trace tells."""
     record = trace.record
-    work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps)
+    work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
     clocks = phase_clocks(trace.kernels, trace.timeline)
     waits = find_waits(trace, clocks)
     phases = judge_phases(clocks, waits, work, record, trace.run.steps if trace.run else [])

@@ -50,8 +50,8 @@ KINDS = (
 MATMUL = "gemm"
 #: Kinds that tensor cores work for, in one precision or another.
 PRODUCTS = (MATMUL, "conv")
-#: The precision of products that no tensor core works for.
-FULL_FP32 = "fp32 off the tensor cores"
+#: Precisions of products that are multiplied in float32: where no tensor core works for them, or TF32 was off.
+FULL_FP32 = ("fp32 off the tensor cores", "fp32")
 
 _by_name, _by_class, _part_by_operator = map(reader, ("module_names", "module_classes", "operator_parts"))
 # Lightning's PyTorchProfiler names the type before the path; PyTorch itself the type alone, and a number.
@@ -80,9 +80,11 @@ _LENGTH = re.compile(r"[1-9]\d{0,3}")
 _WORD = re.compile(r"[\w$]+(?:::[\w$]+)*")
 
 
-def precision_of(name: str, kind: str) -> str:
-    """Precision of a product's inputs by its kernel's name, empty for other kinds and where the name tells none."""
-    return _precision(name) if kind in PRODUCTS else ""
+def precision_of(name: str, kind: str, float32_matmul: str | None = None) -> str:
+    """Precision of a product's inputs by its kernel's name, and by PyTorch's float32 matmul precision where that is
+    known; empty for other kinds and where neither tells."""
+    precision = _precision(name) if kind in PRODUCTS else ""
+    return "fp32" if precision == "fp32 or tf32" and float32_matmul == "highest" else precision
 
 
 @lru_cache(maxsize=8192)

@@ -34,20 +34,19 @@ _LATE_FRACTION = 0.01
 _NAMED, _SAID_FRACTION = 2, 0.1
 
 
-def ranks_answer(sources: Iterable[str | Path], top: int = 10, ceiling: Path | None = None) -> Answer:
+def ranks_answer(sources: Iterable[str | Path], top: int = 10) -> Answer:
     """What the traces of several ranks tell together; of one trace all that it tells.
 
     Args:
         sources: runs' folders, folders of traces, trace files.
         top: kernels and the like that are shown.
-        ceiling: a record of `lmbench ceiling`, for one trace.
 
     Raises:
         UsageError: what is given is no trace, or no single one of each rank.
     """
     paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
     if len(paths) == 1:
-        return kernels_answer(paths[0], top, ceiling)
+        return kernels_answer(paths[0], top)
     traces: dict[int, Trace] = {}
     with progress("kernels", len(paths)) as task:
         for path in paths:
@@ -91,9 +90,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
     exposed, waiting = (float(time_s / (mean.window_s or 1.0)) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
     parts, least = "no collectives match, to tell what of it is waiting", "at least " if len(rows) < number else ""
     figures, per = {"comm_exposed_fraction": exposed}, per_what(first)
-    phases = pd.concat([one.phases.assign(rank=rank) for rank, one in findings.items()]).reset_index()
-    judged = phases[phases.verdict.notna()]
-    tables = [table("ranks", rows.reset_index(), per=per), table("rank_phases", judged, name="phases", per=per)]
+    tables = [table("ranks", rows.reset_index(), per=per)]
     lines = _straggler(findings, rows)
     if mean.comm_s:
         tables.append(communication_table([*findings.values()]))
@@ -116,7 +113,6 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
     count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
     notes = [
         Line("matched", f"{len(matches)} of {count} kernels of communication, in {len(last)} collectives"),
-        *(Line(f"rank {rank}", str(one.trace.path), is_whole=True) for rank, one in findings.items()),
     ]
     return Answer(headline, tables, notes, figures=figures, first=("ranks", "communication"))
 

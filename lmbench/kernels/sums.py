@@ -37,11 +37,11 @@ class Work:
     steps: int
 
     @classmethod
-    def of(cls, kernels: pd.DataFrame, steps: int) -> Work:
+    def of(cls, kernels: pd.DataFrame, steps: int, float32_matmul: str | None = None) -> Work:
         grouped = kernels.groupby(["phase", "name", "kind", "part"], sort=False).duration_ns
         rows = grouped.agg(ns="sum", number="size").reset_index()
-        precisions = map(precision_of, rows.name, rows.kind)
-        return cls(rows.assign(short_name=[*map(short_name, rows.name)], precision=[*precisions]), steps)
+        precisions = [precision_of(*product, float32_matmul) for product in zip(rows.name, rows.kind, strict=True)]
+        return cls(rows.assign(short_name=[*map(short_name, rows.name)], precision=precisions), steps)
 
     @property
     def phases(self) -> list[str]:
@@ -49,50 +49,38 @@ class Work:
         present = set(self.rows.phase)
         return [phase for phase in PHASE_ORDER if phase in present]
 
-    def _of(self, phase: str) -> pd.DataFrame:
-        return self.rows if phase == STEP else self.rows[self.rows.phase == phase]
-
     def by(self, *keys: str, phase: str = STEP) -> pd.DataFrame:
         """Means per step of a phase's kernels, or of all, by these columns, the largest first: `kernel_s`,
-        `kernel_count`, and `share_fraction` of the phase's kernel time."""
-        sums = self._of(phase).groupby([*keys], sort=False)[["ns", "number"]].sum().reset_index()
+        `kernel_count`, `mean_s` of one, and `share_fraction` of the phase's kernel time."""
+        rows = self.rows if phase == STEP else self.rows[self.rows.phase == phase]
+        sums = rows.groupby([*keys], sort=False)[["ns", "number"]].sum().reset_index()
         means = sums.assign(
             kernel_s=sums.ns / 1e9 / self.steps,
             kernel_count=sums.number / self.steps,
+            mean_s=sums.ns / 1e9 / sums.number,
             share_fraction=sums.ns / max(sums.ns.sum(), 1),
         )
         return means.drop(columns=["ns", "number"]).sort_values("kernel_s", ascending=False, kind="stable")
 
     def seconds(self, key: str, phase: str = STEP) -> dict[str, float]:
         """Kernel time per step by one of the columns, the largest first."""
-        rows = self.by(key, phase=phase)
-        return dict(zip(rows[key], rows.kernel_s, strict=True))
+        return dict(self.by(key, phase=phase)[[key, "kernel_s"]].itertuples(index=False, name=None))
 
     def total_s(self, phase: str = STEP) -> float:
         """Kernel time per step of a phase, or of all."""
-        return float(self._of(phase).ns.sum()) / 1e9 / self.steps
+        return sum(self.seconds("phase", phase).values())
 
     def fraction(self, key: str, value: str, phase: str = STEP) -> float:
         """Share of the kernel time of a phase that has this value in a column."""
-        rows = self._of(phase)
-        return float(rows.ns[rows[key] == value].sum() / max(rows.ns.sum(), 1))
+        rows = self.by(key, phase=phase)
+        return float(rows.share_fraction[rows[key] == value].sum())
 
     def kernels(self, phase: str = STEP) -> pd.DataFrame:
-        """Each kernel of a phase, the longest first: the columns of `by`, `name`, `kind`, `short_name`, `mean_s`, the
-        `part` with most of its time, the number of its other parts, `more`, and all `parts` with their s in words."""
-        pieces = self.by("name", "short_name", "kind", "part", phase=phase)
-        # A column of texts and one of numbers that is empty cannot be added.
-        words = [f"{part} {kernel_s:.9g}" for part, kernel_s in zip(pieces.part, pieces.kernel_s, strict=True)]
-        grouped = pieces.assign(words=words).groupby(["name", "short_name", "kind"], sort=False)
-        rows = grouped.agg(
-            part=("part", "first"),
-            more=("part", "size"),
-            parts=("words", "; ".join),
-            kernel_s=("kernel_s", "sum"),
-            kernel_count=("kernel_count", "sum"),
-            share_fraction=("share_fraction", "sum"),
-        ).reset_index()
-        rows = rows.assign(more=rows.more - 1, mean_s=rows.kernel_s / rows.kernel_count)
+        """Each kernel of a phase, the longest first: `name`, `short_name`, `kind`, the columns of `by`, and the `part`
+        with most of its time."""
+        keys = ["name", "short_name", "kind"]
+        parts = self.by(*keys, "part", phase=phase).drop_duplicates(keys)[[*keys, "part"]]
+        rows = self.by(*keys, phase=phase).merge(parts, on=keys)
         return rows.sort_values(["kernel_s", "name"], ascending=[False, True])
 
 
@@ -170,5 +158,4 @@ def operator_times(trace: Trace) -> pd.DataFrame:
     sums = pd.DataFrame(columns).groupby(["phase", "name"], sort=False).ns.agg(ns="sum", number="size")
     work = Work(sums.reset_index(), steps)
     rows = pd.concat([work.by("phase", "name", phase=phase) for phase in work.phases or [STEP]])
-    rows["mean_s"] = rows.kernel_s / rows.kernel_count
     return rows.rename(columns={"kernel_s": "self_s", "kernel_count": "call_count"})

@@ -134,7 +134,7 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
         float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], _MEMORY_KINDS)
     )
     names, is_optimizer = kernels.name, phase == "optimizer"
-    computed, fp32 = products + attention, work.fraction("precision", FULL_FP32, phase)
+    computed, fp32 = products + attention, sum(work.fraction("precision", name, phase) for name in FULL_FP32)
     layout = kernels.share_fraction[names.str.contains(_LAYOUT)].sum()
     softmax = parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum()
     communication = next(iter(kernels.short_name[kernels.kind == "comm"]), "communication")
@@ -179,7 +179,7 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
         (clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s, short_kernels),
         (unknown > max(memory, computed), f"{percent(unknown)} are kernels of unknown kind"),
         (fp32 >= _MUCH_FP32_FRACTION,
-         f"{percent(fp32)} are products in float32 off the tensor cores: {faster}; compile does not help them"),
+         f"{percent(fp32)} are products in float32: {faster}; compile does not help them"),
         (layout >= _MUCH_LAYOUT_FRACTION,
          f"{percent(layout)} change the layout for convolutions: memory_format=torch.channels_last saves that"),
         (computed > _MATMUL_BOUND_FRACTION * (computed + memory),

@@ -63,7 +63,7 @@ void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>
 nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN | bf16
 # Of float32 inputs the name says TF32, or nothing is known.
 nvjet_sm120_sss_tf32_mma_32x64x32_3_32x16x32 | tf32
-nvjet_sm100_sss_128x64_64x6_2x1_v_bz_TNN | -
+nvjet_sm100_sss_128x64_64x6_2x1_v_bz_TNN | fp32 or tf32
 miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1 | fp32 off the tensor cores
 naive_conv_ab_nonpacked_fwd_nchw_float_double_float | fp32 off the tensor cores
 igemm_fwd_gtcx3_nhwc_fp32_bx0_ex1_bt256x64x16_wt64x16x4 | fp32 on matrix cores
@@ -78,6 +78,8 @@ void vectorized_elementwise_kernel<4, float>(int) | -
 )
 def test_a_products_name_tells_its_precision(name, precision):
     assert precision_of(name, kind_of(name)) == precision
+    # A run with TF32 switched off tells the rest.
+    assert precision_of(name, kind_of(name), "highest") == precision.removesuffix(" or tf32")
 
 
 def test_published_names_have_the_published_class():

@@ -67,8 +67,6 @@ def test_waiting_for_a_slow_rank_is_told_from_communication_itself(tmp_path, cap
     assert (first["rank_wait_s"], second["rank_wait_s"]) == (pytest.approx(870e-6), 0)
     assert (first["delay_s"], second["delay_s"]) == (0, pytest.approx(900e-6))
     assert (first["verdict"], second["verdict"]) == ("waits for other ranks", "mixed")
-    # All that there is lies in no phase.
-    assert [row["verdict"] for row in record["tables"]["phases"]] == [first["verdict"], second["verdict"]]
     total, gathers, reduces = sorted(record["tables"]["communication"], key=lambda row: row["collective"])
     assert total["comm_s"] == pytest.approx(gathers["comm_s"] + reduces["comm_s"])
     # Both take 40 us: over the ring of two go the whole 4000 bytes of float32, and half of 1200 of float16.

@@ -106,7 +106,7 @@ def communicating(beside_us, until=1011):
         # What bounds long kernels.
         (twice(MANY_FAST, kernels=("unheard_of",)), "forward", "queued", "100.0 % are kernels of unknown kind"),
         (twice(MANY_FAST, kernels=("nvjet_tst_64x8",)), "forward", "queued", "fused attention take 100.0 %"),
-        (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "100.0 % are products in float32 off the tensor"),
+        (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "100.0 % are products in float32: 16-bit"),
         (twice(MANY_FAST, kernels=("nvjet_tst_64x8", "nchwToNhwcKernel")), "forward", "queued", "channels_last"),
         (twice(MANY_FAST, kernels=(SOFTMAX,)), "forward", "queued", "a fused attention"),
         (twice(MANY_FAST, kernels=("void vectorized_elementwise_kernel<4>(int)",)), "forward", "queued",
