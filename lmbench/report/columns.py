@@ -24,11 +24,10 @@ from lmbench.records.statistics import ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
-from lmbench.records.vocabulary import Span
 from lmbench.report import answer, shipped, units
 from lmbench.report.answer import Cell
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.units import COUNT, GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
+from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 
 #: Stands in a title for the baseline's name.
 BASELINE = "{baseline}"
@@ -39,8 +38,6 @@ NAT = Unit("nat", 1.0, units.signed)
 _OVER: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
 }  # fmt: skip
-#: Steps at the beginning in which compiling is looked for, where the warm-up is shorter.
-_COMPILING_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -120,18 +117,6 @@ def per_cell(read: Callable[[Run], Any], *, is_shown: bool | None = True, outcom
     return of
 
 
-def _waits(span: Span) -> Column:
-    """The verdict of the lag probes on a phase, with the smallest lag within it; `mixed` where runs differ."""
-
-    def of(frame: Frame, cell: int) -> Cell | None:
-        words = {value_at(run.record, f"probe.verdicts.{span}.verdict") for run in frame.runs_of(cell, "ok")} - {None}
-        lags = frame.numbers(f"probe.verdicts.{span}.min_lag_s").get(cell)
-        lag = statistics.fmean(lags) if lags else None
-        return Cell(lag, text=words.pop() if len(words) == 1 else "mixed") if words else None
-
-    return Column(f"{span}_lag_s", f"{span} is", of, Unit("", 1e3, units.milliseconds), None)
-
-
 def _first_step(cache_kind: str) -> Expression:
     """First step of the runs that compiled into an empty cache (`private`), or with what an earlier run left."""
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
@@ -150,8 +135,6 @@ HOST_BOUND = Column("host_bound_fraction", "host-bound", host_bound_fraction, PE
 MEASURED: tuple[Column, ...] = (
     *_listed(),
     HOST_BOUND,
-    _waits("forward"),
-    _waits("backward"),
     Column(
         "host_peak_bytes", "peak host memory",
         lambda run: run.memory.host_peak_rss_bytes if run.device_type == "cpu" else None, GIB, "max",
@@ -226,36 +209,6 @@ def _difference(field: str, is_relative: bool = False) -> Callable[[Frame, int, 
     return of
 
 
-def _pays_after(frame: Frame, cell: int, base: int) -> Cell | None:
-    """After how many steps compiling into an empty cache has paid; infinite where it never does.
-
-    A run's time after n steps is its excess at the beginning plus n times its steady step; the two lines meet at the
-    difference of the excesses divided by that of the steps.
-    """
-    compiled = [run for run in frame.runs_of(cell, "ok") if run.record.compile.is_enabled]
-    cold_runs = [run for run in compiled if run.record.compile.cache != "shared"]
-    excesses = [_mean_excess_s(cold_runs), _mean_excess_s(frame.runs_of(base, "ok"))]
-    times = frame.numbers("phases.step.mean_s")
-    if None in excesses or not {cell, base} <= times.keys():
-        return None
-    gain_s = statistics.fmean(times[base]) - statistics.fmean(times[cell])
-    if gain_s <= 0:
-        return Cell(math.inf, text="never")
-    steps = math.ceil(max(0.0, excesses[0] - excesses[1]) / gain_s)
-    return Cell(steps, text=f"{steps:,} steps")
-
-
-def _mean_excess_s(runs: Sequence[Run]) -> Any:
-    """How much longer than steady ones the first steps of runs took in all; None where nobody knows."""
-    excesses = []
-    for run in runs:
-        step, count = run.record.phases.step, max(run.record.window.warmup_steps or 0, _COMPILING_STEPS)
-        times = [record.step_s for record in first_steps(run.path, count) if record.step_s is not None]
-        if step is not None and step.median_s is not None and times:
-            excesses.append(math.fsum(times) - len(times) * step.median_s)
-    return statistics.fmean(excesses) if excesses else None
-
-
 def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
     """The first step records of a run's folder, warm-up included; of a torn or missing file those before the tear."""
     with suppress(Unreadable):
@@ -277,7 +230,6 @@ RELATIVE = tuple(
             "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
             _difference("warmup.gradient_norm", is_relative=True), _CHANGE,
         ),
-        ("pays_after_steps", f"pays after, vs {BASELINE}", _pays_after, COUNT),
     )
 )  # fmt: skip
 

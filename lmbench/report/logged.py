@@ -53,13 +53,11 @@ def _scale(name: str) -> float:
 
 
 def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
-    """A step's numbers by the names of their series, with its own tokens/s and MFU; nothing that was not measured."""
+    """A step's numbers by the names of their series, with its own tokens/s; nothing that was not measured."""
     logged = _scaled({field: getattr(step, field) for field in step_names()}, step_names())
     if step.tokens is not None and step.step_s:
         rate = step.tokens * (run.data_parallel_size or 1) / step.step_s
-        flops, peak = run.flops.per_token_flops, run.flops.peak_flops_per_s
-        mfu = rate / (run.world_size or 1) * (flops / peak) if flops is not None and peak else None
-        logged |= _scaled({"throughput.tokens_per_s": rate, "throughput.mfu_fraction": mfu}, run_names())
+        logged |= _scaled({"throughput.tokens_per_s": rate}, run_names())
     return logged
 
 

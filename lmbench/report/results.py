@@ -38,8 +38,6 @@ from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Cells or runs named of those that met the same end, and environments.
 _MOST_NAMED = 6
-#: The study whose view shows profiled runs that belong to no sweep.
-_PROFILED_STUDY = "kernels"
 
 
 class _Section(NamedTuple):
@@ -75,7 +73,7 @@ def report_on(
     sections, refused = list[_Section](), list[UsageError]()
     for group in groups:
         frame, notes = frame_over(group, over) if over else make_frame(group), list[str]()
-        shown_by = wanted or _own_view(group, frame, catalogue, notes)
+        shown_by = wanted or _own_view(group, catalogue, notes)
         try:
             frame = frame.against(parse_baseline(baseline, frame) if baseline else shown_by.baseline)
         except UsageError as error:
@@ -101,15 +99,12 @@ def report_on(
     )
 
 
-def _own_view(group: Group, frame: Frame, catalogue: Catalogue, notes: list[str]) -> View:
+def _own_view(group: Group, catalogue: Catalogue, notes: list[str]) -> View:
     """The view of a group that nobody asked for another one of, and what must be said of it."""
-    name, runs = group.sweep.view, frame.runs
-    if name is None:
-        # There is no timing run whose figures another view could show.
-        is_profiled = any(row.is_profiled for row in runs) and all(row.is_profiled or not row.is_shown for row in runs)
-        return catalogue.view(_PROFILED_STUDY) if is_profiled else GENERIC
+    if group.sweep.view is None:
+        return GENERIC
     try:
-        view = catalogue.view(name, tuple(group.sweep.axes or ()))
+        view = catalogue.view(group.sweep.view, tuple(group.sweep.axes or ()))
     except UsageError as error:
         notes.append(f"the sweep's own view is not used: {error}; shown as any sweep")
         return GENERIC

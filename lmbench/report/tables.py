@@ -46,7 +46,7 @@ def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
     Args:
         frame: of cells that have a shown run, with their baselines.
     """
-    tables = [_table(spec, frame, catalogue, is_first=spec is view.tables[0]) for spec in view.tables]
+    tables = [_table(spec, frame, catalogue, is_first=spec is view.tables[0]) for spec in view.tables if frame.known]
     return [table for table in tables if table is not None]
 
 
