@@ -187,8 +187,8 @@ def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     return Chart("", _rows(points, unit), f"Rest: {', '.join(others)}." if others else "")
 
 
-def steps_chart(path: Path) -> Chart | None:
-    """The steps of a run's folder: their time and that of each phase, from the first on."""
+def steps_charts(path: Path) -> list[Chart]:
+    """The steps of a run's folder: their time and that of each phase, from the first on, as a chart."""
     steps = [*first_steps(path, _MOST_STEPS)]
     times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
     points = [
@@ -198,7 +198,7 @@ def steps_chart(path: Path) -> Chart | None:
         if time_s
     ]
     x, caption = {"title": "step", "axis": {"tickMinStep": 1}}, f"The first {len(steps):,} steps."
-    return Chart("Steps", picture("lines", points, x=x, y=_axis("ms", is_log=True)), caption) if points else None
+    return [Chart("Steps", picture("lines", points, x=x, y=_axis("ms", is_log=True)), caption)] if points else []
 
 
 _KINDS = {

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from lmbench.records.codec import as_dict
-from lmbench.records.measured import PhaseSummary, RunError, not_passed
+from lmbench.records.measured import PhaseSummary, not_passed
 from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -24,13 +24,12 @@ from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report import shipped, units
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
-from lmbench.report.units import GIB, MS, PERCENT, count, gib, mean_and_std, milliseconds, percent
+from lmbench.report.units import GIB, MS, PERCENT, mean_and_std, milliseconds, percent
 
 #: From this share of the step on it is the host that sets its time.
 _HOST_SETS_FRACTION = 0.5
 #: The title of the table says the unit, once for five columns.
 _MS = replace(MS, word="")
-_STATUSES = ("pass", "warn", "fail", "n/a")
 _STATISTICS = ("mean", "std", "median", "min", "max")
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
 
@@ -56,7 +55,14 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
             *(banner(run) if with_banner else []),
             *([BLANK] if run.mode else []),
             *(_speed(run) if has_times else []),
-            *_ending(run),
+            # The peak of the device's memory, or of the host's; what was refused; how the run ended, if not `ok`.
+            *lines(
+                "ending",
+                run,
+                host_peak=None if run.memory.run_peak_allocated_bytes else run.memory.host_peak_rss_bytes,
+                ended=None if run.outcome == "ok" else run.outcome,
+                message=shorten(value_at(run, "error.message") or "", 160, placeholder=" ..."),
+            ),
             *warnings,
         ],
         tables=[phase_table(run, step), *rank_tables(run)] if step is not None else [],
@@ -68,10 +74,9 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
 
 def _charts(path: Path | None) -> list[Chart]:
     # Here: a terminal does without pandas.
-    from lmbench.report.charts import steps_chart
+    from lmbench.report.charts import steps_charts
 
-    chart = steps_chart(path) if path is not None else None
-    return [chart] if chart is not None else []
+    return steps_charts(path) if path is not None else []
 
 
 def _listed(*parts: object) -> str:
@@ -85,22 +90,19 @@ def banner(run: RunRecord) -> list[Line]:
     model, data, window, look = run.model, run.data, run.window, pass_of(run)
     host = run.environment.host.cpu_model if run.environment else None
     processor_name = value_at(run, "environment.gpu.name") or host or "CPU"
-    heads = f"heads {model.num_heads}, head_dim {model.head_dim}, {'causal' if model.is_causal else 'not causal'}"
-    parameters = model.parameter_count and f"{count(model.parameter_count)} parameters"
     shape = f"{data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
-    seconds = f" and {window.requested_s:g} s" if window.requested_s else ""
     compiled = f"compiled ({run.compile.mode}{', regional' if run.compile.regional else ''})"
     return lines(
         "banner", run,
         name=model.size or model.name or "(not built)",
-        about=heads if model.head_dim is not None else parameters,
         checkpoint=None if model.checkpoint == "none" else model.checkpoint,
         shape=shape if data.batch_size else "as the data gives it",
         micro_batches=window.micro_batches if (window.micro_batches or 1) > 1 else None,
         compiled=compiled if run.compile.is_enabled else "eager",
         device=f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,
         steps=window.requested_steps or window.steps or "all",
-        least=f"{seconds} at least" if look.has_timing else f", {look.label}: in no timing table",
+        at_least=" at least" if look.has_timing else None,
+        look=None if look.has_timing else look.label,
     )  # fmt: skip
 
 
@@ -164,31 +166,13 @@ def _speed(run: RunRecord) -> list[Line]:
     )  # fmt: skip
 
 
-def _ending(run: RunRecord) -> list[Line]:
-    """The peak of the device's memory, or of the host's; what was refused; and how the run ended, if not `ok`."""
-    memory, error = run.memory, run.error or RunError()
-    return lines(
-        "ending", run,
-        host_peak=None if memory.run_peak_allocated_bytes else memory.host_peak_rss_bytes,
-        ended=None if run.outcome == "ok" else run.outcome,
-        message=shorten(error.message or "", 160, placeholder=" ..."),
-    )  # fmt: skip
-
-
 def details(run: RunRecord) -> list[Line]:
-    """Unseen phases, what compiling did, what kernels, memory and dtypes were found to be, power and loss, a line each
+    """Unseen phases, what compiling did, what was found of kernels and memory, power and loss, a line each
     where there is something to say; and how many guards passed."""
-    tensors, breaks = run.dtypes.tensors if run.dtypes else [], run.compile.graph_break_count
-    categories = run.memory_history.categories if run.memory_history else {}
-    parts = sorted(categories.items(), key=lambda item: -item[1])[:3]
-    tally = Counter[str](guard.status for guard in run.guards)
+    tally = Counter[str](guard.status for guard in run.guards).most_common()
     return lines(
         "details", run,
-        unseen=_listed(*run.unseen_phases or ()),
-        breaks=f"{breaks} graph break{'' if breaks == 1 else 's'}" if breaks else None,
-        parts=_listed(*(f"{name.removesuffix('_bytes').replace('_', ' ')} {gib(size)}" for name, size in parts)),
-        by_tensor=_listed(*(f"{row.name.replace('_', ' ')} {'/'.join(row.dtypes)}" for row in tensors if row.dtypes)),
-        tally=_listed(*(f"{tally[status]} {status}" for status in _STATUSES if tally[status])),
+        unseen=_listed(*run.unseen_phases or ()), tally=_listed(*(f"{number} {status}" for status, number in tally)),
     )  # fmt: skip
 
 
@@ -207,7 +191,7 @@ class _Wording(string.Formatter):
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         value = kwargs[field_name] if field_name in kwargs else value_at(args[0], field_name)
-        if value is None or value is False or value == "":
+        if not value:
             raise LookupError(field_name)
         return value, field_name
 
