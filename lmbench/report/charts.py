@@ -131,36 +131,31 @@ def _axis(title: str, is_log: bool) -> Spec:
 
 
 def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A lying bar for each cell; or a line or bars over `x` for each combination of the facts that make the series.
-
-    There are bars instead of lines where `x` has less than two numbers.
-    """
-    column, values_x = column_of(spec.y), {cell: facts.get(spec.x) for cell, facts in frame.known.items()}
-    numbers = {cell: x for cell, x in values_x.items() if isinstance(x, int | float)}
-    is_rows, is_line = spec.kind == "rows", spec.kind == "lines" and len({*numbers.values()}) > 1
-    places = [(cell, "", label) for label, cell in rows_of(frame)] if is_rows else [
-        (cell, frame.in_words(cell, spec.series), values_x[cell] if is_line else str(values_x[cell]))
-        for cell in frame.ordered([*spec.series, spec.x]) if cell in numbers or not is_line
-    ]  # fmt: skip
+    """A lying bar for each cell; or a line or bars over `x` for each combination of the facts that make the series."""
+    column, is_line = column_of(spec.y), spec.kind == "lines"
     values, title = points_of(column, frame), column.heading(frame).heading
-    points = [{"series": name, "x": x, **values[cell]} for cell, name, x in places if cell in values]
+    order = frame.ordered([*spec.series, spec.x])
+    places: list[Any] = [(cell, frame.in_words(cell, spec.series), frame.known[cell].get(spec.x)) for cell in order]
+    if spec.kind == "rows":
+        places = [(cell, "", label) for label, cell in rows_of(frame)]
+    points = [
+        {"series": name, "x": x if is_line else str(x), **values[cell]}
+        for cell, name, x in places
+        if cell in values and (isinstance(x, int | float) or not is_line)
+    ]
     series = list(dict.fromkeys(point["series"] for point in points))
     is_too_much = len(series) > MAX_SERIES or (len(points) > MAX_BARS and not is_line)
     if is_too_much or not any("y" in point for point in points):
         return None
-    if is_rows:
+    if spec.kind == "rows":
         return Chart("", _rows(points, title))
-    y = _axis(title, spec.is_log)
+    y = _axis(title, spec.is_log and is_line)
     if is_line:
         ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
         return Chart("", picture("lines", points, x=x, y=y))
-    order = [str(values_x[cell]) for cell in frame.ordered([spec.x])]
-    bars = picture("bars", points, x={"sort": order, "title": heading(spec.x)}, xOffset={"sort": series}, y=y)
-    if spec.is_log:
-        # The length of a bar means nothing there.
-        bars["layer"][0]["layer"][0]["mark"] = {"type": "point", "filled": True, "size": 50}
-    return Chart("", bars)
+    x = {"sort": [str(frame.known[cell].get(spec.x)) for cell in frame.ordered([spec.x])], "title": heading(spec.x)}
+    return Chart("", picture("bars", points, x=x, xOffset={"sort": series}, y=y))
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
