@@ -4,9 +4,8 @@ that a page never has to read the snapshot, as a chart, and beside columns of th
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,10 +21,10 @@ from lmbench.records.intervals import Integers
 from lmbench.records.measured import Guard, MemoryHistoryRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASE
-from lmbench.report.answer import Chart
+from lmbench.report.answer import Chart, Spec
+from lmbench.report.charts import colour, rows_of, template
 from lmbench.report.columns import Column, per_cell
 from lmbench.report.frame import Frame
-from lmbench.report.timeline import layer, page_charts, timeline
 from lmbench.report.units import GIB, PERCENT, Unit, gib
 from lmbench.report.view import Feature
 
@@ -36,6 +35,8 @@ MAX_COLUMNS = 480
 MAX_BLOCKS = 600
 MAX_FRAMES = 12
 MAX_BANDS = 200
+#: Timelines of a whole page.
+_MOST_CHARTS = 8
 
 #: From the bottom of the stack: what stays, then what comes and goes.
 STACKED: tuple[Category, ...] = (
@@ -167,21 +168,60 @@ def memory_chart(title: str, history: MemoryTimeline) -> Chart:
         "stack": "stack",
     }  # fmt: skip
     layers = [
-        layer(moments, [""], {"time": "time", "held": "held"}),
-        layer(pd.DataFrame(areas), names, {"name": "many small blocks of"}, "held"),
-        layer(pd.DataFrame(blocks), names, block_tips),
-        layer(bands, bands["name"], {"name": "phase"}, "phases"),
+        _layer(moments, [""], {"time": "time", "held": "held"}),
+        _layer(pd.DataFrame(areas), names, {"name": "many small blocks of"}, "held"),
+        _layer(pd.DataFrame(blocks), names, block_tips),
+        _layer(bands, bands["name"], {"name": "phase"}, "phases"),
         *lines,
     ]
     times = [round(time_us / 1e3, 2) for time_us in history.time_us]
+    spec = template("timeline")
     x = {"title": "ms, by entries of the history", "tickCount": 6, "labelExpr": f"{times}[datum.value]"}
+    for channel, axis, end in (("x", x, len(columns)), ("y", {"title": "GiB"}, 1.1 * top)):
+        spec["encoding"][channel] |= {"axis": axis, "scale": {"domain": [0, end], "nice": False}}
+    layers[0] = {**layers[0], "params": spec.pop("params")}
+    spec |= {"height": 320, "layer": layers}
+    spec["usermeta"] = {"zoom": {"signal": "zoom_start", "start": 0, "end": len(columns)}}
     cuts = f"Not complete: {'; '.join(history.cuts)}. " if history.cuts else ""
     return Chart(
-        title, timeline(layers, len(columns), 1.1 * top, 320, x, {"title": "GiB"}),
+        title, spec,
         f"{cuts}{history.entry_count:,} entries of the allocator's history, from left to right; each column shows its "
         "moment of most memory; the dashed line is what was reserved. The peak, "
         f"{gib(held[history.peak])}, is marked. The snapshot opens in pytorch.org/memory_viz too.",
     )  # fmt: skip
+
+
+def _layer(spans: pd.DataFrame, names: Iterable[str], tips: Mapping[str, str], legend: str | None = None) -> Spec:
+    """Spans of a timeline as a layer, with a legend where that has a title.
+
+    Spans have `start` and `end` on the axis of time, `low` and `high` on the other one, `name` (which decides the
+    colour; the order of `names` is the legend's), and what a pointer over it shows: the fields of `tips`, each with its
+    title. `opacity` is 1 where there is none.
+    """
+    fields = dict.fromkeys(["start", "end", "low", "high", "name", "opacity", *tips])
+    domain, spec = list(dict.fromkeys(names)), template("spans")
+    colours = {"scale": {"domain": domain, "range": list(map(colour, domain))}, "legend": legend and {"title": legend}}
+    spec["encoding"]["color"] |= colours
+    spec["encoding"]["tooltip"] = [{"field": name, "type": "nominal", "title": title} for name, title in tips.items()]
+    return {**spec, "data": {"values": spans.reindex(columns=fields).fillna({"opacity": 1}).to_dict("records")}}
+
+
+def _charts(frame: Frame) -> list[Chart]:
+    """A timeline for each cell with a history, as many as a page has room for.
+
+    The caption of a file that is torn or was changed by hand says why it is not drawn.
+    """
+    charts: list[Chart] = []
+    for title, cell in rows_of(frame):
+        folders = [run.path for run in frame.runs_of(cell, is_shown=None) if run.record.memory_history]
+        drawn = [folder for folder in folders if (folder / TIMELINE_FILE).exists()][:1]
+        if drawn and len(charts) == _MOST_CHARTS:
+            return [*charts, Chart("More timelines", {}, "They are left out: the page would become too large.")]
+        try:
+            charts += [memory_chart(title, read_timeline(folder)) for folder in drawn]
+        except (ValueError, IndexError, TypeError) as error:
+            charts.append(Chart(title, {}, f"Not shown, as the file cannot be used: {error}."))
+    return charts
 
 
 def _steps(first: int, low: Integers, high: Integers, name: str) -> list[dict[str, Any]]:
@@ -220,11 +260,5 @@ MEMORY = Feature(
         ),
     ),
     row_notes=_no_history,
-    charts=partial(
-        page_charts,
-        file=TIMELINE_FILE,
-        is_meant=attrgetter("record.memory_history"),
-        chart=memory_chart,
-        read=read_timeline,
-    ),
+    charts=_charts,
 )
