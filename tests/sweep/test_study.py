@@ -35,7 +35,7 @@ FAULTS = """
 matrix:
   case:
     - {model.num_layers: 1}
-    - {model.num_heads: 5}
+    - {model.attention: flex}
     - {measure.min_window_s: 1000}
     - {model.d_ff: 1125899906842624}
 repeats: 2
@@ -116,7 +116,7 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     first = {run.outcome: run for run in runs(tmp_path / "study").values() if run.record.sweep.repeat == 0}
     errors = {outcome: run.record.error for outcome, run in first.items()}
     assert set(first) == {"ok", "error", "timeout", "oom"}
-    assert "num_heads 5 does not divide d_model 64" in errors["error"].message
+    assert "has no backward pass on a CPU" in errors["error"].message
     assert (errors["error"].phase, errors["oom"].where, errors["oom"].requested_bytes > 2**50) == (
         "setup",
         "host",
@@ -129,7 +129,7 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
         assert run.record.replay_command.startswith("lmbench fit")
     reached = first["ok"].record.milestones
     # What the server has imported, no fork imports again.
-    assert reached.imported_s - reached.started_s < 0.01 * first["ok"].record.sweep.cost.total_s
+    assert reached.imported_s - reached.started_s < 0.1 * first["ok"].record.sweep.cost.total_s
     assert main(["report", str(tmp_path / "study")]) == 0
     assert {"OOM", "timeout", "error"} <= set(re.findall(r"\w+", capsys.readouterr().out))
 
