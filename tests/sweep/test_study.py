@@ -241,7 +241,7 @@ def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_
     for name, run in results.items():
         run_id, place = by_run[name], run.record.sweep
         assert server.filed[run_id]["groupName"] == "study"
-        assert server.filed[run_id]["displayName"].endswith(f"d_ff={place.axes['model.d_ff']} r{place.repeat}")
+        assert server.filed[run_id]["displayName"].endswith(f"d_ff {place.axes['model.d_ff']} r{place.repeat}")
         assert server.config[run_id]["cell"] == place.cell
         assert server.summary[run_id]["outcome"] == run.outcome
         assert run.outcome == "skipped" or server.summary[run_id]["cost/total_s"] == place.cost.total_s
