@@ -74,16 +74,15 @@ class NotedOperator(Struct):
 
 
 class NotedCall(Struct):
-    """Calls of a module that are alike: dtypes of the tensors it got, returned, and whose gradients came back."""
+    """Calls of a module that are alike: dtypes of the tensors that it got and returned."""
 
     count: int
     inputs: list[str]
     outputs: list[str]
-    gradients: list[str] = field(default_factory=list)
 
 
 class NotedModule(Struct):
-    """A module by its path: its parameters and buffers, how it was called, and the operators that its own code called.
+    """A module by its path: its parameters, how it was called, and the operators that its own code called.
 
     The path of the step's own code, which runs in no module, is empty.
     """
@@ -92,7 +91,6 @@ class NotedModule(Struct):
     class_name: str
     reason: str
     parameters: dict[str, int] = field(default_factory=dict)
-    buffers: dict[str, int] = field(default_factory=dict)
     calls: list[NotedCall] = field(default_factory=list)
     operators: list[NotedOperator] = field(default_factory=list)
 
@@ -286,10 +284,7 @@ def dtypes_answer(runs: Sequence[DtypeRun]) -> Answer:
 
 def _table(name: str, titles: str, rows: Iterable[Sequence[Value]], caption: str) -> Table:
     """A table of words, all of which may fold, and of the number `n`."""
-    looks = {
-        "n": Column("n", COUNT, "count"), "class": Column("class", narrowing="shorten"),
-        "gradients": Column("gradients", narrowing="fold", is_extra=True),
-    }  # fmt: skip
+    looks = {"n": Column("n", COUNT, "count"), "class": Column("class", narrowing="shorten")}
     columns = [looks.get(title, Column(title, narrowing="fold")) for title in titles.split()]
     return Table(name, name.capitalize(), columns, list(rows), caption)
 
@@ -305,7 +300,7 @@ def _tables(run: DtypeRun) -> list[Table]:
     modules = [
         (
             path or "(the step)", count, module.class_name, tally(module.parameters) if module.parameters else "",
-            in_words(call.inputs), in_words(call.outputs), in_words(call.gradients), module.reason,
+            in_words(call.inputs), in_words(call.outputs), module.reason,
         )
         for path, count, module in run.module_rows()
         for call in module.calls or [NotedCall(0, [], [])]
@@ -314,7 +309,7 @@ def _tables(run: DtypeRun) -> list[Table]:
     alike = "n modules are alike; each call with dtypes of its own has a row"
     return [
         _table("tensors", "tensors dtype why", run.tensor_rows(), "by dtype, with how many have it"),
-        _table("modules", "module n class weights gets returns gradients why", modules, alike),
+        _table("modules", "module n class weights gets returns why", modules, alike),
         _table("operators", "operator n given gives why", operators, "calls in the forward pass, without views"),
     ]
 

@@ -63,8 +63,7 @@ class StepDtypes(TorchFunctionMode):
     """Notes the dtypes of one step of a module on a device, from `start` to `stop`.
 
     Operators are noted as Python calls them, with what the code gave them and what came back; what autocast did lies
-    between the two. Code in C++ is one operator. Gradients are noted by hooks on the tensors that a module returns:
-    hooks of its backward would put views into the graph.
+    between the two. Code in C++ is one operator.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -79,9 +78,10 @@ class StepDtypes(TorchFunctionMode):
         self._autocast_dtype: str | None = None
         # By the path of the calling module, name, inputs, output, and whether autocast was on.
         self._operators: Counter[tuple[str, str, _Dtypes, str, bool]] = Counter()
-        self._calls: dict[str, list[NotedCall]] = defaultdict(list)
-        self._running: list[tuple[str, NotedCall]] = []
-        self._latest: list[str] = []
+        # By the module's path, what it got and what it returned.
+        self._calls: dict[str, Counter[tuple[_Dtypes, _Dtypes]]] = defaultdict(Counter)
+        self._running: list[tuple[str, _Dtypes]] = []
+        self._latest: _Dtypes = ()
         self._gradients: dict[str, str] = {}
         self._batch: dict[str, int] = {}
         self._loss: Any = None
@@ -108,22 +108,13 @@ class StepDtypes(TorchFunctionMode):
 
     def _begin(self, path: str, module: nn.Module, inputs: Any, named: Any) -> None:
         if not _is_recomputed():
-            self._running.append((path, NotedCall(1, list(dtypes_in((inputs, named))), [])))
-            self._calls[path].append(self._running[-1][1])
+            self._running.append((path, dtypes_in((inputs, named))))
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not _is_recomputed() and self._running:
-            _, call = self._running.pop()
-            tensors = list(tensors_in(output))
-            self._latest = call.outputs = list(dtypes_in(tensors))
-            call.gradients = [""] * len(tensors)
-
-            def note(gradient: Tensor, place: int) -> None:
-                call.gradients[place] = name_of(gradient.dtype)
-
-            for place, tensor in enumerate(tensors):
-                if tensor.requires_grad:
-                    tensor.register_hook(partial(note, place=place))
+            path, given = self._running.pop()
+            self._latest = dtypes_in(output)
+            self._calls[path][given, self._latest] += 1
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -191,10 +182,7 @@ class StepDtypes(TorchFunctionMode):
 
     def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule:
         """A module with its calls, those that are alike together."""
-        alike = Counter(
-            tuple(tuple(filter(None, dtypes)) for dtypes in (call.inputs, call.outputs, call.gradients))
-            for call in self._calls[path]
-        )
+        alike = self._calls[path]
         reason = "TorchScript: no hook sees its calls"
         if not isinstance(module, torch.jit.ScriptModule):
             has_gradients = any(name.startswith(f"{path}.") for name in self._gradients)
@@ -205,7 +193,6 @@ class StepDtypes(TorchFunctionMode):
             class_name=type(module).__name__,
             reason=reason,
             parameters=counted(module.parameters(recurse=False)),
-            buffers=counted(module.buffers(recurse=False)),
             calls=[NotedCall(count, *map(list, dtypes)) for dtypes, count in alike.items()],
             operators=operators,
         )

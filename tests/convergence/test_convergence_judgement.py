@@ -45,23 +45,15 @@ BASELINE = {seed: trained(seed) for seed in range(5)}
 CASES = {
     "the same again": (trained(0), "yes", ""),
     "rounded": (trained(0, noise=1e-3), "yes", ""),
-    "as another seed": (trained(7), "yes", ""),
     "the scaler skipped some": (changed(norms={3: math.inf, 100: math.inf}, skipped=(3, 100)), "yes", ""),
-    "the loss of a skipped step is none": (changed({110: NAN}, skipped=(110,)), "yes", ""),
     "no norms were recorded": (changed(norms=[NAN] * STEPS), "yes", ""),
     "gradients three times as long": (trained(0, scale=3.0), "NO: gradient norm", "gradient norm x3, limit"),
     "no gradient": (changed(norms=[0.0] * STEPS), "NO: gradient norm", "gradient norm x0, limit"),
-    "gradients that overflow": (
-        changed(norms=[math.inf] * STEPS), "NO: gradient norm", "gradient norm x8.22e+307, limit",
-    ),
     "nothing is updated": (changed([6.0] * STEPS), "NO: loss", "nat, limit"),
     "half a nat worse": (trained(0, offset=0.5), "NO: loss", "loss +0.5 nat, limit"),
     "nan from step 50": (
         changed(dict.fromkeys(range(50, STEPS), NAN)), "NO: not finite from step 50",
         "the loss is not finite from step 50 on",
-    ),
-    "one infinity": (
-        changed({9: math.inf}), "NO: not finite from step 9", "the loss is not finite from step 9 on",
     ),
     "every step skipped": (
         changed(skipped=range(STEPS)), "NO: loss", "loss nan nat, limit",
@@ -104,11 +96,6 @@ def test_a_row_outside_of_the_seeds_but_within_the_limit_is_undecided_and_more_o
     assert (judgement.follows, judgement.words) == (None, "undecided: loss")
     assert f"seeds lie {apart:.3g} apart" in judgement.why
     assert judge(rows, BASELINE).words == "NO: loss"
-
-
-def test_runs_of_other_lengths_are_compared_over_the_steps_they_have_in_common():
-    longer = {seed: trained(seed, steps=300) for seed in range(5)}
-    assert judge({0: trained(0, steps=90)}, longer).words == "yes"
 
 
 def test_the_simulated_rates_are_what_the_module_says():

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from wandb_results import write_result
+from runs import write_result
 
 from lmbench.wandb.publish import write
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import planted_memory
 import pytest
 from planted_memory import (
-    FORWARD,
     MIB,
     USER,
     Allocator,
@@ -16,7 +15,6 @@ from planted_memory import (
 
 from lmbench.errors import UsageError
 from lmbench.memory.findings import examine
-from lmbench.records.measured import SavedPerBlock
 
 
 def recorded(folder, step=None, **notes):
@@ -56,30 +54,6 @@ def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted):
     assert set(planted.parts.loc[""].dropna().index) == {"inputs", "temporaries", "workspaces", "unknown"}
 
 
-def test_a_phase_that_allocates_nothing_has_what_was_there(tmp_path):
-    step = planted_run()
-    starts = [note["time_us"] for note in step.memory.annotations if note["name"] == "lmbench.phase:optimizer"]
-    step.memory.entries = [
-        entry for entry in step.memory.entries if not any(abs(entry["time_us"] - start) <= 12 for start in starts[:2])
-    ]
-    step.memory.annotations = [note for note in step.memory.annotations if note["time_us"] <= starts[1]]
-    optimizer = recorded(tmp_path, step).phases.loc["optimizer"].dropna()
-    assert (optimizer["gradients"], "temporaries" in optimizer) == (40 * MIB, False)
-
-
-def test_what_is_saved_and_the_largest_allocations_tell_where_they_are_from(planted):
-    assert planted.saved == [
-        SavedPerBlock("blocks.0", "blocks.1", 2, 30 * MIB),
-        SavedPerBlock("outside of blocks", "outside of blocks", 1, 16 * MIB),
-    ]
-    assert planted.summary.residual_seen_bytes == 10 * MIB
-    assert planted.largest["total_bytes"].is_monotonic_decreasing
-    saved = planted.largest.set_index("operator").loc["MmBackward0"]
-    assert saved[["size_bytes", "count", "phase", "step", "user_frame"]].tolist() == [
-        20 * MIB, 2, "forward", "7", "/home/someone/train.py:21 forward",
-    ]  # fmt: skip
-
-
 def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted, tmp_path):
     """What was allocated before the first entry is known from its end."""
     for kept in (10, 25, 44):
@@ -100,23 +74,6 @@ def test_a_missing_free_is_counted(tmp_path):
     step.memory.entries = [entry for entry in step.memory.entries if entry not in frees[:2]]
     findings = recorded(tmp_path, step)
     assert (findings.played.holes, bool(findings.cuts)) == (1, True)
-
-
-def test_blocks_that_wait_free_pieces_and_rounding_are_told(tmp_path):
-    memory = Allocator()
-    for address in [memory.alloc(4 * MIB) for _ in range(10)][::2]:
-        memory.free(address, FORWARD)
-    memory.free(memory.alloc(10 * MIB), FORWARD, waits=True)
-    for size in (30 * MIB, 100, 100):
-        memory.alloc(size)
-    findings = examine(write(tmp_path / "s.pickle", memory))
-    played, small = findings.played, 2 * 512
-    assert (findings.peak["allocated_bytes"], findings.peak["requested_bytes"]) == (50 * MIB + small, 50 * MIB + 200)
-    assert (
-        findings.peak["reserved_bytes"]
-        == played.segments["free_bytes"].sum() + findings.peak["allocated_bytes"] + 10 * MIB
-    )
-    assert played.segments["free_bytes"].sum() == (20 + 10) * MIB - small
 
 
 PACKAGES, WINDOWS = "/venv/lib/python3.12/site-packages", r"C:\Users\me\anaconda3\lib"

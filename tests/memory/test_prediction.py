@@ -363,11 +363,6 @@ def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is
         gpu_for("H9000")
 
 
-def test_the_command_prints_a_table_and_a_verdict(capfd):
-    assert main(["memory", *TINY]) == 0
-    assert re.search("optimizer state.*verdict", capfd.readouterr().out, re.DOTALL)
-
-
 # beside a run
 
 

@@ -65,20 +65,6 @@ def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(run):
         assert sum(held) == total
 
 
-def test_blocks_lie_within_their_category(run):
-    history = read_timeline(run)
-    _, areas, blocks, *_ = [layer["data"]["values"] for layer in memory_chart("run", history).spec["layer"]]
-    for column in range(len(history.time_us)):
-        for label in history.sizes_bytes:
-            area, own = (
-                [(span["low"], span["high"]) for span in spans
-                 if span["name"] == label and span["start"] <= column < span["end"]]
-                for spans in (areas, blocks)
-            )  # fmt: skip
-            edges = sorted({edge for span in own for edge in span})
-            assert (edges[:1] + edges[-1:] if edges else []) == pytest.approx([e for span in area for e in span])
-
-
 def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path):
     memory = Allocator()
     for number in range(2000):

@@ -71,16 +71,13 @@ class Allocator:
         if is_new:
             self._enter("alloc", address, size, stack)
 
-    def free(self, address, stack=ENGINE, waits=False):
-        """Give a block back; where it `waits`, another stream has it still."""
-        block = self.live[address]
+    def free(self, address, stack=ENGINE):
+        """Give a block back."""
+        block = self.live.pop(address)
         self.allocated -= block["held"]
-        self._enter("free_requested", address, block["size"], stack)
-        block["waits"] = waits
-        if not waits:
-            del self.live[address]
-            self._free = sorted([*self._free, (address, block["held"])])
-            self._enter("free_completed", address, block["size"], stack)
+        self._free = sorted([*self._free, (address, block["held"])])
+        for action in ("free_requested", "free_completed"):
+            self._enter(action, address, block["size"], stack)
 
     def _enter(self, action, address, size, stack):
         self.time_us += 3
@@ -105,7 +102,7 @@ class Allocator:
         rows = [
             {
                 "address": address, "size": block["held"], "requested_size": block["size"],
-                "state": "active_pending_free" if block.get("waits") else "active_allocated",
+                "state": "active_allocated",
                 **({} if block["stack"] is None else {"frames": _frames(block["stack"])}),
             }
             for address, block in self.live.items()

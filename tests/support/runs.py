@@ -141,6 +141,13 @@ def make_run(folder, settings, changes=None, *, repeat=0):
     return record
 
 
+def write_result(results, steps=9, **changes):
+    """A run of its own name below a folder of results, with so many steps; returns its folder."""
+    folder = results / f"run-{len([*results.glob('*')])}"
+    write_run(folder, make_record({}, {"run_id": folder.name, **changes}), steps)
+    return folder
+
+
 def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=None):
     """A sweep's folder with its runs, one repeat of each pass but the timing one.
 

@@ -35,11 +35,8 @@ def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(capsys, monke
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
     assert [board["study"] for board in told["boards"]] == [None, *studies]
     for board in told["boards"]:
-        assert sum(map(len, board["sections"].values())) >= 4, board["name"]
-        assert len(board["columns"]) == len(set(board["columns"]))
-        for panels in board["sections"].values():
-            titles = [panel["title"] for panel in panels]
-            assert sorted(set(titles)) == sorted(titles), board["name"]
+        titles = [(section, panel["title"]) for section, panels in board["sections"].items() for panel in panels]
+        assert len(titles) == len(set(titles)) >= 4, board["name"]
 
 
 def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
@@ -54,15 +51,6 @@ def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
     assert (board["name"], board["study"]) == ("lmbench mine", "mine")
 
 
-def texts(spec):
-    """Every text within a specification of W&B's."""
-    if isinstance(spec, dict):
-        return {text for key, value in spec.items() for text in (key, *texts(value))}
-    if isinstance(spec, list):
-        return {text for value in spec for text in texts(value)}
-    return {spec} if isinstance(spec, str) else set()
-
-
 def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
     request = msgspec.convert(dry_run(capsys, "sweep", "precision", "kernels"), Request)
     with Server() as server:
@@ -75,7 +63,7 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
         for board, view in zip(request.boards, server.views, strict=True):
             section = view["spec"]["section"]
             named = {key.partition(":")[2] for key in board.keys}
-            assert not [name for name in named if name not in " ".join(texts(view["spec"]))]
+            assert not [name for name in named if name not in json.dumps(view["spec"])]
             (runs,) = section["runSets"]
             filters = {item["key"]["name"]: item["value"] for item in runs["filters"]["filters"]}
             # Times of profiled runs are no times.

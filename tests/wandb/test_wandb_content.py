@@ -7,10 +7,10 @@ import json
 import msgspec
 import pytest
 from paths import RUNS
-from wandb_results import write_result
+from runs import write_result
 
 from lmbench.records.load import load_run
-from lmbench.records.measured import RankRecord
+from lmbench.records.measured import RankRecord, RunError
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import recorded, value_at
 from lmbench.wandb.child import (
@@ -41,11 +41,10 @@ def test_a_summary_is_what_decides_in_some_40_numbers_of_their_own_units(h200):
     assert not [name for name in summary if name.endswith(("_bytes", "_fraction", "_flops_per_s"))]
 
 
-def test_the_configuration_is_flat(tmp_path, h200):
-    config = config_of(load_run(write_result(tmp_path)).record)
-    assert (config["size"], config["precision"], config["matmul"]) == ("tiny", "32-true", "highest (fp32)")
-    assert (config["model/betas"], config["trainer/max_steps"], config["torch"]) == ([0.9, 0.95], -1, "2.13.0")
+def test_the_configuration_is_flat(h200):
     config = config_of(h200)
+    assert (config["size"], config["precision"], config["matmul"]) == ("small", "32-true", "highest (fp32)")
+    assert config["model/betas"] == [0.9, 0.95]
     assert (config["gpu"], config["parameters"], config["compile"]) == ("NVIDIA H200", 128625408, "eager")
     assert not [name for name in config if "." in name]
 
@@ -74,7 +73,7 @@ def test_tables_have_the_phases_the_guards_and_every_value_of_the_record(tmp_pat
     assert [row["rank"] for row in tables["tables/ranks"]] == ["0", "1", "skew"]
     assert [row["forward_s"] for row in tables["tables/ranks"]] == pytest.approx([0.1, 1.1, 1.0])
     phases = {row["phase"]: row for row in tables["tables/phases"]}
-    assert list(phases) == ["forward", "backward", "other", "step"]
+    assert list(phases) == ["forward", "backward", "optimizer", "other", "step"]
     assert phases["forward"]["mean_s"] == value_at(record, "phases.forward.mean_s")
     assert phases["forward"]["verdict"] == "queued"
     assert [row["name"] for row in tables["tables/guards"]] == [guard.name for guard in record.guards]
@@ -83,8 +82,7 @@ def test_tables_have_the_phases_the_guards_and_every_value_of_the_record(tmp_pat
     assert fields["phases.step.median_s"]["value"] == str(value_at(record, "phases.step.median_s"))
 
 
-def test_a_run_that_measured_nothing_says_why(tmp_path):
-    path = write_result(tmp_path, outcome="error", error={"kind": "ValueError"}, window={}, probe={})
-    record = load_run(path).record
+def test_a_run_that_measured_nothing_says_why():
+    record = RunRecord(1, "error", error=RunError("ValueError"))
     assert list(tables_of(record)) == ["tables/record"]
     assert summary_of(record, "error") == {"outcome": "error", "error/kind": "ValueError"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 from paths import DATA
+from runs import write_result
 from wandb_loopback import Server
-from wandb_results import write_result
 
 from lmbench.cli import main
 from lmbench.wandb import child, publish

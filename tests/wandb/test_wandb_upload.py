@@ -8,12 +8,13 @@ import shutil
 from collections import Counter
 
 import pytest
+from runs import write_result
 from wandb_loopback import PLANTED_KEY, Server, SilentServer
-from wandb_results import step, write_result
 
 from lmbench.cli import main
 from lmbench.records.load import load_run
 from lmbench.records.process import process_identity
+from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
 from lmbench.wandb.child import config_of, name_of, stable_id, summary_of
 from lmbench.wandb.publish import WandbFiling, WandbProblem, is_uploaded, publish_run, sync, write, write_new
@@ -39,7 +40,7 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     plain = write_result(results, ended_at="2026-01-02T03:04:05+00:00", milestones=reached)
     filed = write_result(results, wandb=filing)
     folder = RunFolder(plain)
-    folder.append_steps([step(9, loss=float("nan"))])
+    folder.append_steps([StepRecord(step=9, step_s=0.1, loss=math.nan)])
     folder.close()
     killed = write_result(results, outcome="running", boot_id="gone")
     pid, boot_id, start_s = process_identity()
@@ -64,10 +65,7 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     summary, config = server.summary[id_of(plain)], server.config[id_of(plain)]
     assert summary_of(loaded.record, "ok").items() <= summary.items()
     assert config_of(loaded.record).items() <= config.items()
-    assert [row[0] for row in server.tables["phases"]["data"]] == ["forward", "backward", "other", "step"]
-    # Every series (2: its pattern) is drawn over the step (5: the place, from 1, of the metric that is its x-axis).
-    (every,) = [metric for metric in config["_wandb"]["m"] if metric.get("2") == "*"]
-    assert config["_wandb"]["m"][every["5"] - 1]["1"] == "step"
+    assert [row[0] for row in server.tables["phases"]["data"]] == ["forward", "backward", "optimizer", "other", "step"]
     assert server.summary[id_of(killed)]["outcome"] == "killed"
     told = server.filed[id_of(filed)]
     assert (told["project"], told["entity"], told["groupName"], told["tags"]) == ("speed", "team", "g", ["x"])
