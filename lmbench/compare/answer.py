@@ -18,7 +18,7 @@ from lmbench.report.units import change_percent, unit_of
 #: A sentence that more cells or runs share than this counts them instead of naming them.
 _NAMED = 4
 _FIGURE = re.compile(r"[-+±]?\d[\d.,]*")
-COMPARISON_SCHEMA_VERSION = 2
+COMPARISON_SCHEMA_VERSION = 3
 
 #: Which test was used, and why.
 BY_WELCH = (
@@ -38,7 +38,7 @@ _FIGURES = (
 
 #: Labels of lines with what of a cell, and what of all, they tell.
 _OF_CELLS = {"differs": "differences", "note": "notes", "reason": "reasons", "slow": "slow"}
-_OF_ALL = {"note": "problems", "only A": "only_a", "only B": "only_b"}
+_OF_ALL = {"only A": "only_a", "only B": "only_b"}
 
 
 def comparison_answer(comparison: Comparison) -> Answer:
@@ -88,17 +88,17 @@ def comparison_answer(comparison: Comparison) -> Answer:
 def _grouped(label: str, texts: Sequence[tuple[str, str]], everyone: int = 0, *, by_kind: bool = False) -> list[Line]:
     """A line for each text with the names that it belongs to, their number where they are many, nothing where it
     belongs to everyone. By kind texts that differ in their figures, or after a colon, have one line, the first's."""
-    kinds: dict[str, dict[str, list[str]]] = {}
+    kinds: dict[str, tuple[str, list[str]]] = {}
     for text, name in texts:
         kind = _FIGURE.sub("", text.partition(":")[0]) if by_kind else text
-        kinds.setdefault(kind, {}).setdefault(text, []).append(name)
+        kinds.setdefault(kind, (text, []))[1].append(name)
     lines = []
-    for names in kinds.values():
-        (text, known), *others = names.items()
-        groups = [known, [name for _, more in others for name in more]]
-        listed = [f"{len(group)} of them" if len(group) > _NAMED else "; ".join(group) for group in groups]
-        where = "; alike in ".join(filter(None, listed))
-        lines.append(Line(label, text if len(known) == everyone else f"{text} ({where})"))
+    for text, names in kinds.values():
+        where = f"{len(names)} of them" if len(names) > _NAMED else "; ".join(names)
+        exact = sum(other == text for other, _ in texts)
+        if exact < len(names):
+            where = f"{names[0]}; alike in {len(names) - 1} others"
+        lines.append(Line(label, text if exact == everyone else f"{text} ({where})"))
     return lines
 
 

@@ -143,14 +143,11 @@ def busy_reason(a: Sequence[Run], b: Sequence[Run]) -> str | None:
     return None
 
 
-def earlier_side(a: Sequence[Run], b: Sequence[Run]) -> str | None:
-    """The side all of whose runs came before the other's, None where the sides took turns or nobody knows."""
+def are_apart(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    """Whether all runs of one side came before the other's; not where the sides took turns or nobody knows."""
     starts_a, starts_b = ([run.record.started_at or "" for run in side] for side in (a, b))
-    if not a or not b or len(a) + len(b) < 3:
-        return None
-    if "" < max(starts_a) <= min(starts_b):
-        return "A"
-    return "B" if "" < max(starts_b) < min(starts_a) else None
+    is_apart = "" < max(starts_a) <= min(starts_b) or "" < max(starts_b) < min(starts_a)
+    return is_apart and len(a) + len(b) > 2
 
 
 def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
@@ -162,13 +159,6 @@ def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
         per_token = step.point * tokens[0] / tokens[1]
         counts = f"a step has {tokens[0]:,.0f} tokens in A, {tokens[1]:,.0f} in B"
         lines.append(f"{counts}: the time per token of B is {per_token:.4g} times A's")
-    if (first := earlier_side(a, b)) is not None:
-        lines.append(f"all runs of {first} came before the others: what the machine drifted is in the ratio")
-    warned = [{name: len(messages) for name, messages in _messages(side, "warn").items()} for side in (a, b)]
-    listed = [
-        f"{name} ({warned[0].get(name, 0)} of {len(a)}, {warned[1].get(name, 0)} of {len(b)})"
-        for name in sorted({*warned[0], *warned[1]})
-    ]
-    if listed:
-        lines.append(f"guards that warned (runs of A, of B): {', '.join(listed)}")
+    if warned := sorted({*_messages(a, "warn"), *_messages(b, "warn")}):
+        lines.append(f"guards that warned: {', '.join(warned)}")
     return lines

@@ -7,15 +7,15 @@ values are corrected over all cells; then each ratio has its verdict, and each c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
 
 import numpy as np
 import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from lmbench.compare.comparability import busy_reason, check_about, earlier_side, failed_guards, invalid_reasons, notes
-from lmbench.compare.noise import Floors
+from lmbench.compare.comparability import are_apart, busy_reason, check_about, failed_guards, invalid_reasons, notes
+from lmbench.compare.noise import Noise, NoiseKey, noise_key, read_floors
 from lmbench.compare.rounds import ratio_by_rounds
 from lmbench.compare.sides import (
     MEAN_STEP,
@@ -25,6 +25,7 @@ from lmbench.compare.sides import (
     Side,
     are_rounds,
     by_round,
+    home_of,
     join_cells,
     leave_out,
     process_of,
@@ -40,6 +41,7 @@ from lmbench.records.settings import Difference, differences
 from lmbench.records.statistics import MIN_REPEATS, STD_PER_MAD, Ratio, geometric_mean, holm, ratio_from, ratio_of
 from lmbench.report.units import percent_short
 
+Floors = Mapping[NoiseKey, Mapping[str, Noise]]
 #: A guard that fails in more of a side's rounds than this is no accident.
 _ACCIDENTS_FRACTION = 1 / 3
 #: A process is slow from so many standard deviations on, of the differences of all rounds (from their median absolute
@@ -114,7 +116,6 @@ class Comparison(Struct):
     only_a: list[str]
     only_b: list[str]
     neither: list[dict[str, str]]
-    problems: list[str]
     family: int
 
     @property
@@ -134,7 +135,7 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
         about: dotted names of what is compared; with some, any other difference is invalid.
 
     Raises:
-        UsageError: a side names no result, both hold the same run, or nothing is on both sides.
+        UsageError: a side names no result, both hold the same run, nothing is on both sides, or noise.json is damaged.
     """
     sides = (read_side(a), read_side(b))
     processes = {process_of(run) for run in sides[1].runs}
@@ -145,7 +146,7 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
         )
     runs = [*sides[0].runs, *sides[1].runs]
     check_about(about, runs)
-    joined, floors = join_cells(sides[0].runs, sides[1].runs), Floors(runs)
+    joined, floors = join_cells(sides[0].runs, sides[1].runs), read_floors(home_of(runs))
     only_a, only_b = ([name for name, cell in joined.items() if not cell[other]] for other in (1, 0))
     cells = [_compare_cell(name, cell, about, floors) for name, cell in joined.items() if all(cell)]
     if not cells:
@@ -156,7 +157,7 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
     judged = [cell for cell in cells if cell.used_a or cell.used_b]
     neither = [{"name": cell.name, "reason": "; ".join(cell.reasons)} for cell in cells if cell not in judged]
     family = _judge(judged, tolerance)
-    return Comparison(*sides, tolerance, about, judged, only_a, only_b, neither, floors.problems, family)
+    return Comparison(*sides, tolerance, about, judged, only_a, only_b, neither, family)
 
 
 def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[str], floors: Floors) -> CellComparison:
@@ -193,26 +194,25 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
 def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: Floors, is_invalid: bool) -> None:
     """Fill in a cell's figures, and what is to be known of them."""
     cell.differences = differences(a[0].record, b[0].record)
-    absent = []
+    noises = [] if cell.by_rounds else [floors.get(noise_key(run.record), {}) for run in (a[0], b[0])]
     for metric in METRICS:
         known = metric.of_all(a), metric.of_all(b)
         if all(known):
             mean_a, mean_b = map(geometric_mean, known)
             ratio = ratio_by_rounds(*known) if cell.by_rounds else ratio_of(*known)
-            floor = None if cell.by_rounds else floors.floor((a[0], b[0]), metric.name)
+            known_floors = [noise[metric.name].floor_fraction for noise in noises if metric.name in noise]
+            floor = max(known_floors, default=None)
             # Phases add up to the mean step.
             step_s = next((figure.a for figure in cell.metrics if figure.name == MEAN_STEP.name), None)
             share = (mean_b - mean_a) / step_s if step_s and metric.unit == "s" else None
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
-        elif any(known):
-            absent.append(f"{metric.title} is not compared: not every run has it")
     step = cell.metrics[0]
-    cell.notes = [*notes(a, b, step.ratio), *absent]
+    cell.notes = notes(a, b, step.ratio)
     if cell.by_rounds:
         # Rounds measure both sides under the same load, and take out drift from one side to the other.
         cell.slow = slow_processes(a, b, step.ratio)
         return
-    cell.busy, cell.is_apart = busy_reason(a, b), earlier_side(a, b) is not None
+    cell.busy, cell.is_apart = busy_reason(a, b), are_apart(a, b)
     if not is_invalid and step.noise_floor_fraction is None:
         cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)) if not is_invalid else ():
@@ -239,7 +239,6 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
                 adjusted_p=figure.adjusted_p,
                 family=len(tested),
                 is_time=figure.unit == "s",
-                has_hint=pairs is steps,
                 is_apart=cell.is_apart,
                 busy=cell.busy,
             )

@@ -1,6 +1,6 @@
 """The A/A noise floor: how far the same configuration is from itself when its repeats are split in two.
 
-`survey` measures it, `store_noise` keeps it beside the results, `Floors` finds it there for a comparison, and
+`survey` measures it, `store_noise` keeps it beside the results, `read_floors` finds it there for a comparison, and
 `noise_answer` shows it.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -163,24 +163,11 @@ def _read(path: Path) -> list[NoiseEntry]:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
-class Floors:
-    """The floors in noise.json of the closest folder above all runs of a comparison. `problems`: it cannot be read."""
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._metrics: dict[NoiseKey, dict[str, Noise]] = {}
-        self.problems: list[str] = []
-        try:
-            self._metrics = {entry.key: entry.metrics for entry in _read(home_of(runs) / NOISE_FILE)}
-        except UsageError as error:
-            self.problems.append(str(error))
-
-    def floor(self, runs: Iterable[Run], metric: str) -> float | None:
-        """The largest floor of this figure that is known for any of these runs' configurations, None if none is."""
-        noises = [self._metrics.get(noise_key(run.record), {}).get(metric) for run in runs if self._metrics]
-        return max((noise.floor_fraction for noise in noises if noise is not None), default=None)
+def read_floors(folder: Path) -> dict[NoiseKey, dict[str, Noise]]:
+    """The noise of each configuration in the folder's noise.json. Raises UsageError where the file cannot be read."""
+    return {entry.key: entry.metrics for entry in _read(folder / NOISE_FILE)}
 
 
-_REPEATS = (3, 5, 8)
 _PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}")
 _COLUMNS = (
     Column("cell"),
@@ -188,14 +175,12 @@ _COLUMNS = (
     Column("spread", _PERCENT, "std_fraction"),
     Column("drift", _PERCENT, "drift_fraction"),
     Column("floor", _PERCENT, "floor_fraction"),
-    *(Column(f"detects with {n}", _PERCENT, f"detectable_{n}_fraction") for n in _REPEATS),
 )
 _MEANINGS = (
     Line("spread", "standard deviation between processes"),
     Line("drift", "later half of the repeats against the earlier one"),
     Line("floor", "what 95 % of random splits into halves stay under, or the drift if that is more"),
     Line("", "compare calls nothing below it faster or slower"),
-    Line("detects", "the change told from none in 95 % of cases with so many repeats a side"),
 )
 
 
@@ -205,12 +190,10 @@ def noise_answer(survey: Survey) -> Answer:
     limits = []
     for name, entry in survey.entries:
         noise = entry.metrics[STEP.name]
-        detectable = [detectable_fraction(noise.std_fraction, n) for n in _REPEATS]
-        limits.append((max(noise.floor_fraction, detectable[0]), name))
-        fractions = (noise.std_fraction, noise.drift_fraction, noise.floor_fraction, *detectable)
-        rows.append([name or "(one)", noise.n, *fractions])
+        limits.append((max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)), name))
+        rows.append([name or "(one)", noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction])
     ends = [f"{percent_short(limit)} ({name})".removesuffix(" ()") for limit, name in (min(limits), max(limits))]
-    told = f"changes under {' to '.join(dict.fromkeys(ends))} cannot be told here with {_REPEATS[0]} repeats"
+    told = f"changes under {' to '.join(dict.fromkeys(ends))} cannot be told here with {MIN_REPEATS} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
         notes=[*_MEANINGS, *survey.problems, Line("so", told)],

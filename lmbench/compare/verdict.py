@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import SIZE_WORDS, TIME_WORDS
 from lmbench.errors import ExitCode
-from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, POWER, Ratio
+from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, Ratio, detectable_fraction
 from lmbench.report.units import change_percent, change_range, percent_short
 
 #: A machine that was not seen to be busy may be slower by so much an hour later.
@@ -43,7 +43,6 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     floor: float | None = None,
     family: int = 1,
     is_time: bool = True,
-    has_hint: bool = True,
     is_apart: bool = False,
     busy: str | None = None,
 ) -> Decision:
@@ -54,7 +53,6 @@ def decide(  # noqa: PLR0911 (the order of decisions)
         floor: the change that the same configuration shows against itself (`lmbench noise`), None if not measured.
         adjusted_p: p after Holm's correction over a family of so many tests.
         is_time: it is a time, to which the machine's load and drift belong.
-        has_hint: say of one that is undecided how many repeats would do, where sides were measured apart.
         is_apart: one side was measured before the other: a drift of the machine is in the ratio.
         busy: why the ratio may be one of the machine's load, None where it may not.
     """
@@ -67,10 +65,7 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if busy and is_time:
         return Decision(UNDECIDED, f"{change}, and {busy}")
     if ratio.lies_within(tolerance):
-        wide = f"; but {shown_floor} is wider than that" if floor is not None and floor > tolerance else ""
-        return Decision(
-            SAME, f"the 90 % interval {interval(ratio.equal_low, ratio.equal_high)} lies within {gate}{wide}"
-        )
+        return Decision(SAME, f"the 90 % interval {interval(ratio.equal_low, ratio.equal_high)} lies within {gate}")
     limits = interval(ratio.low, ratio.high)
     if adjusted_p < 1.0 - CONFIDENCE:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
@@ -87,20 +82,14 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if ratio.excludes_one:
         holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")
-    reach = f"the interval {limits} includes 0 and reaches beyond {gate}"
-    if ratio.low is not None and ratio.high is not None and max(1 / ratio.low, ratio.high) < 1 + tolerance:
-        reach = f"the interval {limits} lies within {gate}, but rounds far out leave that open"
-    if ratio.low is None:
-        reach = f"{ratio.n_a} rounds bound nothing yet ({change} so far)"
+    reach = f"{change}, interval {limits}: neither a change nor `same` within {gate} is shown"
     if ratio.persistence:
         shares = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
         return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {shares}): {reach}")
-    hint, needed = "", ratio.needed(tolerance) if has_hint and not by_rounds else 0
-    if needed is None:
-        hint = "; at this spread no number of repeats is likely to give a verdict: widen the gate, or quiet the machine"
-    elif needed > repeats:
-        hint = f"; at this spread {needed} repeats a side in all give a verdict with {percent_short(POWER)} probability"
-    return Decision(UNDECIDED, f"{reach}{hint}")
+    if ratio.std_a is None or ratio.std_b is None:
+        return Decision(UNDECIDED, reach)
+    detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
+    return Decision(UNDECIDED, f"{reach}; at this spread {repeats} repeats tell {percent_short(detectable)} from none")
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,8 +23,6 @@ CONFIDENCE = 0.95
 #: Of the interval that has to lie within a tolerance: two one-sided tests at 5 % each (Schuirmann, Journal of
 #: Pharmacokinetics and Biopharmaceutics 15, 1987).
 EQUIVALENCE_CONFIDENCE = 0.90
-#: With this probability the repeats that a hint names give the verdict.
-POWER = 0.90
 #: Fewer processes than this on a side decide nothing.
 MIN_REPEATS = 3
 #: The standard deviation of normal values over their median absolute deviation.
@@ -36,8 +33,6 @@ OUTLIER_SCORE = 3.5
 TREND_BLOCKS = 100
 #: Logarithms whose spread is below this are equal but for rounding (peaks of memory often are).
 EQUAL = 1e-12
-_POINTS = 100
-_MAX_REPEATS = 1000
 
 
 def sample_std(values: Sequence[float]) -> float | None:
@@ -191,11 +186,6 @@ class Ratio:
             return "undecided"
         return "same" if self.lies_within(tolerance) else "larger" if self.point > 1 else "smaller"
 
-    def needed(self, tolerance: float) -> int | None:
-        """Repeats a side that give a verdict with 90 % probability, see `repeats_for`."""
-        spread = math.hypot(self.std_a or 0.0, self.std_b or 0.0) / math.sqrt(2)
-        return repeats_for(spread, self.n_a + self.n_b - 2, tolerance)
-
 
 def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """B over A, each value the mean of one process.
@@ -240,36 +230,7 @@ def detectable_fraction(std: float, repeats: int) -> float:
     """
     freedom = 2.0 * (repeats - 1) * repeats / (repeats + 1)
     quantiles = _student(freedom, CONFIDENCE) + _student(freedom, 2 * CONFIDENCE - 1)
-    return math.expm1(quantiles * std * math.sqrt(2.0 / repeats))
-
-
-def repeats_for(std: float, freedom: float, tolerance: float) -> int | None:
-    """Repeats a side that give a verdict with 90 % probability: `same` where nothing changed, and `faster` or `slower`
-    where the tolerance's worth did, whichever takes more; None above 1000.
-
-    By the power of both tests for two normal sides with one spread: of two one-sided t tests at no change, of Welch's t
-    at the tolerance. The spread is what `std` says, seen with `freedom` degrees of freedom: the power is the mean over
-    what the true one may be (sigma^2 = freedom * std^2 / chi^2) and over what the repeats will show of it, each at
-    `_POINTS` equally likely values. Without the former 90 % would be about 70 %, since a spread from a few repeats is
-    as often too small as too large.
-    """
-    if std == 0:
-        return 2
-    special, limit = scipy.special, math.log1p(tolerance)
-    shares = (np.arange(_POINTS) + 0.5) / _POINTS
-    true = std * np.sqrt(freedom / special.chdtri(freedom, shares))[:, None]
-
-    def has_power(repeats: int) -> bool:
-        ours, error = 2 * (repeats - 1), math.sqrt(2 / repeats)
-        seen = true * np.sqrt(special.chdtri(ours, shares) / ours)
-        two_sided, one_sided = (
-            special.ndtr((limit - _student(ours, confidence) * seen * error) / (true * error))
-            for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
-        )
-        return bool(min(two_sided.mean(), np.maximum(0.0, 2 * one_sided - 1).mean()) >= POWER)
-
-    repeats = bisect_left(range(_MAX_REPEATS + 1), True, lo=2, key=has_power)
-    return repeats if repeats <= _MAX_REPEATS else None
+    return ratio_from(quantiles * std * math.sqrt(2.0 / repeats)) - 1
 
 
 def ratio_from(log: float) -> float:

@@ -83,13 +83,11 @@ def test_what_a_reader_should_know_is_noted(tmp_path):
         "config__data__batch_size": 8,
         "data__batch_size": 8,
         "window__tokens": 409_600,
-        "phases__data__mean_s": 0.0,
         "guards": [{"name": "power_cap", "status": "warn", "message": "..."}],
     }
     assert compared(tmp_path, **changes).notes == [
         "a step has 2,048 tokens in A, 4,096 in B: the time per token of B is 0.52 times A's",
-        "guards that warned (runs of A, of B): power_cap (0 of 3, 3 of 3)",
-        "data is not compared: not every run has it",
+        "guards that warned: power_cap",
         "no A/A noise floor is known; `lmbench noise` measures it",
     ]
 
@@ -126,5 +124,4 @@ def test_a_change_that_may_be_a_drift_between_sides_measured_apart_is_undecided(
         store_floor(tmp_path, next((tmp_path / "a").iterdir()), [*TIMES, *TIMES])
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
     assert cell.verdict == verdict
-    assert any("all runs of A came before" in note for note in cell.notes) != is_turned
     assert ("takes turns" in cell.reasons[0]) == (verdict == "undecided")

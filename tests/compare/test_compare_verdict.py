@@ -1,25 +1,74 @@
-"""The order of decisions (design section 8), each with its reason in words."""
+"""Sides that were measured apart: ratios against SciPy, verdicts by their order (design section 8), and what these are
+worth, by simulation with a fixed seed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from paths import DATA
+from scipy import stats
 
+from lmbench.compare.noise import measure_noise
 from lmbench.compare.verdict import decide, interval
-from lmbench.records.statistics import Ratio
+from lmbench.records.statistics import Ratio, detectable_fraction, holm, ratio_of
+
+TRIALS = 1500
+#: Three standard errors of 5 % in so many trials.
+SLACK = 0.017
 
 
-def decided(ratio, **options):
-    return decide(ratio, **{"tolerance": 0.01, "adjusted_p": ratio.p, **options})
+def draws(seed, n, std, mean=0.05):
+    return mean * np.random.default_rng(seed).lognormal(0, std, n)
 
 
-def test_same_takes_two_one_sided_tests_the_90_percent_interval_and_shows_the_95_percent_one():
+@pytest.mark.parametrize(("n_a", "n_b"), [(2, 2), (3, 3), (5, 3), (8, 5), (3, 12)])
+def test_the_ratio_is_scipys_welch_test_on_logarithms(n_a, n_b):
+    a, b = draws(n_a, n_a, 0.004), draws(100 + n_b, n_b, 0.011, mean=0.051)
+    ratio = ratio_of(a, b)
+    welch = stats.ttest_ind(np.log(b), np.log(a), equal_var=False)
+    assert ratio.p == pytest.approx(welch.pvalue, rel=1e-9)
+    limits = [math.exp(limit) for limit in welch.confidence_interval(0.95)]
+    assert [ratio.low, ratio.high] == pytest.approx(limits, rel=1e-12)
+    assert ratio.point == pytest.approx(stats.gmean(b) / stats.gmean(a))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    yaml.safe_load("""
+- [[5368709120, 5368709120, 5368709120], [5368709120, 5368709120], [1.0, 1.0, 1.0, 1.0]]
+- [[3, 3], [6, 6, 6], [2.0, 2.0, 2.0, 0.0]]
+- [[2], [3, 3], [1.5, null, null, null]]
+"""),
+)
+def test_a_ratio_without_spread_is_exact_and_of_one_repeat_has_no_interval(a, b, expected):
+    ratio = ratio_of(a, b)
+    for value, known in zip((ratio.point, ratio.low, ratio.high, ratio.p), expected, strict=True):
+        assert value == (known and pytest.approx(known))
+
+
+def test_holm_by_its_definition():
+    # Holm 1979, by hand: 0.01 x 4, then 0.02 x 3 = 0.06 (0.03 x 2 = 0.06), then 0.04 x 1 raised to 0.06.
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([]) == []
+
+
+def test_noise_of_repeats_is_their_own_spread_or_the_machines_drift():
+    noise = measure_noise(draws(7, 40, 0.003))
+    assert (noise.n, noise.std_fraction) == (40, pytest.approx(0.003, rel=0.3))
+    # Two halves of 20: 95 % of their differences are below 1.96 standard errors.
+    assert noise.floor_fraction == pytest.approx(1.96 * noise.std_fraction * math.sqrt(2 / 20), rel=0.15)
+    drifting = measure_noise(draws(7, 12, 0.001) * (1 + 0.002 * np.arange(12)))
+    assert drifting.drift_fraction == pytest.approx(0.012, rel=0.1)
+    assert drifting.floor_fraction >= drifting.drift_fraction
+
+
+def test_same_takes_the_90_percent_interval_of_two_one_sided_tests_and_the_95_percent_one_is_shown():
     inside = Ratio(1.0, 0.989, 1.011, 1.0, 5, 5, 0.003, 0.003, 0.991, 1.009)
-    decision = decided(inside)
-    assert decision == decided(inside, floor=0.001)
+    decision = decide(inside, tolerance=0.01, adjusted_p=inside.p)
     assert (decision.word, decision.reason) == ("same", "the 90 % interval -0.90 .. +0.90 % lies within ±1 %")
     assert interval(inside.low, inside.high) == "-1.10 .. +1.10 %"
 
@@ -29,6 +78,32 @@ def test_same_takes_two_one_sided_tests_the_90_percent_interval_and_shows_the_95
 )
 def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, changes, options, expected, reason):
     low, point, high = ends
-    decision = decided(replace(Ratio(point, low, high, 0.001, 5, 5, 0.003, 0.003, low, high), **changes), **options)
+    ratio = replace(Ratio(point, low, high, 0.001, 5, 5, 0.003, 0.003, low, high), **changes)
+    decision = decide(ratio, **{"tolerance": 0.01, "adjusted_p": ratio.p, **options})
     assert decision.word == expected
     assert reason in decision.reason
+
+
+def simulated(repeats, spreads, effect=0.0):
+    """Ratios of B over A, whose process means spread by these standard deviations of logarithms, and their verdicts."""
+    generator = np.random.default_rng(repeats)
+    a, b = (np.exp(generator.normal(0, spread, (TRIALS, repeats))) for spread in spreads)
+    ratios = list(map(ratio_of, a, b * (1 + effect)))
+    return ratios, [decide(ratio, adjusted_p=ratio.p, tolerance=0.01).word for ratio in ratios]
+
+
+@pytest.mark.parametrize(
+    ("repeats", "spreads"),
+    [(3, (0.003, 0.003)), (5, (0.005, 0.005)), (8, (0.005, 0.005)), (5, (0.02, 0.02)), (5, (0.005, 0.02))],
+)
+def test_intervals_cover_and_at_most_5_of_100_verdicts_are_false(repeats, spreads):
+    ratios, words = simulated(repeats, spreads)
+    assert np.mean([word in ("faster", "slower") for word in words]) <= 0.05 + SLACK
+    assert np.mean([ratio.low <= 1 <= ratio.high for ratio in ratios]) == pytest.approx(0.95, abs=0.03)
+
+
+@pytest.mark.parametrize(("repeats", "spread", "effect"), [(5, 0.003, 0.02), *((n, 0.02, None) for n in (3, 5, 8))])
+def test_a_change_that_is_detectable_is_detected_in_95_of_100_cases(repeats, spread, effect):
+    _, words = simulated(repeats, (spread, spread), effect or detectable_fraction(spread, repeats))
+    # At three repeats the degrees of freedom vary between 2 and 4, and their mean says less.
+    assert words.count("slower") / TRIALS >= 0.95 - (0.03 if repeats == 3 else SLACK)

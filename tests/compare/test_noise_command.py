@@ -6,13 +6,11 @@ import json
 import random
 import re
 
-import pytest
-import yaml
 from comparison_runs import make_run, make_runs, make_sweep
 
 from lmbench.cli import main
-from lmbench.compare.noise import Floors
-from lmbench.records.load import find_runs, load_run
+from lmbench.compare.noise import noise_key, read_floors
+from lmbench.records.load import load_run
 from lmbench.report.answer import Answer
 
 GENERATOR = random.Random(4)
@@ -23,7 +21,7 @@ def stored(folder):
     return json.loads((folder / "noise.json").read_text())["entries"]
 
 
-def test_floors_are_stored_beside_the_results_and_found(tmp_path, capsys):
+def test_floors_are_stored_beside_the_results_and_belong_to_host_device_and_settings_not_to_the_code(tmp_path, capsys):
     make_runs(tmp_path / "results", TIMES)
     assert main(["noise", str(tmp_path / "results")]) == 0
     captured = capsys.readouterr()
@@ -32,50 +30,35 @@ def test_floors_are_stored_beside_the_results_and_found(tmp_path, capsys):
     (entry,) = stored(tmp_path / "results")
     assert entry["metrics"]["step_s"]["n"] == 8
     assert entry["metrics"]["run_peak_allocated_bytes"]["floor_fraction"] == 0
-    runs = [load_run(path) for path in find_runs([tmp_path / "results"])]
-    assert Floors(runs).floor(runs, "step_s") == entry["metrics"]["step_s"]["floor_fraction"] > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_known"),
-    yaml.safe_load("""
-- [{environment.code.project.commit: bbbb}, true]
-- [{environment.host.hostname: beta}, false]
-- [{environment.gpu.name: NVIDIA A100}, false]
-- [{config.data.batch_size: 8}, false]
-"""),
-)
-def test_a_floor_belongs_to_host_device_and_settings_not_to_the_code(tmp_path, changes, is_known):
-    make_runs(tmp_path / "results", TIMES)
-    assert main(["noise", str(tmp_path / "results")]) == 0
-    other = load_run(make_run(tmp_path / "results" / "other", **changes))
-    runs = [load_run(path) for path in find_runs([tmp_path / "results"])]
-    assert (Floors(runs).floor([other], "step_s") is not None) == is_known
+    floors, floor = read_floors(tmp_path / "results"), entry["metrics"]["step_s"]["floor_fraction"]
+    for name, value, is_known in (
+        ("environment.code.project.commit", "bbbb", True),
+        ("environment.host.hostname", "beta", False),
+        ("environment.gpu.name", "NVIDIA A100", False),
+        ("config.data.batch_size", 8, False),
+    ):
+        noises = floors.get(noise_key(load_run(make_run(tmp_path / "other", **{name: value})).record), {})
+        assert [noise.floor_fraction for noise in noises.values()][:1] == [floor][:is_known], name
 
 
 def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, capsys):
-    folder = tmp_path / "s"
-    make_sweep(folder, {"small": TIMES, "medium": TIMES[:4], "large": TIMES})
-    make_sweep(folder, {"mixed": TIMES[:4]})
-    for repeat, step_s in enumerate(TIMES[4:], 4):
-        sweep = {"name": "s", "axes": {"model.size": "mixed"}, "repeat": repeat}
-        commit = {"environment__code__project__commit": "bbbb", "config__model__size": "mixed"}
-        make_run(folder / "runs", step_s, sweep=sweep, **commit)
-    in_small = {"sweep": {"name": "s", "axes": {"model.size": "small"}, "repeat": 9}, "config__model__size": "small"}
-    odd = {
-        make_run(folder / "runs", 0.07, outcome="oom", **in_small): "outcome oom",
-        make_run(folder / "runs", 0.07, guards=[{"name": "g", "status": "fail"}], **in_small): "guard g failed",
-        make_run(folder / "runs", 0.07, is_profiled=True, **in_small): "under a profiler: its step times are in no",
-    }
+    folder = make_sweep(tmp_path / "s", {"small": TIMES, "medium": TIMES[:4], "large": TIMES, "mixed": TIMES})
+    (folder / "runs" / "cell-mixed-r7").rename(tmp_path / "moved")
+    odd = {"outcome": "outcome oom", "guards": "guard g failed", "is_profiled": "under a profiler: its step times"}
+    values = {"outcome": "oom", "guards": [{"name": "g", "status": "fail"}], "is_profiled": True}
+    for name in odd:
+        make_sweep(folder, {"small": [0.07]}, run_id=name, **{name: values[name]})
+    make_sweep(folder, {"mixed": [0.05]}, run_id="other", environment__code__project__commit="bbbb")
     # Measured again, a floor takes the place of the one before.
     assert main(["noise", str(folder)]) == main(["noise", str(folder)]) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert [entry["metrics"]["step_s"]["n"] for entry in stored(folder)] == [8, 8]
-    assert "no floor     size medium: 4 repeats that count; a noise floor takes 6" in out
-    reason = "size mixed: not repeats of one thing: environment.code.project.commit is aaaa or bbbb"
-    assert f"no floor {reason}" in " ".join(out.split())
-    for path, reason in odd.items():
-        assert f"left out     {path}: {reason}" in out
+    for line in (
+        "no floor size medium: 4 repeats that count; a noise floor takes 6",
+        "no floor size mixed: not repeats of one thing: environment.code.project.commit is aaaa or bbbb",
+        *(f"left out {folder}/runs/{name}: {reason}" for name, reason in odd.items()),
+    ):
+        assert line in out
 
 
 def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):

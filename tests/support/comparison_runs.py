@@ -64,10 +64,8 @@ def make_sweep(folder, times, axis="model.size", **changes):
             sweep["environment"] = changes.get("environment")
             rest = {name: change for name, change in changes.items() if name != "environment"}
             part, _, option = axis.partition(".")
-            run_id = f"cell-{value}-r{repeat}"
-            make_run(
-                folder / "runs", step_s, sweep=sweep, run_id=run_id, **{f"config__{part}__{option}": value}, **rest
-            )
+            rest = {"run_id": f"cell-{value}-r{repeat}", f"config__{part}__{option}": value, **rest}
+            make_run(folder / "runs", step_s, sweep=sweep, **rest)
     return folder
 
 
