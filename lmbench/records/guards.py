@@ -16,7 +16,6 @@ import msgspec
 from lmbench.precision import find_precision
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
 from lmbench.records.run import Environment, RunRecord
-from lmbench.records.statistics import mean_error_fraction, noise_fraction
 from lmbench.records.step import StepRecord, select_window
 from lmbench.records.vocabulary import BACKWARD_MODES
 
@@ -25,8 +24,6 @@ from lmbench.records.vocabulary import BACKWARD_MODES
 IDENTITY_ENDS_S = 150e-6
 #: A drift that noise makes this often is not called a trend.
 TREND_P = 0.05
-#: Noise from step to step that a quiet CPU does not have: half the spread that warns.
-NOISE_LIMIT_FRACTION = 0.05
 #: What other processes may take of a CPU's cores, and what may be lost of a window without a core.
 OTHER_CPU_LIMIT_FRACTION, WAITED_LIMIT_FRACTION = 0.10, 0.02
 
@@ -70,8 +67,8 @@ def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
     return [
         *_training(run, steps),
         *_window(run),
-        busy_machine(run, steps),
-        *_step_times(run, steps),
+        busy_machine(run),
+        *_step_times(run),
         *_settings(run),
         *_device(run),
     ]
@@ -144,22 +141,13 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     yield judge("mfu-causal", rates.mfu_causal_fraction) if is_causal else judge("mfu", rates.mfu_fraction)
 
 
-def busy_machine(run: RunRecord, steps: Steps) -> Guard:
+def busy_machine(run: RunRecord) -> Guard:
     """Warns if other work took turns on this machine: on a CPU if it took over 10 % of the cores, anywhere if the
-    training thread waited for a core, or the hypervisor took them away, for over 2 % of the window.
-
-    On a CPU whose steps spread from each to the next it says what that makes of the figures: the 95 % interval of the
-    mean step within this window. What the load is in another one, no window can tell.
-    """
-    state, times = run.host_state, _noisy_times(run, steps)
-    error = float(f"{mean_error_fraction(times):.1g}") if times else 0.0
-    # From an error of a half on its figure says no more than a factor.
-    good_to = f"good to about \N{PLUS-MINUS SIGN}{100 * error:g} %"
-    quality = good_to if error < 0.5 else f"not usable: within a factor of {1 + error:.2g}"
+    training thread waited for a core, or the hypervisor took them away, for over 2 % of the window."""
+    state = run.host_state
     # Where the device computes, what others do on cores that were free takes nothing from it.
     others = state.other_cpu_fraction if run.device_type == "cpu" else None
     shares = (
-        (noise_fraction(times), NOISE_LIMIT_FRACTION, f"figures are {quality}"),
         (others, OTHER_CPU_LIMIT_FRACTION, "other processes took {:.0%} of its cores"),
         (state.waited_fraction, WAITED_LIMIT_FRACTION, "this process waited {:.0%} of the time for a core"),
         (state.steal_fraction, WAITED_LIMIT_FRACTION, "the hypervisor took {:.0%} of the cores away"),
@@ -172,19 +160,9 @@ def busy_machine(run: RunRecord, steps: Steps) -> Guard:
     return judge(BUSY_MACHINE, value, limit, signs=", ".join(above))
 
 
-def _noisy_times(run: RunRecord, steps: Steps) -> list[float]:
-    """The step times of a window on a CPU that was not this run's own, else none: they spread too widely, and from each
-    step to the next as well, which a drift or a few single steps do not explain."""
-    step = run.phases.step
-    if run.device_type != "cpu" or step is None or (step.cv_fraction or 0.0) <= rules()["spread"].limit:
-        return []
-    times = [step.step_s for step in select_window(steps, run.window.micro_batches).used if step.step_s is not None]
-    return times if (noise_fraction(times) or 0.0) > NOISE_LIMIT_FRACTION else []
-
-
-def _step_times(run: RunRecord, steps: Steps) -> Iterator[Guard]:
+def _step_times(run: RunRecord) -> Iterator[Guard]:
     """A drift of over 1 % that noise alone would rarely make, a wide spread, and time that no phase has."""
-    step = PhaseSummary() if _noisy_times(run, steps) else run.phases.step or PhaseSummary()
+    step = run.phases.step or PhaseSummary()
     drift, chance = step.trend_fraction or 0.0, step.trend_p
     key = "trend" if chance is None or chance >= TREND_P else "trend-slower" if drift > 0 else "trend-faster"
     yield judge(key, None if chance is None else abs(drift), drift=drift, chance=chance)

@@ -114,31 +114,6 @@ def trend(values: Sequence[float]) -> tuple[float, float] | None:
     return float(last / first - 1) if first > 0 else 0.0, 1.0 if math.isnan(chance) else float(chance)
 
 
-def noise_fraction(values: Sequence[float]) -> float | None:
-    """Standard deviation of each value about the next, as a fraction of the mean; None below six.
-
-    From the successive differences (von Neumann 1941), which a drift does not widen. The largest tenth, two at least,
-    are left out: a single outlier or change of level makes no noise.
-    """
-    if len(values) < 6:
-        return None
-    squares = np.sort(np.diff(values) ** 2)
-    kept = squares[: squares.size - max(2, math.ceil(squares.size / 10))]
-    return float(np.sqrt(kept.mean() / 2) / np.mean(values))
-
-
-def mean_error_fraction(values: Sequence[float]) -> float:
-    """Half the 95 % interval of the mean, as a fraction of it, of values each of which is like the one before.
-
-    Student's t on as many independent values as have the same information, (1 - r) / (1 + r) of them, r the lag-1
-    autocorrelation of a first-order process (Bayley and Hammersley 1946). Two at least, as an interval takes.
-    """
-    mean, n = statistics.fmean(values), len(values)
-    alike = max(0.0, lag1_autocorrelation(values) or 0.0)
-    independent = max(2.0, n * (1 - alike) / (1 + alike))
-    return _student(independent - 1, CONFIDENCE) * (sample_std(values) or 0.0) / math.sqrt(independent) / mean
-
-
 @dataclass(frozen=True)
 class Ratio:
     """How many times A's value B's is, from the geometric means of both sides; one process is one sample.

@@ -269,7 +269,7 @@ def check_truths(wanted: str | None) -> Answer:
                 before = read_host()
                 truths, wrong = list(check.run(device)), "fail"
                 state = host_state(before, read_host())
-                guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state), [])
+                guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state))
                 if check.is_timed and guard.status == "warn":
                     # A clock that fails on a busy machine is undecided.
                     load, wrong = guard.message, "busy"
