@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from contextlib import ExitStack
 from typing import TextIO
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.environment import peak_rss_bytes
 from lmbench.instruments.window import ProbeKind
-from lmbench.progress import StatusLine
+from lmbench.progress import StatusLine, told
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 from lmbench.report.units import duration, gib
@@ -29,21 +29,17 @@ class ProgressLine(Observer):
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._line = StatusLine(stream)
-        self._waiting: threading.Thread | None = None
-        self._window_opens = threading.Event()
+        self._line, self._thread = StatusLine(stream), ExitStack()
 
     def run_started(self) -> None:
         self._began_s = self._step_began_s = time.monotonic()
         self._warmup_step_s: float | None = None
-        self._stop_waiting()
-        self._window_opens.clear()
-        self._waiting = threading.Thread(target=self._wait, name="lmbench-progress", daemon=True)
-        self._waiting.start()
+        self._thread.close()
+        self._thread.enter_context(told(self._line, self._tell))
 
     def before_window(self) -> None:
         if (self._warmup_step_s or 0.0) < _LONG_STEP_S:
-            self._stop_waiting()
+            self._thread.close()
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
         session, schedule = self.session, self.session.schedule
@@ -67,23 +63,21 @@ class ProgressLine(Observer):
         self._line.show(f"probe steps: {kind.value}")
 
     def run_ended(self, exception: BaseException | None) -> None:
-        self._stop_waiting()
+        self._thread.close()
         self._line.clear()
 
-    def _wait(self) -> None:
-        """In a thread: until the window opens how long it has been coming, in it how long a step has taken."""
-        while not self._window_opens.wait(self._line.wait_s):
-            session, warmup = self.session, self.session.schedule.warmup_steps
-            if session.stage is Stage.WINDOW:
-                step_s = time.monotonic() - self._step_began_s
-                self._line.show(f"step {session.window_steps + 1}, {duration(step_s)} so far")
-                continue
-            so_far = f"{duration(time.monotonic() - self._began_s)} so far"
-            if session.steps_done and self._warmup_step_s is not None:
-                left = self._time_left(self._warmup_step_s, session.steps_done - warmup)
-                self._line.show(f"warm-up {session.steps_done}/{warmup}, {so_far}, {left}")
-            else:
-                self._line.show(f"{'compiling' if session.run.compile.is_enabled else 'first step'}, {so_far}")
+    def _tell(self) -> None:
+        """In the thread: until the window opens how long it has been coming, in it how long a step has taken."""
+        session, warmup = self.session, self.session.schedule.warmup_steps
+        so_far = f"{duration(time.monotonic() - self._began_s)} so far"
+        if session.stage is Stage.WINDOW:
+            step_s = time.monotonic() - self._step_began_s
+            self._line.show(f"step {session.window_steps + 1}, {duration(step_s)} so far")
+        elif session.steps_done and self._warmup_step_s is not None:
+            left = self._time_left(self._warmup_step_s, session.steps_done - warmup)
+            self._line.show(f"warm-up {session.steps_done}/{warmup}, {so_far}, {left}")
+        else:
+            self._line.show(f"{'compiling' if session.run.compile.is_enabled else 'first step'}, {so_far}")
 
     def _time_left(self, step_s: float, steps: int, elapsed_s: float = 0.0) -> str:
         """The time up to the last probe step, where probe steps take as long as others; `steps` of the window are over,
@@ -92,9 +86,3 @@ class ProgressLine(Observer):
         warmup_s = max(-steps, 0) * step_s
         window_s = max(((schedule.steps or 0) - max(steps, 0)) * step_s, schedule.min_window_s - elapsed_s, 0.0)
         return f"{duration(warmup_s + window_s + len(schedule.probe_plan()) * step_s)} left"
-
-    def _stop_waiting(self) -> None:
-        self._window_opens.set()
-        if self._waiting is not None:
-            self._waiting.join()
-            self._waiting = None

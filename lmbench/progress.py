@@ -10,8 +10,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 from lmbench.masking import masked_message, one_line
@@ -113,21 +113,29 @@ class Task:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, is_measured_here: bool = False) -> Iterator[Task]:
-    """Tell where the block stands: from a thread, or only between its parts where this process is measured."""
-    task, is_over = Task(what, total), threading.Event()
+def told(line: StatusLine, tell: Callable[[], None]) -> Iterator[None]:
+    """Within, a thread tells where things stand, as often as the line is due."""
+    is_over = threading.Event()
 
-    def tell() -> None:
-        while not is_over.wait(task.line.wait_s):
-            task.show()
+    def run() -> None:
+        while not is_over.wait(line.wait_s):
+            tell()
 
-    teller = threading.Thread(target=tell, name="lmbench-progress", daemon=True)
-    if not is_measured_here:
-        teller.start()
+    teller = threading.Thread(target=run, name="lmbench-progress", daemon=True)
+    teller.start()
     try:
-        yield task
+        yield
     finally:
         is_over.set()
-        if not is_measured_here:
-            teller.join()
+        teller.join()
+
+
+@contextmanager
+def progress(what: str, total: int | None = None, is_measured_here: bool = False) -> Iterator[Task]:
+    """Tell where the block stands: from a thread, or only between its parts where this process is measured."""
+    task = Task(what, total)
+    try:
+        with nullcontext() if is_measured_here else told(task.line, task.show):
+            yield task
+    finally:
         task.line.clear()

@@ -41,9 +41,9 @@ class EventClock(HostClock):
     name = "events"
     has_lag = True
 
-    def __init__(self, device: torch.device, preallocate: int = 256) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
-        self._free = [torch.cuda.Event(enable_timing=True) for _ in range(preallocate)]
+        self._free = [torch.cuda.Event(enable_timing=True) for _ in range(256)]
         # An event's CUDA object is created by its first record; do that now, not in the window.
         for event in self._free:
             event.record(self._stream)
@@ -90,6 +90,10 @@ def make_clock(name: str, device: torch.device) -> HostClock:
     return EventClock(device) if name == "events" else SyncClock(device)
 
 
+#: Values that may be under way to the host at once. Older ones are overwritten.
+_UNDER_WAY = 8192
+
+
 class ScalarRing:
     """Copies device scalars into pinned host memory, in stream order, and reads them once their step is done.
 
@@ -98,11 +102,10 @@ class ScalarRing:
 
     Args:
         device: where the scalars live.
-        size: values that may be under way at once. Older ones are overwritten.
     """
 
-    def __init__(self, device: torch.device, size: int = 8192) -> None:
-        self._host = torch.zeros(size, dtype=torch.float32, pin_memory=device.type == "cuda")
+    def __init__(self, device: torch.device) -> None:
+        self._host = torch.zeros(_UNDER_WAY, dtype=torch.float32, pin_memory=device.type == "cuda")
         self._slots = self._host.unbind()
         self._next = 0
 

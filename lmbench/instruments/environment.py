@@ -25,6 +25,7 @@ import psutil
 import torch
 
 import lmbench
+from lmbench.instruments.clock import synchronize
 from lmbench.instruments.device_state import DeviceSensor
 from lmbench.masking import is_secret
 from lmbench.records.measured import HostState
@@ -137,6 +138,7 @@ def _git(folder: Path, *args: str) -> str | None:
 
 
 _REPEATS = 5
+_LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
 #: The cores' times are counted in ticks of 10 ms: over less than this their shares say little.
 _LEAST_S = 0.2
 #: What keeps a core from others.
@@ -152,7 +154,8 @@ def host_facts(device: torch.device) -> Host:
         core_count=os.cpu_count(),
         affinity=_usable_cores(),
         memory_total_bytes=psutil.virtual_memory().total,
-        python_iteration_s=python_iteration_s(),
+        # One turn of a small pure-Python loop.
+        python_iteration_s=min(repeat(_LOOP, number=1, repeat=_REPEATS)) / 50_000,
         kernel_launch_s=kernel_launch_s(device),
     )
 
@@ -167,33 +170,19 @@ def _proc_field(path: str, *names: str) -> str | None:
     return None
 
 
-def python_iteration_s(iterations: int = 50_000) -> float:
-    """Seconds for one turn of a small pure-Python loop, the fastest of 5 tries."""
-    loop = f"total = 0\nfor i in range({iterations}):\n    total += i & 7"
-    return min(repeat(loop, number=1, repeat=_REPEATS)) / iterations
-
-
-def kernel_launch_s(device: torch.device, launches: int = 256) -> float:
-    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries (on a CPU, to execute it).
-
-    Keep `launches` well under 1000: from about there a CUDA launch queue is full and the host waits for the
-    device.
-    """
-    # A sweep's runner asks for the load without torch.
-    import torch
-
-    from lmbench.instruments.clock import synchronize
-
+def kernel_launch_s(device: torch.device) -> float:
+    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries (on a CPU, to execute it)."""
     vector = torch.zeros(1, device=device)
 
     def launch() -> None:
-        for _ in range(launches):
+        # From about 1000 on a CUDA launch queue is full, and the host waits for the device.
+        for _ in range(256):
             vector.add_(1.0)
 
     with torch.no_grad():
         launches_s = min(repeat(launch, partial(synchronize, device), number=1, repeat=_REPEATS))
     synchronize(device)
-    return launches_s / launches
+    return launches_s / 256
 
 
 def peak_rss_bytes() -> int | None:

@@ -23,15 +23,14 @@ from lmbench.records.vocabulary import EXCLUDED, PHASES
 class PhaseTrack:
     """A stack of phases; listeners hear of every change, with the phase that begins.
 
-    Args:
+    Attributes:
         has_scaler: under `16-mixed` the gradients are unscaled between backward and clipping; that time is the
             optimizer's.
         clips: whether gradients are clipped, so that `clip` is a phase of its own and not an empty pair of borders.
     """
 
-    def __init__(self, has_scaler: bool = False, clips: bool = True) -> None:
-        self.has_scaler = has_scaler
-        self.clips = clips
+    def __init__(self) -> None:
+        self.has_scaler, self.clips = False, True
         self.is_manual = False
         self.listeners: list[Callable[[str], None]] = []
         self._hidden: set[str] = set()

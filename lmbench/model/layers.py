@@ -42,16 +42,15 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm in float32, x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
+    """Root-mean-square norm in float32, x / sqrt(mean(x^2) + 1e-5) * weight (Zhang and Sennrich 2019)."""
 
-    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + 1e-5)
         return (wide * scale * self.weight).to(x.dtype)
 
 

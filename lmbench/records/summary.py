@@ -129,9 +129,9 @@ def host_bound_fraction(run: RunRecord) -> float | None:
     return math.fsum(summary.share_fraction or 0.0 for span, summary in run.phases.items() if span in bound)
 
 
-def summarize_steps(records: Iterable[StepRecord], micro_batches: int | None = None) -> PerPhase[PhaseSummary]:
+def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
     """Statistics of the step and of every phase that was seen, over the steps that `select_window` keeps."""
-    steps = select_window(records, micro_batches).used
+    steps = select_window(records).used
     phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
         values, hosts = _known(steps, f"{span}_s"), _known(steps, f"{span}_host_s")
