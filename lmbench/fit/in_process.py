@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import random
 import threading
 import traceback
 import warnings
@@ -17,9 +16,10 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
-import numpy as np
 import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import Dataset
 
@@ -52,43 +52,15 @@ _SET_ON_MODULE = (
 _HOST = torch.device("cpu")
 
 
-def _restore_variables(before: dict[str, str]) -> None:
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
-
-
-def _cuda_random_state() -> tuple[list[torch.Tensor] | None, int]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None, torch.initial_seed()
-
-
-def _restore_cuda(before: tuple[list[torch.Tensor] | None, int]) -> None:
-    states, seed = before
-    if states is not None:
-        torch.cuda.set_rng_state_all(states)
-    elif torch.cuda.is_initialized():
-        # The context that was made within began with the seed that was set for all devices.
-        torch.cuda.manual_seed_all(seed)
-
-
 _cudnn = torch.backends.cudnn
 #: State of the process: how it is read, and how it is set again.
 _STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    (random.getstate, random.setstate),
-    (np.random.get_state, np.random.set_state),
-    (torch.get_rng_state, torch.set_rng_state),
-    (_cuda_random_state, _restore_cuda),
     (torch.get_default_dtype, torch.set_default_dtype),
     # Refused where old and new TF32 settings were mixed.
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (lambda: _cudnn.benchmark, partial(setattr, _cudnn, "benchmark")),
     (lambda: _cudnn.deterministic, partial(setattr, _cudnn, "deterministic")),
-    (
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda before: torch.set_anomaly_enabled(*before),
-    ),
-    (lambda: dict(os.environ), _restore_variables),
 )
 
 
@@ -103,6 +75,14 @@ def undisturbed() -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(patch.dict(os.environ))
+        anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        stack.enter_context(torch.autograd.set_detect_anomaly(*anomaly))
+        has_cuda = torch.cuda.is_initialized()
+        if not has_cuda:
+            # A context that is made within begins with the seed that was set for all devices.
+            stack.callback(torch.cuda.manual_seed_all, torch.initial_seed())
+        stack.callback(_set_rng_states, _collect_rng_states(include_cuda=has_cuda))
         for read, restore in _STATES:
             with suppress(RuntimeError):
                 stack.callback(restore, read())
