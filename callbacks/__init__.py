@@ -9,7 +9,6 @@ from lmbench.callbacks.memory_recorder import MemoryRecorder
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.callbacks.progress_line import ProgressLine
-from lmbench.callbacks.quiet_host import QuietHost
 from lmbench.callbacks.run_recorder import RunRecorder
 from lmbench.callbacks.session import MeasurementSession
 from lmbench.callbacks.sync_finder import SyncFinder
@@ -28,7 +27,6 @@ __all__ = [
     "Observer",
     "PhaseTimer",
     "ProgressLine",
-    "QuietHost",
     "RunRecorder",
     "SyncFinder",
     "ThroughputMeter",

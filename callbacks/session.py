@@ -17,7 +17,14 @@ from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.training import loss_scaler
-from lmbench.instruments.window import MAX_SETTLE_STEPS, SETTLE_STEPS_OF_RANKS, ProbeKind, Schedule, limit_waits
+from lmbench.instruments.window import (
+    MAX_SETTLE_STEPS,
+    SETTLE_STEPS_OF_RANKS,
+    ProbeKind,
+    QuietCollector,
+    Schedule,
+    limit_waits,
+)
 from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -33,6 +40,7 @@ class MeasurementSession(LeanCallback):
     Args:
         schedule: when the window opens and closes. A schedule with `steps` stops training at its end.
 
+    In a window that was asked for, garbage collection is off; one that has no end but training's leaves it alone.
     Logs nothing itself. `run` is the record of the run, which observers fill in where they measured; `step` that of the
     running step, until it is handed over when the step ends.
     """
@@ -64,7 +72,7 @@ class MeasurementSession(LeanCallback):
         self.device = torch.device("cpu")
         self._has_started = False
         self._attached: list[Observer] = []
-        self._bypass = ExitStack()
+        self._bypass, self._collector = ExitStack(), QuietCollector()
         self._window_start_ns = 0
         self._listeners: list[Callable[[str], None]] = []
         self._optimizer_steps_seen = 0
@@ -143,6 +151,7 @@ class MeasurementSession(LeanCallback):
                 self._close()
 
     def _end_run(self, exception: BaseException | None) -> None:
+        self._collector.end()
         self.run.unseen_phases = self.track.unseen_phases()
         for observer in self.observers:
             try:
@@ -319,6 +328,10 @@ class MeasurementSession(LeanCallback):
             step_s = (time.perf_counter_ns() - self._last_warmup_step_began_ns) * 1e-9
             steps = max(self.schedule.steps or 1, math.ceil(self.schedule.min_window_s / step_s))
             self._agreed_steps = trainer.strategy.broadcast(steps)
+        self.run.gc_policy = "left alone"
+        if not self.only_watches:
+            self.run.gc_policy, environment = "collected and frozen, off in the window", self.run.environment
+            self._collector.begin(None if environment is None else environment.gc.frozen_count)
         self.tell("before_window")
         if self._agreed_steps is not None:
             trainer.strategy.barrier()
@@ -335,6 +348,7 @@ class MeasurementSession(LeanCallback):
         self._tail_s = next((s for o in self.observers if (s := o.since_step_s()) is not None), 0.0)
         self.run.window.steps = self.window_steps
         self.stage = Stage.DONE
+        self._collector.end()
         self.tell("window_closed")
         reach("window_closed")
 

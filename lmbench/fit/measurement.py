@@ -23,7 +23,6 @@ from lmbench.callbacks import (
     MemoryRecorder,
     Observer,
     ProgressLine,
-    QuietHost,
     RunRecorder,
     SyncFinder,
     ThroughputMeter,
@@ -234,7 +233,6 @@ class Measurement:
             # In front of all, so that switching them on and off lies outside of what the timer sees.
             *instruments,
             *user,
-            QuietHost(),
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),

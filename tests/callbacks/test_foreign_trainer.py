@@ -18,7 +18,6 @@ from lmbench.callbacks import (
     MeasurementSession,
     MemoryRecorder,
     PhaseTimer,
-    QuietHost,
     RunRecorder,
     SyncFinder,
     ThroughputMeter,
@@ -29,7 +28,7 @@ from lmbench.records.load import load_run
 
 from conftest import measure, quiet_trainer
 
-WATCHERS = (PhaseTimer, MemoryRecorder, ThroughputMeter, TrainingCheck, SyncFinder, QuietHost, RunRecorder)
+WATCHERS = (PhaseTimer, MemoryRecorder, ThroughputMeter, TrainingCheck, SyncFinder, RunRecorder)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from lmbench.callbacks import (
     MeasurementSession,
     MemoryRecorder,
     PhaseTimer,
-    QuietHost,
     RunRecorder,
     ThroughputMeter,
 )
@@ -72,7 +71,7 @@ def test_a_training_with_collection_off_needs_no_more_memory(tmp_path):
     # A window that was asked for: in one that has no end but training's, garbage is left to its collector.
     session = MeasurementSession(Schedule(warmup_steps=5, steps=steps))
     growth = Growth(session, steps)
-    trainer = quiet_trainer(growth, timer, MemoryRecorder(), ThroughputMeter(), QuietHost(), recorder, session)
+    trainer = quiet_trainer(growth, timer, MemoryRecorder(), ThroughputMeter(), recorder, session)
     trainer.fit(Nothing(), itertools.repeat(torch.ones(())))
     assert (recorder.run.outcome, len((recorder.folder.path / "steps.jsonl").read_bytes().splitlines())) == ("ok", 1505)
     # From a fifth of the run on, after every buffer and ring is full, both stay. The lowest of some: records wait for
