@@ -58,13 +58,6 @@ def draws(seed, rounds, spread, effect=0.0):
     return a.tolist(), (np.exp(generator.normal(math.log1p(effect), spread, rounds))).tolist()
 
 
-def sides_of(noise, rounds, seed):
-    """Step times of both sides, a drift shared."""
-    differences_ = differences(noise, 1, rounds, 0.0, np.random.default_rng(seed))[0]
-    shared = np.exp(np.arange(rounds) * 0.01)
-    return shared.tolist(), (shared * np.exp(differences_)).tolist()
-
-
 def decided(ratio):
     return decide(ratio, tolerance=0.01, adjusted_p=ratio.p)
 
@@ -85,14 +78,16 @@ def test_the_ratio_of_a_comparison_says_what_the_looks_say():
     assert words == {"same", "slower", "undecided"}
 
 
-def test_noise_that_persists_over_rounds_is_said_with_its_autocorrelation():
-    noise = Noise(0.01, persistence=0.9, sides=1)
-    reasons = [decided(ratio_by_rounds(*sides_of(noise, 20, seed))).reason for seed in range(30)]
-    said = [reason for reason in reasons if reason.startswith("noise persists over rounds (autocorrelation of A ")]
-    assert len(said) > 10
-    # Drift that both sides share is none.
-    drift = Noise(0.005, drift=0.01)
-    assert not any(ratio_by_rounds(*sides_of(drift, 12, seed)).persistence for seed in range(10))
+def test_noise_that_persists_over_rounds_is_said_with_its_autocorrelation_and_shared_drift_is_none():
+    def ratios(noise, rounds, count):
+        shared = np.exp(np.arange(rounds) * 0.01)
+        drawn = differences(noise, count, rounds, 0.0, np.random.default_rng(0))
+        return [ratio_by_rounds(shared, shared * np.exp(values)) for values in drawn]
+
+    persistent, drift = Noise(0.01, persistence=0.9, sides=1), Noise(0.005, drift=0.01)
+    reasons = [decided(ratio).reason for ratio in ratios(persistent, 20, 100)]
+    assert sum(reason.startswith("noise persists over rounds (autocorrelation of A ") for reason in reasons) > 10
+    assert not any(ratio.persistence for ratio in ratios(drift, 12, 10))
 
 
 def test_sides_that_change_places_give_the_inverse_and_figures_without_spread_are_their_own_ratio():
@@ -112,9 +107,8 @@ def make_rounds(folder, times, changes=None):
     """A folder as `compare --run` leaves it: a pair of step times a round; `changes` by (side, round)."""
     for at, pair in enumerate(times):
         for side, step_s in zip("AB", pair, strict=True):
-            sweep = {"name": "cmp", "cell": side, "axes": {"side": side}, "repeat": at, "load_per_core": 0.5}
+            sweep = {"name": "cmp", "cell": side, "axes": {"side": side}, "repeat": at}
             more = (changes or {}).get((side, at), {})
-            sweep |= more.pop("sweep", {})
             make_run(folder / "runs", step_s, sweep=sweep, run_id=f"{side}-r{at}", **more)
     return f"{folder}@side=A", f"{folder}@side=B"
 

@@ -117,20 +117,32 @@ def test_on_a_busy_machine_threads_that_wait_give_their_cores_away(compare_run, 
     assert "OMP_WAIT_POLICY" not in servers.launches["A0"].variables
 
 
-def test_each_side_gets_its_configuration_and_options_and_both_the_common_ones(compare_run):
+def test_each_side_gets_its_configuration_options_and_variables_and_both_the_common_ones(compare_run):
     words = ["a.yaml@model.attention=naive,trainer.devices=[1,2]", "b.yaml", "--data.batch_size=2", "--budget=0.001s"]
     a, b = (launch.words for launch in compare_run(noisy(), *words).launches.values())
     configs = [Path(words[1].removeprefix("--config=")).read_text() for words in (a, b)]
     assert configs == [CONFIG, CONFIG.replace("tiny", "small")]
     assert a[2:5] == ["--data.batch_size=2", "--model.attention=naive", "--trainer.devices=[1,2]"]
     assert b[2:4] == ["--data.batch_size=2", "--measure.min_window_s=0.5"]
+    # Variables make environments, whose servers are ready before either side is measured.
+    words = ("--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".", "--budget=0.001s", "--name=d")
+    servers = compare_run(noisy(), "a.yaml", *words)
+    assert [launch.variables["OMP_NUM_THREADS"] for launch in servers.launches.values()] == ["1", "2"]
+    # To check the options, and for the round.
+    assert servers.asked == [2, 2]
 
 
-@pytest.mark.parametrize(("effect", "code", "word"), [(0.02, 10, "SLOWER: +"), (-0.02, 0, "FASTER: -")])
-def test_a_change_ends_it_and_is_the_exit_code(compare_run, effect, code, word):
-    servers = compare_run(noisy(effect=effect), "a.yaml")
-    assert (servers.code, word in servers.out, len(servers.started) <= 40) == (code, True, True)
-    assert "lmbench: compare: round 4, " in servers.err
+@pytest.mark.parametrize(
+    ("effect", "code", "word"), [(0.02, 10, "SLOWER: +"), (-0.02, 0, "FASTER: -"), ("oom", 11, "outcome oom")]
+)
+def test_a_change_ends_it_and_is_the_exit_code_and_a_side_that_does_not_run_ends_it_after_one_round(
+    compare_run, effect, code, word
+):
+    fails = effect == "oom"
+    step_s = (lambda side, at: "oom" if side == "B" else 0.05) if fails else noisy(effect=effect)
+    servers = compare_run(step_s, "a.yaml")
+    assert (servers.code, word in servers.out, len(servers.started) <= (2 if fails else 40)) == (code, True, True)
+    assert ("lmbench: compare: round 4, " in servers.err) != fails
 
 
 def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_from_there(compare_run):
@@ -154,35 +166,21 @@ def test_a_slow_process_is_named_and_measured_again_before_the_verdict(compare_r
     assert "slow round 4: A took 19" in servers.out
 
 
-def test_a_side_that_does_not_run_ends_it_after_one_round(compare_run):
-    servers = compare_run(lambda side, at: "oom" if side == "B" else 0.05, "a.yaml")
-    assert (servers.code, servers.started) == (11, ["A0", "B0"])
-    assert "no run of B counts: outcome oom" in servers.out
-
-
-def test_revisions_are_checked_out_and_kept_as_commits(compare_run, tmp_path, monkeypatch):
+def test_revisions_are_kept_as_commits(compare_run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def git(*words):
-        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *words], check=True)
+    def git(*lines):
+        for line in lines:
+            subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *line.split()], check=True)
 
-    for words in ("init -q -b main", "add .", "commit -qm one", "branch old", "commit -q --allow-empty -m two"):
-        git(*words.split())
+    git("init -q -b main", "add .", "commit -qm one", "branch old", "commit -q --allow-empty -m two")
     compare_run(noisy(), "a.yaml", "--revision", "old", "main", "--name=c")
     stored = json.loads(Path("results/c/sweep.json").read_text())
     commits = {name: len(spec["revision"]) for name, spec in stored["file"]["environments"].items()}
     assert (commits, stored["cells"][0]["axes"]) == ({"old": 40, "main": 40}, {"side": "A", "environment": "old"})
-    git("commit", "-q", "--allow-empty", "-m", "three")
+    git("commit -q --allow-empty -m three")
     again = compare_run(noisy(), "results/c")
     assert (again.code, again.started) == (0, [])
-
-
-def test_variables_make_environments_whose_servers_are_ready_before_either_side_is_measured(compare_run):
-    words = ("--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".", "--budget=0.001s")
-    servers = compare_run(noisy(), "a.yaml", *words)
-    assert [launch.variables["OMP_NUM_THREADS"] for launch in servers.launches.values()] == ["1", "2"]
-    # To check the options, and for the round.
-    assert servers.asked == [2, 2]
 
 
 def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run, capsys):
