@@ -3,9 +3,8 @@ tables and what was recorded. Times and numbers are means per step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,14 +13,14 @@ from msgspec.structs import asdict
 from lmbench.kernels.ceiling import roofline
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
-from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.sums import STEP
-from lmbench.kernels.tables import MS, records, table
+from lmbench.kernels.tables import records, table
+from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.records.measured import not_passed
 from lmbench.records.run import RunRecord
-from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import milliseconds, percent
 
@@ -33,9 +32,8 @@ _PAUSE_WIDTH = 16
 _LEAST_KNOWN_FRACTION = 0.25
 # Of a device's time and its idle time: what has less is left to the tables.
 _LARGE_FRACTION = 0.05
-# Phases with less of the step's kernel time have no column or table of their own, and no more of the longest a column.
+# Phases with less of the step's kernel time have no column or table of their own.
 _LONG_FRACTION = 0.005
-_MAX_COLUMNS = 3
 
 
 def kernels_answer(source: str | Path, top: int = 10) -> Answer:
@@ -211,22 +209,19 @@ def _tables(findings: Findings, top: int) -> list[Table]:
     work, per, clocks = findings.work, per_what(findings), findings.clocks
     sums = work.by("phase").set_index("phase").reindex(work.phases)
     sums = sums.assign(matmul_fraction=[work.fraction("kind", MATMUL, phase) for phase in sums.index])
-    rows = findings.phases.assign(
-        host_s=findings.phases.host_span_s.fillna(findings.phases.host_s),
-        gap_s=findings.phases.queued_gap_s / findings.phases.queued_gaps,
-    )
+    rows = findings.phases.assign(gap_s=findings.phases.queued_gap_s / findings.phases.queued_gaps)
     step = {
         "phase": STEP, **sums[["kernel_s", "share_fraction", "kernel_count"]].sum(),
         "matmul_fraction": work.fraction("kind", MATMUL),
     }  # fmt: skip
     long = sums[sums.share_fraction >= _LONG_FRACTION]
-    columns = long.nlargest(_MAX_COLUMNS, "kernel_s").index
-    tables = [
-        table("phases", sums.join(rows).reset_index(), None, [step], per=per),
-        _share_table(findings, "kind", columns, KINDS.index),
-        _share_table(findings, "part", columns, part_order),
-        *(table("kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long.index),
-    ]
+    tables = [table("phases", sums.join(rows).reset_index(), None, [step], per=per)]
+    for axis in ("kind", "part"):
+        times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})
+        times = times.assign(share_fraction=times.step_s / work.total_s()).rename_axis(axis)
+        order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
+        tables.append(table(f"{axis}s", times.loc[order].reset_index(), per=per))
+    tables += [table("kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long.index]
     if len(annotations := findings.annotations):
         total_s, none_s = work.total_s() or 1.0, findings.no_annotation_s
         annotations = annotations.assign(share_fraction=annotations.own_s / total_s)
@@ -246,19 +241,3 @@ def _tables(findings: Findings, top: int) -> list[Table]:
         rows = pd.DataFrame([{"phase": phase, **asdict(times)} for phase, times in attention.items()])
         tables.append(table("attention", rows))
     return tables
-
-
-def _share_table(findings: Findings, axis: str, columns: Iterable[str], order: Callable[[str], Any]) -> Table:
-    """A row for each kind or part; for each of the longest phases its ms and share; last the whole step."""
-    present = [phase for phase in findings.work.phases if phase in columns]
-    sums = {phase: findings.work.by(axis, phase=phase).set_index(axis) for phase in [*present, STEP]}
-    rows: list[list[str | Cell | None]] = []
-    for name in sorted(sums[STEP].index, key=order):
-        rows.append([name])
-        for times in sums.values():
-            seconds, share = times.kernel_s.get(name), times.share_fraction.get(name)
-            text = f"{milliseconds(seconds)} {percent(share):>7}"
-            rows[-1].append(None if seconds is None else Cell(seconds, text=text))
-    headings = [Column(axis, narrowing="shorten"), *(Column(phase, MS, f"{phase}_s") for phase in sums)]
-    caption = f"ms {per_what(findings)} and share of the phase, for the longest phases"
-    return Table(f"{axis}s", f"Kernel time by {axis}", headings, rows, caption)

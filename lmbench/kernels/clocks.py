@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.phases import NO_PHASE, PHASE_ORDER, PhaseTimeline
+from lmbench.kernels.trace import NO_PHASE, PHASE_ORDER, PhaseTimeline
 from lmbench.records.intervals import NONE, Integers, cut, locate, paint, union
 
 # On an idle device a kernel starts 2.3 us after its launch call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to

@@ -10,9 +10,9 @@ import pandas as pd
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import per_what, run_line
 from lmbench.kernels.findings import Findings, examine
-from lmbench.kernels.phases import PHASE_ORDER
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.tables import signed_ms, table
+from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.records.measured import not_passed
 from lmbench.records.settings import differences
 from lmbench.report.answer import Answer, Line, Table

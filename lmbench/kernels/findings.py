@@ -15,10 +15,9 @@ from msgspec import convert
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
-from lmbench.kernels.phases import OUTSIDE
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
 from lmbench.kernels.tables import Row, records
-from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
 from lmbench.records.guards import judge
@@ -86,20 +85,14 @@ class Findings:
         if why := self.why_no_kernels:
             return [judge("device_recorded", launches or None, why=why), *guards]
         missing = count["launch_without_kernel_count"] / max(launches, 1)
-        # Event span against the trace's window, for phases that are long and queued: elsewhere borders may differ.
-        long = self.phases[(self.phases.verdict == "queued") & (self.phases.device_span_s > 1e-3)]
-        worst = None if long.empty else float((long.window_s / long.device_span_s - 1).abs().max())
-        is_own = trace.timeline.source == "lmbench"
-        figures: dict[str, float | None] = {
+        figures = {
             "kernels_without_launch-many" if unlinked > MANY_FRACTION else "kernels_without_launch": unlinked,
             "launches_without_kernel-many" if missing > MANY_FRACTION else "launches_without_kernel": missing,
             "kernels_before_launch": count["before_launch_s"] / (self.clocks.total.window_s * self.clocks.steps or 1.0),
-            "outside": work.fraction("phase", OUTSIDE) if is_own else None,
             "unclassified_kind": work.fraction("kind", UNCLASSIFIED),
             "unclassified_part": work.fraction("part", UNCLASSIFIED),
-            "device_span": worst,
         }
-        if not is_own:
+        if trace.timeline.source != "lmbench":
             # What tells parts is in lmbench's own recordings.
             del figures["unclassified_part"]
         return [*guards, *(judge(key, value, share=percent(value), **count) for key, value in figures.items())]
@@ -116,7 +109,7 @@ def examine_trace(trace: Trace) -> Findings:
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
     clocks = phase_clocks(trace.kernels, trace.timeline)
     waits = find_waits(trace, clocks)
-    phases = judge_phases(clocks, waits, work, record, trace.run.steps if trace.run else [])
+    phases = judge_phases(clocks, waits, work, record)
     run = None if record.outcome == DAMAGED else record
     return Findings(trace, run, count_missing(trace), work, clocks, waits, phases, *annotation_times(trace))
 

@@ -66,14 +66,6 @@ def _wait_fraction(run: RunRecord) -> float | None:
     return math.fsum(phase.host_wait_s or 0.0 for phase in phases) / window_s if window_s else None
 
 
-def _kernel_count(run: Run) -> Cell | None:
-    """Kernels per step; `none` of a run that has no kernels, and no operators either."""
-    count, kernels = value_at(run.record, "kernels.phases.step.kernel_count"), run.record.kernels
-    if count is not None:
-        return Cell(count)
-    return Cell(0, text="none") if kernels is not None and kernels.reason and not kernels.operators else None
-
-
 def _top_other(run: RunRecord) -> list[Any]:
     """The longest kernel of the step that is no matrix product."""
     return [*filter(None, [value_at(run, "kernels.phases.step.top_other")])]
@@ -116,7 +108,7 @@ def _columns(span: Span) -> Iterator[Column]:
 _TRAINING = ("forward", "forward_backward", "train_step")
 _PHASES: tuple[Span, ...] = ("forward", "backward", "optimizer")
 COLUMNS: tuple[Column, ...] = (
-    Column("kernel_count", "kernels", per_cell(_kernel_count), COUNT, None),
+    _profiled("kernel_count", "kernels", "kernels.phases.step.kernel_count", COUNT),
     _profiled("kernel_s", "kernel time", "kernels.phases.step.kernel_s", MS),
     *(
         _profiled(f"{name}_matmul_fraction", f"matmul, {name}", f"kernels.phases.{span}.matmul_fraction", modes=modes)

@@ -11,8 +11,7 @@ import pandas as pd
 from lmbench.kernels.events import is_range
 from lmbench.kernels.host import Nesting
 from lmbench.kernels.names import MATMUL, precision_of, short_name
-from lmbench.kernels.phases import PHASE_ORDER
-from lmbench.kernels.trace import Trace
+from lmbench.kernels.trace import PHASE_ORDER, Trace
 from lmbench.records.intervals import NONE
 from lmbench.records.measured import AttentionTimes
 from lmbench.records.run import Model

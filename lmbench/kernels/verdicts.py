@@ -4,7 +4,6 @@ make the phase faster, by its verdict, by what its kernels show, and by what the
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +12,11 @@ import pandas as pd
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
 from lmbench.kernels.names import FULL_FP32, PRODUCTS, UNCLASSIFIED
-from lmbench.kernels.phases import OUTSIDE
 from lmbench.kernels.sums import Work
+from lmbench.kernels.trace import OUTSIDE
 from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
-from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.units import milliseconds, percent
 
@@ -54,11 +52,9 @@ _LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", re.
 _FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
-def judge_phases(
-    clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord, steps: Sequence[StepRecord]
-) -> pd.DataFrame:
-    """The phases' clocks with what they mean; `waits` say why devices waited, `run` and `steps` are the run's records,
-    blank and empty for a trace without one.
+def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord) -> pd.DataFrame:
+    """The phases' clocks with what they mean; `waits` say why devices waited, `run` is the run's record, blank for a
+    trace without one.
 
     `verdict` is None for a phase that is not judged: `communication-bound` from `COMMUNICATION_BOUND_FRACTION` of
     exposed communication on, if that is more than the waiting for the host, or `waits for other ranks` where more than
@@ -67,22 +63,11 @@ def judge_phases(
     `STALLED_FRACTION` of other idle time or above `IDLE_FRACTION` of any; else `queued` up to `QUEUED_FRACTION` of
     waiting for the host, and `mixed` above it.
     `reason` has the figures that it rests on, `advice` what would make the phase faster, without the profiler, which
-    slows the host and not the device. `device_span_s` and `host_span_s` are means over the same steps by the run's own
-    clocks, `lag_verdict` and `min_lag_s` from its probe steps, all missing without a run.
+    slows the host and not the device. `lag_verdict` and `min_lag_s` are from the run's probe steps.
     """
     phases = clocks.phases
     if phases.empty:
         return phases
-    # The steps that the clocks of the trace are over.
-    first, count = (run.profile.first_step, run.profile.steps) if run.profile else (None, None)
-    clocked = range(first + clocks.skipped, first + count) if first is not None and count is not None else range(0)
-    clocked_steps = [step for step in steps if step.step in clocked]
-    # A span that one of the steps lacks has no mean.
-    device_s, host_s = (
-        pd.DataFrame([[getattr(step, f"{phase}{end}", None) for phase in phases.index] for step in clocked_steps],
-                     columns=phases.index, dtype=float).mean(skipna=False)
-        for end in ("_s", "_host_s")
-    )  # fmt: skip
     known = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     lags = [known.get(phase, LagVerdict()) for phase in phases.index]
     is_long = (phases.kernels > 0) & (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
@@ -96,7 +81,7 @@ def judge_phases(
         verdicts.append(verdict)
         advice.append(f"without the profiler it is queued, and {sentence}" if is_slowed else sentence)
     return phases.assign(
-        device_span_s=device_s, host_span_s=host_s, lag_verdict=[lag.verdict for lag in lags],
+        lag_verdict=[lag.verdict for lag in lags],
         min_lag_s=np.array([lag.min_lag_s for lag in lags], dtype=float), verdict=verdicts, advice=advice,
         reason=phases.apply(idle_reason, axis=1),
     )  # fmt: skip

@@ -119,7 +119,7 @@ def test_kernels_without_launch_are_unlinked_unclassified_and_said():
     findings = trace.examined()
     assert findings.work.by("phase").set_index("phase").kernel_count["unlinked"] == 8 / 2
     assert findings.completeness["kernel_without_launch_count"] == 8
-    expected = {"kernels_without_launch": "fail", "launches_without_kernel": "fail", "outside": "pass"}
+    expected = {"kernels_without_launch": "fail", "launches_without_kernel": "fail"}
     assert guards(findings).items() >= expected.items()
 
 
@@ -135,7 +135,6 @@ def test_launches_without_any_kernel_are_no_trace_of_a_cpu():
 
 def test_faults_of_a_run_or_trace_are_said(tmp_path):
     folder = run_folder(tmp_path, twice(MANY_FAST))
-    assert guards(examine(folder))["device_span"] == "warn"
     (folder / "run.json").write_text("{")
     assert examine(folder).run is None
     assert guards(examine(folder))["run_record"] == "warn"

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 from trace_events import AUTOGRAD, HandWritten
 
 from lmbench.errors import UsageError
-from lmbench.kernels.phases import OUTSIDE
-from lmbench.kernels.trace import load_trace
+from lmbench.kernels.trace import OUTSIDE, load_trace
 
 from conftest import Sleeper, quiet_trainer
 
