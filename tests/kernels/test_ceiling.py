@@ -131,21 +131,6 @@ def test_a_foreign_model_has_blanks_with_reasons():
     assert [again[f"matmul {name}"]["work"] is None for name in ("forward", "backward")] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("precision", "matmul", "dtype", "peak"),
-    [
-        ("32-true", "highest", "fp32", 67e12),
-        ("32-true", "high", "tf32", 494.7e12),
-        ("bf16-mixed", "highest", "bf16", 989.4e12),
-        ("16-mixed", "highest", "fp16", 989.4e12),
-    ],
-)
-def test_the_peak_is_that_of_the_type_that_products_run_in(precision, matmul, dtype, peak):
-    findings = with_run(EAGER, precision=precision, matmul_precision=matmul)
-    assert rows(findings)["matmul forward"]["datasheet_per_s"] == peak
-    assert roofline(findings).figures["roofline"]["matmul_dtype"].startswith(f"{dtype}: ")
-
-
 def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path):
     run = tmp_path / "study" / "runs" / "cell-r0"
     run.mkdir(parents=True)
@@ -160,7 +145,7 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path):
     assert find_ceiling(run, "NVIDIA H200") is None
 
 
-def test_the_command_shows_it_and_json_has_it(tmp_path, capsys):
+def test_the_command_shows_it(tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(EAGER, run)
     (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | FULL))
@@ -169,8 +154,3 @@ def test_the_command_shows_it_and_json_has_it(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "matmul forward  13.45  TFLOP     0.534" in out
     assert "78.2 %" in out
-    assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
-    assert main(["kernels", str(run), "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)["roofline"]
-    assert "ceiling_NVIDIA_H200.json" in record["ceiling"]
-    assert record["rows"][0]["burst_per_s"] == 5.08e13

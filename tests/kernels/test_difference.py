@@ -34,15 +34,6 @@ def written(path, kernels, steps=1):
     return examine(trace.write(path / f"{steps}.json"))
 
 
-def test_every_axis_adds_up_to_its_phase_on_both_sides(sides):
-    for phase in ("step", "forward", "backward", "optimizer"):
-        for key in ("kind", "part", "short_name"):
-            rows = compared(*sides, key, phase)
-            for label, side in zip("ab", sides, strict=True):
-                assert rows[f"{label}_s"].sum() == pytest.approx(side.work.total_s(phase), abs=1e-12)
-            assert rows.difference_s.abs().is_monotonic_decreasing
-
-
 def test_the_same_work_differs_in_nothing_over_any_number_of_steps(tmp_path):
     chance = random.Random(0)
     work = {f"k{number}": round(chance.uniform(1, 90), 3) for number in range(30)}
@@ -81,12 +72,6 @@ def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
     assert lines["phases"] == "backward +0.051 ms, optimizer -0.050 ms"
     assert lines["kinds"] == "gemm +0.001 ms"
     assert any("of exposed communication" in line.text for line in answer_of(*sides).headline)
-
-
-def test_on_a_screen_no_line_is_wider_than_80(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["compare", "--kernels", str(EAGER), str(COMPILED), "--all", "--top", "3"]) == 0
-    assert max(len(line) for line in capsys.readouterr().out.splitlines() if str(TRACES) not in line) <= 80
 
 
 @pytest.mark.parametrize(

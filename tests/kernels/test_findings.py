@@ -143,17 +143,3 @@ def test_faults_of_a_run_or_trace_are_said(tmp_path):
         early = simulated([[Plan("forward", 2, 0.0, 7_000.0)]])
         early.events[2]["ts"] += 6_900.0 + 100 + early_us - 2.7 - 97.6
         assert guards(early.examined())["kernels_before_launch"] == status
-
-
-def test_the_step_is_all_of_what_was_traced_outside_of_phases_and_without_launch_included():
-    trace = HandWritten()
-    trace.step(0, 0, 1_000)
-    trace.phase("backward", 100, 100)
-    trace.launched(110, "ampere_sgemm_128x64_tn", 120, 10)
-    trace.launched(300, "ncclDevKernel_AllReduce", 310, 20)
-    trace.kernel(99, "ampere_sgemm_128x64_tn", 400, 30)
-    findings = trace.examined()
-    assert findings.work.seconds("kind") == {"gemm": pytest.approx(40e-6), "comm": pytest.approx(20e-6)}
-    fractions = [findings.work.fraction("kind", "gemm", phase) for phase in ("backward", "step")]
-    assert fractions == pytest.approx([1.0, 4 / 6])
-    assert summarize(findings).phases.step.top_other.share_fraction == pytest.approx(2 / 6)

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from trace_events import AUTOGRAD, HandWritten, record_steps
 
 from lmbench.instruments.ranges import ModuleRanges
@@ -78,20 +77,6 @@ def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path):
     stored = rows[is_stored & (rows.name == "aten::add_")]
     # The second micro-batch adds to what the first stored: a parameter each, in two steps.
     assert Counter(stored.part) == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
-
-
-def test_a_recomputed_forward_keeps_its_modules_parts(tmp_path):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ffn = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))
-            self.head = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return self.head(checkpoint(self.ffn, x, use_reentrant=False))
-
-    rows = operators_of(traced(tmp_path, Net(), torch.randn(4, 8, requires_grad=True)), "backward")
-    assert rows.part[rows.name == "aten::linear"].tolist() == ["ffn", "ffn"]
 
 
 def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch():
