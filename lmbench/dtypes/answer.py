@@ -6,7 +6,6 @@ code. Of one run the answer has its tensors, modules and operators, of several r
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -23,6 +22,7 @@ from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import DtypeRecord
 from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import collapsed
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT
 
@@ -203,7 +203,6 @@ def tensor_reasons(
     return {kind: reason if dtypes[kind] else f"there are none in mode {mode}" for kind, reason in reasons.items()}
 
 
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 #: How many modules a line names.
 _MOST_NAMED = 5
 _DEVICES = {"cuda": "CUDA", "cpu": "a CPU"}
@@ -231,10 +230,9 @@ class DtypeRun(NamedTuple):
         (`blocks.*.norm`), with how many they are."""
         groups: dict[bytes, list[NotedModule]] = defaultdict(list)
         for module in self.notes.modules:
-            groups[msgspec.json.encode(replace(module, path=_INDEX.sub("*", module.path)))].append(module)
+            groups[msgspec.json.encode(replace(module, path=collapsed(module.path)))].append(module)
         return [
-            (_INDEX.sub("*", first.path) if more else first.path, 1 + len(more), first)
-            for first, *more in groups.values()
+            (collapsed(first.path) if more else first.path, 1 + len(more), first) for first, *more in groups.values()
         ]
 
 

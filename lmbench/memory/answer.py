@@ -255,9 +255,9 @@ def forecast_answer(forecast: Forecast) -> Answer:
     sizes.loc["all"] = [peak.total_bytes for peak in peaks]
     context = "" if forecast.context_length is None else f", context {count(forecast.context_length)}"
     compiled = "compiled" if forecast.is_compiled else "eager"
-    ranks = f"rank 0 of {forecast.world_size} ({forecast.strategy}), each " if forecast.world_size > 1 else ""
+    rank = f"rank 0 of {forecast.world_size} ({forecast.strategy}), each " if forecast.world_size > 1 else ""
     caption = (
-        f"{ranks}batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}, "
+        f"{rank}batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}, "
         f"zero_grad {forecast.zero_grad}; GiB"
     )
     frame = sizes.rename_axis("category").reset_index()
@@ -272,7 +272,9 @@ def forecast_answer(forecast: Forecast) -> Answer:
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, as in --gpu H200, and it is said whether this fits and what does"
     if gpu is not None:
-        fits = f"{'fits' if forecast.fits else 'does not fit'} on {_gpus(forecast)}{_enough(forecast)}"
+        ranks, size = forecast.world_size, gib(gpu.total_bytes)
+        gpus = f"{ranks} {gpu.name} ({size} each)" if ranks > 1 else f"{gpu.name} ({size})"
+        fits = f"{'fits' if forecast.fits else 'does not fit'} on {gpus}{_enough(forecast)}"
     if forecast.run_peak_bytes > highest.total_bytes:
         peak += f"; up to {gib(forecast.run_peak_bytes)} in the second step, while NCCL holds DDP's first buckets"
     return Answer(
@@ -283,12 +285,6 @@ def forecast_answer(forecast: Forecast) -> Answer:
         ],
         figures=asdict(forecast),
     )  # fmt: skip
-
-
-def _gpus(forecast: Forecast) -> str:
-    assert forecast.gpu is not None
-    name, size = forecast.gpu.name, gib(forecast.gpu.total_bytes)
-    return f"{forecast.world_size} {name} ({size} each)" if forecast.world_size > 1 else f"{name} ({size})"
 
 
 def _enough(forecast: Forecast) -> str:

@@ -9,7 +9,6 @@ the first) until just before moment `end`. Moments count what happened to the al
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -20,6 +19,7 @@ from msgspec import Meta, Struct, field
 
 from lmbench.errors import UsageError
 from lmbench.records.intervals import Integers
+from lmbench.records.vocabulary import INDEX
 
 #: parameters count buffers with them (tables, masks); inputs are the batches; activations are what the forward leaves
 #: for the backward, without the logits; logits are what the loss is computed from, and what has their size: their
@@ -54,7 +54,6 @@ MOMENT = "lmbench.memory:"
 BACKWARD = "lmbench.backward:"
 #: A range in which nothing but the matrix libraries' workspaces is freed.
 WORKSPACES = "lmbench.workspaces"
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 #: What fits into the columns of a snapshot.
 _Address = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -107,14 +106,9 @@ def read_notes(snapshot: Path) -> MemoryNotes | None:
         ) from None
 
 
-def collapsed(owner: str) -> str:
-    """A module's path with `*` for its indices: `blocks.3.attention.q` is one of `blocks.*.attention.q`."""
-    return _INDEX.sub("*", owner)
-
-
 def block_of(owner: str) -> str | None:
     """The path of the outermost indexed module around a module, such as `blocks.3`: None for what lies in none."""
-    match = _INDEX.search(owner)
+    match = INDEX.search(owner)
     return owner[: match.end()] if match else None
 
 

@@ -25,7 +25,6 @@ from lmbench.memory.blocks import (
     MemoryNotes,
     block_of,
     by_category,
-    collapsed,
     held_at,
     highest_moments,
     read_notes,
@@ -34,7 +33,7 @@ from lmbench.memory.snapshot import Replay, read_snapshot, replay
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation, at_most
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.vocabulary import PHASE, PHASES, STEP
+from lmbench.records.vocabulary import PHASE, PHASES, STEP, collapsed
 from lmbench.report.units import gib, percent
 
 #: Of the peak: more than this without a category is a warning.

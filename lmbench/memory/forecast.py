@@ -36,12 +36,11 @@ class PhasePeak(Struct):
 
 
 class Gpu(Struct):
-    """The GPU that it shall fit on; `is_here` says that its size was read from it, and not from a datasheet."""
+    """The GPU that it shall fit on."""
 
     name: str
     total_bytes: int
     workspace_bytes: int
-    is_here: bool
 
     def fits(self, reserved_bytes: int) -> bool:
         """Whether the allocator can hold so much beside the process's own part."""
@@ -106,7 +105,7 @@ def gpu_for(name: str | None) -> Gpu | None:
     if name is not None:
         known = named_gpu(name)
         offered = int(known.size * 2**30 * OFFERED_FRACTION)
-        return Gpu(known.name, offered, matmul_workspace_bytes(known.name), is_here=False)
+        return Gpu(known.name, offered, matmul_workspace_bytes(known.name))
     import pynvml  # type: ignore[import-untyped]
 
     try:
@@ -117,7 +116,7 @@ def gpu_for(name: str | None) -> Gpu | None:
         return None
     # What the driver keeps for itself is in NVML's total (torch sees 139.8 of an H200's 140.4 GiB).
     total_bytes = memory.total - getattr(memory, "reserved", 0)
-    return Gpu(name, total_bytes, matmul_workspace_bytes(name), is_here=True)
+    return Gpu(name, total_bytes, matmul_workspace_bytes(name))
 
 
 def gpu_of(run: RunRecord) -> Gpu | None:
@@ -125,7 +124,7 @@ def gpu_of(run: RunRecord) -> Gpu | None:
     gpu, total_bytes = run.environment.gpu if run.environment else None, run.memory.device_total_bytes
     if run.device_type != "cuda" or gpu is None or gpu.name is None or total_bytes is None:
         return None
-    return Gpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name), is_here=True)
+    return Gpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name))
 
 
 def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None] | None = None) -> Forecast:

@@ -7,9 +7,8 @@ from functools import cache
 from math import ceil
 from typing import NamedTuple
 
-import numpy as np
+import scipy  # type: ignore[import-untyped]
 from msgspec.structs import replace
-from numpy.polynomial import Polynomial
 
 from lmbench.memory.blocks import Category
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
@@ -172,29 +171,23 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
 
 def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, limit: int) -> Largest:
     """The largest multiple of `unit` up to `limit` that fits, by what is reserved for each; the search begins at
-    `start`.
+    `start`, and goes on by Brent's method between a value that fits and one that does not."""
+    low, most, room = 1, limit // unit, gpu.total_bytes - CONTEXT_BYTES
+    high = max(1, min(start // unit, most))
 
-    Bisects between a value that fits and one that does not, at the place where the parabola through the three nearest
-    known values meets the GPU's size: a batch's figures lie on a line, a context's on a parabola, so that the border is
-    known after about five values. Every fourth one halves what is left, as the allocator's rounding bends the curve.
-    """
-    low, high, known = 0, limit // unit + 1, dict[int, int]()
-    guess = max(1, min(start // unit, limit // unit))
-    while high - low > 1:
-        known[guess] = reserve(guess * unit)
-        if gpu.fits(known[guess]):
-            low = guess
-        else:
-            high = guess
-        # Far beyond what is known the curve tells little.
-        most = high - 1 if high in known else 4 * low
-        guess = (low + high) // 2 if high in known else most
-        if len(known) > 1 and (len(known) % 4 or high not in known):
-            nearest = sorted(known, key=lambda value: abs(value - (low or high)))[:3]
-            room = [known[value] - (gpu.total_bytes - CONTEXT_BYTES) for value in nearest]
-            curve = Polynomial.fit(nearest, room, len(nearest) - 1)
-            roots = np.asarray(curve.trim(1e-9 * abs(curve.coef).max()).roots(), complex)
-            borders = roots.real[(roots.imag == 0) & (roots.real >= low) & (roots.real < high)]
-            guess = int(min(borders, default=guess))
-        guess = min(max(guess, low + 1), high - 1, most)
-    return Largest(low * unit or None, known.get(low), has_more=low == limit // unit)
+    @cache
+    def room_bytes(count: int) -> int:
+        return room - reserve(count * unit)
+
+    while room_bytes(high) >= 0 and high < most:
+        low, high = high, min(4 * high, most)
+    count = high
+    if room_bytes(high) < 0 <= room_bytes(low):
+        count = round(scipy.optimize.brentq(lambda value: room_bytes(round(value)), low, high, xtol=0.5))
+        while room_bytes(count) < 0:
+            count -= 1
+        while room_bytes(count + 1) >= 0:
+            count += 1
+    if room_bytes(count) < 0:
+        return Largest(None)
+    return Largest(count * unit, room - room_bytes(count), has_more=count == most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Literal, get_args
 
@@ -56,3 +57,10 @@ DAMAGED = "damaged"
 #: Names of the ranges that lmbench sets around what runs, and that a recording's reader looks for, each before a step's
 #: number, a phase or a module's path.
 STEP, PHASE, MODULE = "lmbench.step:", "lmbench.phase:", "lmbench.module:"
+#: An index in a module's path.
+INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def collapsed(path: str) -> str:
+    """A module's path with `*` for its indices: `blocks.3.attention.q` is one of `blocks.*.attention.q`."""
+    return INDEX.sub("*", path)
