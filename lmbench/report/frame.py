@@ -66,13 +66,11 @@ class _Sweep(Struct):
 
 
 class RunRow(NamedTuple):
-    """A run with what a report asks of it. Its cell in a sweep is `place`, `row` that without seed and pass; `searched`
-    the cell whose largest value it helped to find. It is shown (`is_shown`) if its times are the step's own."""
+    """A run with what a report asks of it. Its cell in a sweep, without seed and pass, is `row`. It is shown
+    (`is_shown`) if its times are the step's own."""
 
     run: Run
     facts: dict[str, Value]
-    place: str | None
-    searched: str | None
     row: str | None
     repeat: int
     seed: tuple[Any, ...] | None
@@ -142,8 +140,6 @@ def _row(run: Run, group: Group) -> RunRow:
     row = RunRow(
         run,
         read_facts(record, settings) | (other_axes(axes) if group.home else other_settings(config)),
-        cell,
-        place.searched_cell,
         json.dumps(others, sort_keys=True, default=str) if axes else cell,
         place.repeat or 0,
         None if None in seeds else (*seeds, record.data.source),
@@ -227,13 +223,6 @@ class Frame:
         for _, cells in groupby(self.ordered(names), lambda cell: [self.known[cell].get(name) for name in names]):
             yield self.select(cells)
 
-    def shows(self, is_profiled: bool) -> Frame:
-        """With `is_profiled`, the profiled runs instead of those that are timed."""
-        if not is_profiled:
-            return self
-        rows = {cell: [row._replace(is_shown=row.is_profiled) for row in rows] for cell, rows in self.rows.items()}
-        return replace(self, rows=rows)
-
     def timed(self) -> Frame:
         """The cells that have a run which is shown."""
         return self.select(cell for cell in self.rows if self.runs_of(cell))
@@ -306,25 +295,24 @@ class Frame:
         return replace(self, baseline=baseline, base=base)
 
 
-def make_frame(group: Group) -> Frame:
+def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     """The group's runs and cells. A cell is what its axes or, without a sweep, its facts are; how it is looked at (a
-    profiler, a clock) is neither, so that every pass of a cell belongs to it."""
+    profiler, a clock) is neither, so that every pass of a cell belongs to it.
+
+    Args:
+        is_profiled: show the profiled runs instead of those that are timed.
+    """
     rows = [row for row in group.rows if not row.is_trial]
-    gpus = defaultdict[str | None, set[Value]](set)
-    for row in rows:
-        for place in (row.place, None) if "gpu" in row.facts else ():
-            gpus[place].add(row.facts["gpu"])
+    gpus = {row.facts["gpu"] for row in rows if "gpu" in row.facts}
+    # A run that died before it could tell was on the only device.
+    only = gpus.pop() if len(gpus) == 1 else "device unknown"
     numbers = dict[Any, int]()
     cells, known = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
     for row in sorted(rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
-        # A run that died before it could tell was on the device of its cell's other runs, or on the only one.
-        gpu = next(
-            (gpu for known_gpus in (gpus[row.place], gpus[None]) if len(known_gpus) == 1 for gpu in known_gpus),
-            "device unknown",
-        )
-        facts = {"gpu": gpu, **row.facts}
-        cell = numbers.setdefault((facts["gpu"], row.row if group.home else json.dumps(facts)), len(numbers))
-        cells[cell].append(row)
+        facts = {"gpu": only, **row.facts}
+        place = row.row if group.home else json.dumps(facts, sort_keys=True)
+        cell = numbers.setdefault((facts["gpu"], place), len(numbers))
+        cells[cell].append(row._replace(is_shown=row.is_profiled) if is_profiled else row)
         # Within a sweep another host or commit makes no other row: the axes do.
         known[cell] = {n: fact for n, fact in facts.items() if not group.home or n not in ENVIRONMENT} | known[cell]
     return Frame(cells, known)

@@ -5,7 +5,7 @@ They are the largest cells that can tell, by the order in which tables sort them
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +14,7 @@ from lmbench.report.columns import Column, ratio
 from lmbench.report.facts import sort_key
 from lmbench.report.frame import Frame
 from lmbench.report.tables import fastest
-from lmbench.report.units import TIMES, change_percent, percent, plain
+from lmbench.report.units import TIMES, percent, plain
 from lmbench.report.view import AnswerSpec, ColumnOf
 
 #: Shares that are named, and cells that have a clause of their own.
@@ -22,8 +22,8 @@ _NAMED, _CLAUSES = 3, 6
 
 
 def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) -> list[str]:
-    """A sentence for each spec that the cells of one device have an answer to: `small, TF32: speed-up vs fp32 eager
-    4.50x, step 72.91 ± 0.12 ms; ...`."""
+    """A sentence for each spec that the cells have an answer to: `small, TF32: speed-up vs fp32 eager 4.50x, step 72.91
+    ± 0.12 ms; ...`."""
     texts = []
     for spec in specs:
         columns = [column_of(name) for name in (*(["speedup"] if spec.kind == "against" else []), spec.y, *spec.also)]
@@ -89,16 +89,7 @@ def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) 
 
 
 def _fastest(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
-    """For how many shapes each way is the fastest, with the largest of those."""
-    wins, others = defaultdict[str, list[Any]](list), [n for n in frame.differing() if n not in spec.among]
-    for part in frame.by(others):
-        row = fastest(part, spec.among, column)
-        if row is not None and row[2].value is not None:
-            wins[str(row[0].value)].append((frame.in_words(next(iter(part.known)), others), *row))
-    count, clauses = sum(map(len, wins.values())), []
-    for name, shapes in sorted(wins.items(), key=lambda item: -len(item[1])):
-        place, _, time, second, change, _ = shapes[-1]
-        last = f", the last at {place}" if place else ""
-        figures = f"{column.text(time)} {column.unit.word}; next {second.value}, {change_percent(change.value)}"
-        clauses.append(f"fastest by {column.title}: {name} in {len(shapes)} of {count}{last} ({figures})")
-    return clauses
+    """Of how many shapes each way is the fastest."""
+    rows = [fastest(p, spec.among, column) for p in frame.by([n for n in frame.differing() if n not in spec.among])]
+    wins = Counter(row[0].value for row in rows if row is not None and row[2].value is not None)
+    return [f"fastest by {column.title}: {name} in {count} of {wins.total()}" for name, count in wins.most_common()]

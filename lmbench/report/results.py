@@ -16,6 +16,7 @@ from lmbench.masking import masked_message
 from lmbench.records.load import Run
 from lmbench.records.measured import Guard
 from lmbench.records.passes import PASSES, pass_of
+from lmbench.records.run import SweepPlace
 from lmbench.records.schema import value_at
 from lmbench.report import answer
 from lmbench.report.answer import Answer, Chart, Line, Table
@@ -72,15 +73,16 @@ def report_on(
     wanted = catalogue.view(asked, (over,) if over else ()) if asked is not None else None
     sections, refused = list[_Section](), list[UsageError]()
     for group in groups:
-        frame, notes = frame_over(group, over) if over else make_frame(group), list[str]()
+        notes = list[str]()
         shown_by = wanted or _own_view(group, catalogue, notes)
+        frame = frame_over(group, over) if over else make_frame(group, shown_by.is_profiled)
         try:
             frame = frame.against(parse_baseline(baseline, frame) if baseline else shown_by.baseline)
         except UsageError as error:
             refused.append(error)
             notes.append(str(error))
         # A fact that a view sorts by comes before those that it does not name.
-        frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()])).shows(shown_by.is_profiled)
+        frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()]))
         sections.append(_Section(group, shown_by, frame, frame.timed(), notes))
     if len(refused) == len(groups):
         raise refused[0]
@@ -200,7 +202,8 @@ def _notes(section: _Section) -> Iterator[str]:
         if passes[look.name] and not look.has_timing:
             hint = f"; `lmbench {look.command} RUN` shows it" if look.command else ""
             yield f"{_count(passes[look.name], 'run')} {look.label}: in no timing table{hint}"
-    if missing := {cell.id for cell in cells}.difference(*((row.place, row.searched) for row in group.rows)):
+    places = [row.run.record.sweep or SweepPlace() for row in group.rows]
+    if missing := {cell.id for cell in cells}.difference(*((place.cell, place.searched_cell) for place in places)):
         yield f"{len(missing)} of {_count(len(cells), 'cell')} have no run yet"
 
 
