@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -71,17 +70,6 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
     assert most in " ".join(shown(run).split())
 
 
-def test_a_log_file_gets_no_colour_and_80_columns(tmp_path, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    with (tmp_path / "log").open("w", encoding="ascii", errors="replace") as file:
-        console = make_console(file)
-        assert console.width == 80
-        print_answer(run_answer(H200, DEEP), console)
-    text = (tmp_path / "log").read_text(encoding="ascii")
-    assert "\x1b" not in text
-    assert re.search(r"^forward +17.13 ", text, re.MULTILINE)
-
-
 def test_a_run_that_came_to_nothing_says_only_what_is_known():
     run = RunRecord(1, "error", error=RunError(phase="setup", message="no"))
     assert shown(run, Path("r")).splitlines() == ["outcome      error in setup: no", "result       r"]
@@ -114,12 +102,3 @@ def test_show_tells_of_a_run_that_was_killed_and_of_one_that_is_damaged(tmp_path
     out = capsys.readouterr().out
     assert "outcome      killed\nsteps        2 recorded, without a summary: the run was not closed\n" in out
     assert "outcome      damaged\nsteps        2 recorded\ndamage       run.json is damaged: " in out
-
-
-def test_output_for_scripts_is_nothing_else(tmp_path, capsys):
-    words = ["--model.num_layers=1", *QUICK, f"--measure.results_dir={tmp_path}"]
-    assert main(["fit", "--config=smoke", *words, "--json"]) == 0
-    printed = capsys.readouterr()
-    (folder,) = tmp_path.iterdir()
-    assert json.loads(printed.out) == json.loads((folder / "run.json").read_text())
-    assert printed.err == ""

@@ -9,7 +9,6 @@ from report_golden import make_attention
 from runs import rows_of, section_of, table_rows
 
 from lmbench.commands.report import make_catalogue
-from lmbench.report.facts import EAGER
 from lmbench.report.frame import Frame
 from lmbench.report.view import TableSpec
 
@@ -94,11 +93,3 @@ def test_what_a_write_up_does_not_state_is_a_caveat_and_no_context_stands_beside
     assert beside("step_s", {**tf32, "size": "large", "mode": "forward", "batch": 32})["002"].text == "OOM"
     sources = set(beside("step_s", small, {**small, "context": 512}))
     assert ("003" in sources, "001" in sources) == (True, False)
-
-
-def test_csv_has_published_figures_in_si_under_the_columns_names(tmp_path):
-    rows = rows_of(make_attention(tmp_path / "a", [1024, 4096], [64], repeats=1), has_reference=True)
-    (row,) = [row for row in rows if (row["context"], row["attention"], row["compile"]) == (4096, "naive", EAGER)]
-    label = "reference 001 first table, GPU unstated"
-    assert row[f"{label}: forward_s"] == 0.00265901
-    assert row[f"{label}: memory.phase_begin_allocated_bytes.backward"] == pytest.approx(1.11719 * 2**30)

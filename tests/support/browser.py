@@ -23,26 +23,22 @@ _FLAGS = (
     "--disable-background-networking", "--disable-sync", "--virtual-time-budget=8000", "--dump-dom",
 )  # fmt: skip
 
-# Chromium's own window is never narrower than 500 pixels; a frame is, and media queries see its width.
-_FRAME = """<!DOCTYPE html><link rel="icon" href="data:,"><pre id="out"></pre>
-<iframe id="frame" src="page.html" width="%d" height="900" style="border: 0"></iframe><script>
-frame.onload = () => {
-  const view = frame.contentWindow, root = view.document.documentElement;
+# A frame in which the body of a function runs: `page` is its document, `view` its window, `wait()` lets it draw.
+# Chromium's own window is never narrower than 500 pixels; a frame is, and media queries see its width. Virtual time
+# leaps from timer to timer, and hardly a frame is drawn meanwhile: timers stand in for frames.
+_LOOK = """
+  while (page.querySelector(".vega:not([data-rows])")) await wait();
+  const root = page.documentElement;
   const texts = [...root.querySelectorAll("svg text")].map(text => {
     const scale = text.getScreenCTM();
     return parseFloat(view.getComputedStyle(text).fontSize) * Math.hypot(scale.a, scale.b);
   });
-  out.textContent = JSON.stringify({
+  return {
     requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
     scroll_width: root.scrollWidth, client_width: root.clientWidth,
     charts: root.querySelectorAll("svg").length, smallest_text_px: Math.min(...texts, 99),
-  });
-};
-</script>"""
-
-
-# The same frame, in which the body of a function runs: `page` is its document, `view` its window, `wait()` lets it
-# draw. Virtual time leaps from timer to timer, and hardly a frame is drawn meanwhile: timers stand in for frames.
+  };
+"""
 _OPERATED = """<!DOCTYPE html><link rel="icon" href="data:,"><pre id="out"></pre>
 <iframe id="frame" src="page.html" width="%d" height="900" style="border: 0"></iframe><script>
 frame.onload = async () => {
@@ -64,21 +60,15 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 def look(page, width):
     """Open the page in a frame of that width; returns what it requested, its widths, charts and smallest chart text."""
-    return _open(page, _FRAME % width)
+    return operate(page, width, _LOOK)
 
 
 def operate(page, width, script):
     """Open the page and run the body of a function in it; returns what that returns, after a check for errors."""
-    found = _open(page, _OPERATED % (width, script))
-    assert found["errors"] == []
-    return found["value"]
-
-
-def _open(page, frame):
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(page, Path(folder) / "page.html")
-        (Path(folder) / "frame.html").write_text(frame)
+        (Path(folder) / "frame.html").write_text(_OPERATED % (width, script))
         server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -91,4 +81,5 @@ def _open(page, frame):
     found = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, flags=re.DOTALL)
     assert found is not None, done.stderr
     result = json.loads(unescape(found[1]))
-    return result
+    assert result["errors"] == []
+    return result["value"]

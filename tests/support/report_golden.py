@@ -24,13 +24,13 @@ PROFILED = {"trainer.profiler": "lmbench.KernelProfiler", "model.attention": "na
 BF16 = {"trainer.precision": "bf16-mixed", "model.attention": "sdpa"}
 KERNELS = json.loads((RUNS / "h200_kernels.json").read_text())
 BATCH = 8
-#: By attention and whether it is compiled: FLOP/s of forward and backward, times that a matrix of scores is read or
-#: written in each, seconds that the host takes for each.
+#: By attention and whether it is compiled, FLOP/s of forward and backward, and times that a matrix of scores is read or
+#: written in each.
 WAYS = {
-    ("naive", False): ((45e12, 40e12), (7, 12), (120e-6, 210e-6)),
-    ("naive", True): ((45e12, 40e12), (4, 7), (95e-6, 140e-6)),
-    ("sdpa", False): ((21e12, 13e12), (0, 0), (60e-6, 130e-6)),
-    ("flex", False): ((21.02e12, 9e12), (0, 0), (110e-6, 190e-6)),
+    ("naive", False): ((45e12, 7), (40e12, 12)),
+    ("naive", True): ((45e12, 4), (40e12, 7)),
+    ("sdpa", False): ((21e12, 0), (13e12, 0)),
+    ("flex", False): ((21.02e12, 0), (9e12, 0)),
 }
 
 
@@ -52,13 +52,6 @@ def step_times(folder):
     )  # fmt: skip
     (home / "runs" / "2.7B-train_step-r0" / "run.json").write_text('{"schema_version": 1, "outc')
     return [str(home), "--reference"]
-
-
-def context(folder):
-    """A grid with cells that do not fit, and published figures beside it."""
-    axes = {"model.size": ["medium", "large", "2.7B"], "data.context_length": [128, 512, 2048]}
-    fixed = {"data.batch_size": 16, "mode": "forward_backward"}
-    return [str(make_sweep(folder / "context", axes, view="context", fixed=fixed, repeats=2)), "--reference"]
 
 
 def precision(folder):
@@ -154,20 +147,16 @@ def memory(folder):
         if repeat == 1 and is_block:
             return {"memory_history": {"steps": 0, "reason": "the snapshot could not be written: no space"}}
         if repeat == 1:
-            sizes = {"parameters_bytes": 0.25, "optimizer_state_bytes": 0.5, "activations_bytes": 0.2}
-            categories = {name: int(share * peak) for name, share in sizes.items()}
-            history = {"is_complete": True, "unknown_fraction": 0.0, "categories": categories}
-            return {"memory_history": {"steps": 3, "peak_allocated_bytes": peak, **history}}
+            categories = {"parameters_bytes": peak // 4, "optimizer_state_bytes": peak // 2}
+            return {"memory_history": {"steps": 3, "peak_allocated_bytes": peak, "categories": categories}}
         share = 0.5 if is_block else 0.98
-        if run["model"]["size"] == "medium":
-            host = {"host_peak_rss_bytes": 2**30}
-            return {"memory": host, "memory_prediction": {"peak_allocated_bytes": int(share * peak)}}
-        return {"memory_prediction": {"peak_allocated_bytes": int(share * peak), "error_fraction": share - 1}}
+        prediction = {"memory_prediction": {"peak_allocated_bytes": int(share * peak), "error_fraction": share - 1}}
+        is_cpu = run["model"]["size"] == "medium"
+        return prediction | ({"memory": {"host_peak_rss_bytes": 2**30}} if is_cpu else {})
 
     axes = {"model.size": ["small", "medium"], "model.checkpoint": ["none", "block"]}
-    return [
-        str(make_sweep(folder / "memory", axes, view="memory", fixed={"mode": "train_step"}, repeats=2, change=change))
-    ]
+    fixed = {"mode": "train_step"}
+    return [str(make_sweep(folder / "memory", axes, view="memory", fixed=fixed, repeats=2, change=change))]
 
 
 def make_attention(
@@ -176,7 +165,7 @@ def make_attention(
 ):  # fmt: skip
     """A sweep's folder as the study `attention` leaves it on an H200, with a profiled run of cells of some lengths.
 
-    Times follow from bytes, FLOPs and what the host takes to launch, with a small spread between processes.
+    Times follow from bytes and FLOPs, with a small spread between processes.
     """
     cells = [
         {
@@ -198,59 +187,48 @@ def _attention(run, repeat):
     """The changes of one process that measured attention by itself."""
     axes, context, head_dim = run["sweep"]["axes"], run["data"]["context_length"], run["model"]["head_dim"]
     attention, is_compiled = axes["model.attention"], axes["trainer.compile"]
-    rates, matrices, host_times_s = WAYS[attention, is_compiled]
     is_written_out, token_flops = attention == "naive", 2 * context * head_dim
     square, flat = BATCH * context**2 * 4, BATCH * context * head_dim * 4
     saved = square if is_written_out else flat + BATCH * context * 4
-    spread = random.Random(f"{sorted(axes.items(), key=str)}-{repeat}")
-    phases = {}
-    verdicts, kernels = {}, {}
-    for index, phase in enumerate(("forward", "backward")):
-        flops = token_flops * (index + 1) * BATCH * context * (2 if is_written_out else 1)
-        device_s = max(flops / rates[index], 4e-6) + matrices[index] * square / 4.2e12
-        is_waiting = device_s < host_times_s[index]
-        span_s = max(device_s, host_times_s[index]) * spread.gauss(1.0, 0.02 if is_waiting else 0.0005)
-        phases[phase] = {"n": 100, "mean_s": span_s, "std_s": span_s * 0.01, "share_fraction": 0.49}
-        words = ("host-bound", 3e-6) if is_waiting else ("queued", 0.02)
-        verdicts[phase] = dict(zip(("verdict", "min_lag_s"), words, strict=True))
-        kernels[phase] = {"kernel_s": device_s, "busy_s": device_s}
-    step_s = sum(phase["mean_s"] for phase in phases.values()) * 1.02
-    phases["step"] = {"n": 100, "mean_s": step_s, "std_s": step_s * 0.01}
+    spread, times_s = random.Random(f"{sorted(axes.items(), key=str)}-{repeat}"), {}
+    for phase, work, (rate, matrices) in zip(
+        ("forward", "backward"), (1, 2), WAYS[attention, is_compiled], strict=True
+    ):
+        flops = token_flops * work * BATCH * context * (2 if is_written_out else 1)
+        times_s[phase] = (flops / rate + matrices * square / 4.2e12) * spread.gauss(1.0, 0.0005)
+    busy = {phase: {"kernel_s": time_s, "busy_s": time_s} for phase, time_s in times_s.items()}
+    times_s["step"] = sum(times_s.values()) * 1.02
     peak = 8 * flat + (3 * square if is_written_out else flat)
+    model = {"name": "lmbench.AttentionLayer", "d_model": head_dim, "num_heads": 1, "head_dim": head_dim}
+    model |= {"is_causal": True, "attention": attention}
+    memory = {"device_total_bytes": DEVICE_BYTES, "expected_saved_bytes": saved}
     changes = {
         "outcome": "ok",
         "error": None,
-        "model": {
-            "name": "lmbench.AttentionLayer", "d_model": head_dim, "num_heads": 1, "head_dim": head_dim,
-            "is_causal": True, "attention": attention,
-            "attention_backend": "sdpa_efficient" if attention == "sdpa" else None,
-        },
+        "model": model,
         "config.data.batch_size": BATCH,
         "data.batch_size": BATCH,
         "compile": {"is_enabled": is_compiled, "mode": "default" if is_compiled else None},
         "flops.per_token_flops": 6 * token_flops,
         "flops.causal_per_token_flops": 3 * token_flops,
         "loss": {},
-        "phases": phases,
-        "probe": {"verdicts": verdicts},
-        "memory": {
-            "run_peak_allocated_bytes": peak, "device_total_bytes": DEVICE_BYTES, "saved_bytes": saved,
+        "phases": {phase: {"mean_s": time_s, "std_s": time_s * 0.01} for phase, time_s in times_s.items()},
+        "probe": {},
+        "memory": memory | {
+            "run_peak_allocated_bytes": peak, "saved_bytes": saved,
             "phase_begin_allocated_bytes": {"forward": 4 * flat, "backward": 5 * flat + saved},
-            "expected_saved_bytes": saved,
         },
     }  # fmt: skip
     if axes["pass"] == "kernels":
-        changes |= {"is_profiled": True, "kernels": {"steps": 3, "phases": kernels}}
+        changes |= {"is_profiled": True, "kernels": {"steps": 3, "phases": busy}}
     if peak > DEVICE_BYTES:
-        refused = {"phase": "forward", "requested_bytes": square, "allocated_bytes": 4 * flat}
-        memory = {"device_total_bytes": DEVICE_BYTES, "expected_saved_bytes": saved, "refused": refused}
+        memory["refused"] = {"phase": "forward", "requested_bytes": square, "allocated_bytes": 4 * flat}
         changes |= {**ended("oom", "forward", requested_bytes=square), "memory": memory}
     return changes
 
 
 def attention(folder):
-    """Attention by itself: host-bound small shapes with device times beside them, one that does not fit, and published
-    figures."""
+    """Attention by itself: device times beside it, a shape that does not fit, and published figures."""
     return [str(make_attention(folder / "attention", [256, 16384, 65536], [64], profiled=[256])), "--reference"]
 
 
@@ -265,7 +243,7 @@ CASES = {
     **{
         case.__name__: case
         for case in (
-            step_times, context, precision, any_sweep, unrelated, kernels, memory, attention, attention_backends,
+            step_times, precision, any_sweep, unrelated, kernels, memory, attention, attention_backends,
         )
     },
 }  # fmt: skip
