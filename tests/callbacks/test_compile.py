@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lmbench.callbacks import Compiler
 from lmbench.errors import UsageError
-from lmbench.instruments.compiling import CompileOptions, end_compile_workers
+from lmbench.instruments.compiling import CompileOptions, empty_cache, end_compile_workers
 from lmbench.instruments.window import Schedule
 from lmbench.records.run import Compile
 
@@ -89,3 +89,15 @@ def test_inductors_workers_are_gone_before_the_window_and_come_back_for_another_
     assert [process.poll() for process in processes].count(None) == 0
     assert AsyncCompile.process_pool().submit(len, "ab").result() == 2
     end_compile_workers()
+
+
+def test_an_empty_folder_that_was_set_is_as_good_as_a_private_cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    assert empty_cache() == str(folder)
+    folder.mkdir()
+    assert empty_cache() == str(folder)
+    (folder / "graph").touch()
+    assert empty_cache() is None
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    assert empty_cache() is None

@@ -1,11 +1,14 @@
-"""A sweep's file: what it may hold, and one clear line for whatever it may not."""
+"""A sweep's file: what it may hold, one clear line for whatever it may not, and what a dry run lists."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import yaml
 from tables import rows
 
+from lmbench.cli import main
 from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
 from lmbench.sweep.file import read_sweep_file, sweep_from
@@ -65,21 +68,13 @@ def test_a_file_that_is_no_yaml_and_a_misspelt_study_are_named(tmp_path):
         find_sweep("step_time")
 
 
-def test_the_last_axis_varies_fastest_and_modes_follow_the_matrix():
-    found = cells("{matrix: {a.b: [1, 2], c.d: [x, y]}, modes: [inference, train_step]}")
-    assert [tuple(cell.axes.values()) for cell in found][:3] == [
-        (1, "x", "inference"),
-        (1, "x", "train_step"),
-        (1, "y", "inference"),
-    ]
-    assert len(found) == 8
-    assert [cell.command for cell in found[:2]] == ["validate", "fit"]
-    assert found[1].words() == ["fit", "--a.b=1", "--c.d=x", "--measure.mode=train_step"]
-
-
 @pytest.mark.parametrize(
     ("text", "axes"),
     yaml.safe_load("""
+# The last axis varies fastest, and modes follow the matrix.
+- ["matrix: {a.b: [1, 2], c.d: [x, y]}, modes: [forward]",
+   [[1, x, forward], [1, "y", forward], [2, x, forward], [2, "y", forward]]]
+- ["matrix: {a.b: [1]}, modes: [inference, train_step]", [[1, inference], [1, train_step]]]
 # A named axis sets several options at once.
 - ["base: {a.b: 0}, matrix: {pair: [{a.b: 1, c.d: x}, {a.b: 2, c.d: y}]}", [[1, x], [2, "y"]]]
 # Exclude takes lists, and include adds cells with options of their own.
@@ -88,20 +83,20 @@ def test_the_last_axis_varies_fastest_and_modes_follow_the_matrix():
 """),
 )
 def test_cells_are_the_grid_without_what_is_excluded_with_what_is_included(text, axes):
-    found = cells(f"{{{text}}}")
-    assert [[*cell.axes.values()] for cell in found] == axes
-    assert all(cell.axes == cell.options for cell in found)
+    assert [[*cell.axes.values()] for cell in cells(f"{{{text}}}")] == axes
 
 
 def test_passes_look_at_each_cell_once_whatever_the_repeats():
-    text = "{matrix: {a.b: [1, 2]}, modes: [forward], passes: [timing, sync], repeats: 3}"
+    text = "{base: {memory.predict: true}, matrix: {a.b: [1, 2]}, passes: [timing, sync, memory], repeats: 3}"
     plan = make_plan("x", sweep_from(yaml.safe_load(text)))
-    assert [cell.axes["pass"] for cell in plan.cells] == ["timing", "sync"] * 2
-    assert [cell.options.get("timer.clock") for cell in plan.cells] == [None, "sync"] * 2
-    assert [job.cell.axes["pass"] for job in plan.jobs()] == ["timing", "sync"] * 2 + ["timing"] * 4
-    assert len(plan.jobs()) == 8
-    # A sweep that had no passes so far keeps its runs when it gets one.
-    without = make_plan("x", sweep_from(yaml.safe_load(text.replace(", passes: [timing, sync]", ""))))
+    passes = ["timing", "sync", "memory"]
+    assert [cell.options.get("timer.clock") for cell in plan.cells] == [None, "sync", None] * 2
+    assert [cell.options.get("memory.history") for cell in plan.cells] == [None, None, True] * 2
+    # What a timing pass predicted is not predicted again.
+    assert [cell.options["memory.predict"] for cell in plan.cells] == [True, True, False] * 2
+    assert [job.cell.axes["pass"] for job in plan.jobs()] == passes * 2 + ["timing"] * 4
+    # A sweep that had no passes so far keeps its runs when it gets some.
+    without = make_plan("x", sweep_from(yaml.safe_load(text.replace(f", passes: [{', '.join(passes)}]", ""))))
     assert {cell.id for cell in without.cells} < {cell.id for cell in plan.cells}
 
 
@@ -114,8 +109,11 @@ def test_what_yaml_takes_for_numbers_is_text_where_text_is_meant():
 
 
 def test_values_of_every_type_become_words():
-    (cell,) = cells("{matrix: {a.a: [true], a.b: [null], a.c: [-1.5], a.d: [[1, 2]], a.e: [{x: 1}], a.f: ['0']}}")
-    assert cell.words()[1:] == ["--a.a=true", "--a.b=null", "--a.c=-1.5", "--a.d=[1, 2]", '--a.e={"x": 1}', "--a.f=0"]
+    (cell,) = cells(
+        "{matrix: {a.a: [true], a.b: [null], a.c: [-1.5], a.d: [[1, 2]], a.e: [{x: 1}], a.f: ['0']}, modes: [inference]}"
+    )
+    values = ["--a.a=true", "--a.b=null", "--a.c=-1.5", "--a.d=[1, 2]", '--a.e={"x": 1}', "--a.f=0"]
+    assert cell.words() == ["fit", *values, "--measure.mode=train_step"]
 
 
 def test_a_cells_id_names_its_values_and_follows_everything_that_makes_it_up():
@@ -151,8 +149,50 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
         assert len(plan.cells) > 1
 
 
-def test_what_a_timing_pass_predicted_is_not_predicted_again_for_the_memory_pass():
-    text = "{base: {memory.predict: true}, matrix: {a.b: [1]}, passes: [timing, memory]}"
-    timing, memory = make_plan("x", sweep_from(yaml.safe_load(text))).cells
-    assert (timing.options["memory.predict"], memory.options["memory.predict"]) == (True, False)
-    assert memory.options["memory.history"] is True
+FILE = """
+base: {config: smoke, measure.steps: 3}
+matrix: {model.num_layers: [1, 2]}
+modes: [inference, train_step]
+repeats: 2
+timeout_s: 60
+"""
+
+
+def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text(FILE)
+    words = ["--results_dir", str(tmp_path / "r"), "--repeats=3", "--data.batch_size=2"]
+    assert main(["sweep", str(file), "--dry_run", *words]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "    lmbench validate --config=smoke --measure.steps=3 --data.batch_size=2 --model.num_layers=1" in told
+    assert told[-1] == "cells: 4, repeats: 3, runs: 12; at most 12 min (time limits)"
+    assert not (tmp_path / "r").exists()
+
+
+#: By the command, the text of its file, and what is said of each line.
+WRONG = yaml.safe_load(r"""
+sweep:
+  - "matrxi:\n  data.batch_size: [1]\nrepeats: x\nenvironments:\n  a:\n    pyhton: x\n"
+  - {1: "`matrxi`", 3: "Expected `int`", 6: "`pyhton`"}
+sweep of options:
+  - "base:\n  config: smoke\n  model.sise: 1\nmatrix:\n  data.batch_sizes: [1]\n"
+  - {3: "--model.size?", 5: "--data.batch_size?"}
+fit:
+  - "model:\n  sise: small\n  num_layers: many\ntrainer:\n  accelerator: cpu\n  precision: bf17\n"
+  - {2: "--model.size?", 3: "model.num_layers is 'many'", 6: "trainer.precision is 'bf17'"}
+fit what is no YAML: ["a: b\n  c: d\n", {}]
+""")
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_all_mistakes_of_a_file_are_told_with_their_lines(what, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text, lines = WRONG[what]
+    (tmp_path / "mine.yaml").write_text(text)
+    assert main([what.split()[0], "mine.yaml"]) == 2
+    error = capsys.readouterr().err
+    told = dict(re.findall(r"mine.yaml:(\d+): (.*?)(?=; mine|\n)", error))
+    assert {int(number) for number in told} == set(lines)
+    assert all(part in told[str(number)] for number, part in lines.items())
+    assert error.count("\n") == 1
+    assert lines or "no YAML: mapping values are not allowed in this context, line 2" in error

@@ -112,7 +112,11 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     assert sweep(write(tmp_path, FAULTS), "--results_dir", tmp_path) == 1
     captured = capsys.readouterr()
     assert "8 of 8 runs: 1 error, 2 ok, 1 oom, 3 skipped, 1 timeout" in captured.out
-    assert len([line for line in captured.err.splitlines() if " of 8: " in line]) == 8
+    lines = [line.partition(" of 8: ")[2] for line in captured.err.splitlines() if " of 8: " in line]
+    assert len(lines) == 8
+    assert any(re.fullmatch(r"num_layers-1-\w+-r0: ok [\d.,]+ ms/step", line) for line in lines)
+    # A reason is told once.
+    assert sum("has no backward pass on a CPU" in line for line in lines) == 1
     first = {run.outcome: run for run in runs(tmp_path / "study").values() if run.record.sweep.repeat == 0}
     errors = {outcome: run.record.error for outcome, run in first.items()}
     assert set(first) == {"ok", "error", "timeout", "oom"}
@@ -129,6 +133,7 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
         assert run.record.replay_command.startswith("lmbench fit")
     reached = first["ok"].record.milestones
     # What the server has imported, no fork imports again.
+    assert 0 < reached.started_s <= reached.imported_s
     assert reached.imported_s - reached.started_s < 0.1 * first["ok"].record.sweep.cost.total_s
     assert main(["report", str(tmp_path / "study")]) == 0
     assert {"OOM", "timeout", "error"} <= set(re.findall(r"\w+", capsys.readouterr().out))
