@@ -6,8 +6,6 @@ import gzip
 import json
 import re
 
-Interval = tuple[float, float]
-
 
 def union_us(intervals):
     """Length of what the intervals cover."""

@@ -154,7 +154,7 @@ class Step:
             self.moments.append(blocks)
 
 
-def planted_run(max_entries=None, steps=2):
+def planted_run(max_entries=None):
     """A recording of steps in which parameters are 40, optimizer state 80, gradients 40, inputs 1 MiB; each block saves
     30 MiB and logits are 16 MiB; forwards make 5 MiB of temporaries, backwards 24; 3 MiB are unknown, 8 a workspace."""
     memory = Allocator(max_entries=max_entries, is_on=False)
@@ -166,7 +166,7 @@ def planted_run(max_entries=None, steps=2):
     memory.is_on = True
     step = Step(memory)
     step.note(stays)
-    for number in range(7, 7 + steps):
+    for number in (7, 8):
         with memory.range(f"lmbench.step:{number}"):
             _planted_step(step, batch, owners)
             step.note(stays)

@@ -18,6 +18,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lmbench.kernels.findings import examine
 from lmbench.model.transformer import Transformer
 
+ROUNDS = 5
+
 
 @dataclass
 class Call:
@@ -53,7 +55,7 @@ def calls_in_the_model(shape, batch, context, *kinds):
     return [calls[kind] for kind in kinds]
 
 
-def kernel_time_alone(calls, path, rounds=5):
+def kernel_time_alone(calls, path):
     """Kernel time of forward and of backward, in s a round: all calls forward and then, last first, backward.
 
     The trace is left at `path`.
@@ -61,8 +63,8 @@ def kernel_time_alone(calls, path, rounds=5):
     _round(calls)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recording:
-        recording.add_metadata_json("lmbench", json.dumps({"schema_version": 1, "steps": rounds}))
-        for _ in range(rounds):
+        recording.add_metadata_json("lmbench", json.dumps({"schema_version": 1, "steps": ROUNDS}))
+        for _ in range(ROUNDS):
             _round(calls)
         torch.cuda.synchronize()
     recording.export_chrome_trace(str(path))

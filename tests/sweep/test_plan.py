@@ -109,9 +109,8 @@ def test_what_yaml_takes_for_numbers_is_text_where_text_is_meant():
 
 
 def test_values_of_every_type_become_words():
-    (cell,) = cells(
-        "{matrix: {a.a: [true], a.b: [null], a.c: [-1.5], a.d: [[1, 2]], a.e: [{x: 1}], a.f: ['0']}, modes: [inference]}"
-    )
+    matrix = "{a.a: [true], a.b: [null], a.c: [-1.5], a.d: [[1, 2]], a.e: [{x: 1}], a.f: ['0']}"
+    (cell,) = cells(f"{{matrix: {matrix}, modes: [train_step]}}")
     values = ["--a.a=true", "--a.b=null", "--a.c=-1.5", "--a.d=[1, 2]", '--a.e={"x": 1}', "--a.f=0"]
     assert cell.words() == ["fit", *values, "--measure.mode=train_step"]
 
