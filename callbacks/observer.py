@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -120,7 +119,6 @@ class Observer(LeanCallback):
         """The steps that look at `kind` are over."""
 
 
-_KEPT_STEPS = 10_000
 #: In front of every name, so that none is one of the user's own.
 PREFIX = "lmbench/"
 
@@ -141,23 +139,20 @@ class LoggerSink(Observer):
         self._session, self._trainer = session, trainer
         # Where a run goes on from a checkpoint, its steps go on too.
         self._global_step = trainer.global_step
-        self._steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
-
-    def steps_recorded(self, records: list[StepRecord]) -> None:
-        self._steps.extend(records)
+        self._has_told = False
 
     def run_ended(self, exception: BaseException | None) -> None:
-        if not self._trainer.is_global_zero or not self._steps:
+        records = self.session.records
+        # An exception may still follow the end of a run.
+        if not self._trainer.is_global_zero or not records or self._has_told:
             return
+        self._has_told = True
         run = self.session.run
         if run.outcome == RUNNING:
             # No RunRecorder has closed it.
-            run = RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(self._steps))
-        last_step = self._steps[-1].step or 0
-        rows = [(PREFIX, of_step(record, run), record.step or 0) for record in self._steps]
-        rows.append((f"{PREFIX}summary/", of_run(run), last_step))
-        # An exception may still follow the end of a run.
-        self._steps.clear()
+            run = RunRecord(SCHEMA_VERSION, RUNNING, phases=summarize_steps(records))
+        rows = [(PREFIX, of_step(record, run), record.step or 0) for record in records]
+        rows.append((f"{PREFIX}summary/", of_run(run), records[-1].step or 0))
         for logger in self._trainer.loggers:
             try:
                 for prefix, values, step in rows:

@@ -43,10 +43,10 @@ class PhaseTimer(Observer):
 
     def __init__(self, clock: Literal["events", "sync"] = "events") -> None:
         self.clock = clock
-        self.records: deque[StepRecord] = deque(maxlen=10_000)
+        self.records = deque[StepRecord]()
 
     def prepare(self) -> None:
-        self.records.clear()
+        self.records = self.session.records
         self._is_running = False
         self._losses: list[int] = []
         self._marks: ProbeMarks | None = None

@@ -144,9 +144,8 @@ class RunRecorder(Observer):
 
     def _gather(self) -> None:
         """Tell every rank what each of them measured; the record of the first is that of all."""
-        timers = [observer for observer in self.session.observers if isinstance(observer, PhaseTimer)]
         ranks: list[Any] = [None] * self.trainer.world_size
-        all_gather_object(ranks, rank_record(self.run, [record for timer in timers for record in timer.records]))
+        all_gather_object(ranks, rank_record(self.run, self.session.records))
         if self.trainer.is_global_zero:
             join_ranks(self.run, ranks)
 
@@ -333,7 +332,7 @@ class RunRecorder(Observer):
                     steps = load_run(folder.path).steps + folder.waiting_steps()
                 except (OSError, UsageError):
                     # Somebody removed the folder; the timer still has the latest.
-                    steps = [r for o in self.session.observers if isinstance(o, PhaseTimer) for r in o.records]
+                    steps = list(self._session.records)
                 run.loss = loss_facts(steps)
                 complete_run(run, steps, self._session.raw_wall_s)
             except Exception as fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +31,9 @@ from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, RUNNING, Stage
+
+#: Step records that stay in memory: a training may have millions.
+KEPT_RECORDS = 10_000
 
 
 class MeasurementSession(LeanCallback):
@@ -64,6 +68,8 @@ class MeasurementSession(LeanCallback):
             micro_batches=1,
         )
         self.step = StepRecord(micro_batches=0)
+        #: The last of the records that were handed over.
+        self.records = deque[StepRecord](maxlen=KEPT_RECORDS)
         # The window's wall time with its pauses in it; None until it is closed.
         self.raw_wall_s: float | None = None
         self.steps_done = 0
