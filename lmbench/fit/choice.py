@@ -168,23 +168,17 @@ def read_config(name: str) -> tuple[dict[str, Any], bool, dict[str, str]]:
     """The content of a configuration, whether it is a shipped one, and where its settings stand.
 
     A file of the user's own comes first; `configs/large_bf16.yaml` also finds the shipped one where there is no such
-    file. A configuration may also be YAML or JSON text.
+    file.
 
     Raises:
         UsageError: neither a file nor a shipped configuration, or its content is no mapping.
     """
-    is_text = ":" in name and not Path(name).exists()
-    if is_text:
-        text, content = name, parse_yaml(name, "--config")
-    else:
-        path = find_shipped(
-            name, shipped_configs(), "configs", f"config {name!r} is no file and no shipped configuration"
-        )
-        text, content = read_yaml(path, f"config {name!r}")
+    path = find_shipped(name, shipped_configs(), "configs", f"config {name!r} is no file and no shipped configuration")
+    text, content = read_yaml(path, f"config {name!r}")
     if not isinstance(content, dict):
         raise UsageError(f"a configuration is YAML with a setting a line (`key: value`); given: {text.strip()[:80]!r}")
-    lines = lines_of(text, "--config" if is_text else name)
-    return content, any(text == file.read_text() for file in shipped_configs().values()), lines
+    is_shipped = any(text == file.read_text() for file in shipped_configs().values())
+    return content, is_shipped, lines_of(text, name)
 
 
 def _arguments(choice: Choice, key: str, part: Subject) -> dict[str, Any]:

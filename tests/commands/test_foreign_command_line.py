@@ -131,7 +131,7 @@ def test_of_a_shipped_configuration_what_others_cannot_use_is_ignored_and_named(
     assert [sentence.split()[1] for sentence in choice.ignored] == ignored.split()
     assert choice.is_set("model", "size") == ("model.size" not in ignored)
     # The user's own is never cut.
-    choice = choose("fit", [*words, "--config", "{model: {width: 4}, data: {batch_size: 3}}"])
+    choice = choose("fit", [*words, "--model={width: 4}", "--data={batch_size: 3}"])
     assert (choice.is_set("model", "width"), choice.is_set("data", "batch_size"), choice.ignored) == (True, True, [])
 
 
@@ -190,7 +190,7 @@ MISTAKES = f"""
 {REGRESSION} --data.batches 0 | no batch was taken (empty data
 --model strangers.Needy --data strangers.Data | arguments are required: model.width, model.depth
 {REGRESSION} --model.widht 3 | did you mean --model.width?
---config 'model: {{init_args: {{widht: 3}}}}' {REGRESSION} | did you mean --model.width?
+--model '{{init_args: {{widht: 3}}}}' {REGRESSION} | did you mean --model.width?
 --model.size big --model strangers.OwnLoaders | option --model.size
 {REGRESSION} --model.width x | is 'x'; allowed: a whole number
 {BY_HAND} --measure.mode forward | allowed: train_step
