@@ -1,34 +1,17 @@
 """Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
 
-from lmbench.callbacks.compiler import Compiler
-from lmbench.callbacks.dtype_recorder import DtypeRecorder
-from lmbench.callbacks.gradient_norm import GradientNorm
-from lmbench.callbacks.kernel_capture import KernelCapture, KernelProfiler
-from lmbench.callbacks.memory_history import MemoryHistory
-from lmbench.callbacks.memory_recorder import MemoryRecorder
-from lmbench.callbacks.observer import Observer
-from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.callbacks.progress_line import ProgressLine
-from lmbench.callbacks.run_recorder import RunRecorder
-from lmbench.callbacks.session import MeasurementSession
-from lmbench.callbacks.sync_finder import SyncFinder
-from lmbench.callbacks.throughput_meter import ThroughputMeter
-from lmbench.callbacks.training_check import TrainingCheck
-
-__all__ = [
-    "Compiler",
-    "DtypeRecorder",
-    "GradientNorm",
-    "KernelCapture",
-    "KernelProfiler",
-    "MeasurementSession",
-    "MemoryHistory",
-    "MemoryRecorder",
-    "Observer",
-    "PhaseTimer",
-    "ProgressLine",
-    "RunRecorder",
-    "SyncFinder",
-    "ThroughputMeter",
-    "TrainingCheck",
-]
+from lmbench.callbacks.compiler import Compiler as Compiler
+from lmbench.callbacks.dtype_recorder import DtypeRecorder as DtypeRecorder
+from lmbench.callbacks.gradient_norm import GradientNorm as GradientNorm
+from lmbench.callbacks.kernel_capture import KernelCapture as KernelCapture
+from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
+from lmbench.callbacks.memory_history import MemoryHistory as MemoryHistory
+from lmbench.callbacks.memory_recorder import MemoryRecorder as MemoryRecorder
+from lmbench.callbacks.observer import Observer as Observer
+from lmbench.callbacks.phase_timer import PhaseTimer as PhaseTimer
+from lmbench.callbacks.progress_line import ProgressLine as ProgressLine
+from lmbench.callbacks.run_recorder import RunRecorder as RunRecorder
+from lmbench.callbacks.session import MeasurementSession as MeasurementSession
+from lmbench.callbacks.sync_finder import SyncFinder as SyncFinder
+from lmbench.callbacks.throughput_meter import ThroughputMeter as ThroughputMeter
+from lmbench.callbacks.training_check import TrainingCheck as TrainingCheck

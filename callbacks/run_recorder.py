@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -269,13 +268,12 @@ class RunRecorder(Observer):
         return True
 
     def _warn(self, error: OSError) -> None:
-        """Say once that the result cannot be written; a progress line may stand where the cursor is."""
+        """Say once that the result cannot be written."""
         if self._has_warned:
             return
         self._has_warned = True
         assert self.folder is not None
         with suppress(OSError):
-            print("\r\x1b[K" if sys.stderr.isatty() else "", end="", file=sys.stderr)
             tell(f"{self.folder.path}: {error.strerror or error}; measuring goes on, records wait in memory")
 
     def complete(self, field: str, part: Struct, guards: list[Guard]) -> None:
