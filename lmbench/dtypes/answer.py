@@ -321,9 +321,7 @@ def _side_by_side(runs: Sequence[DtypeRun]) -> Table:
         }
         for run in runs
     ]
-    titles = [run.title for run in runs]
-    if len(set(titles)) < len(titles):
-        titles = [f"{run.run.run_id}: {run.title}" for run in runs]
+    titles = [f"{run.run.run_id}: {run.title}" for run in runs]
     names = dict.fromkeys(name for of_run in cells for name in of_run)
     rows = [(name, *(of_run.get(name, "") for of_run in cells)) for name in names]
     columns = [Column("of", narrowing="fold"), *map(Column, titles)]

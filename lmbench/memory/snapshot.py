@@ -127,12 +127,11 @@ class Snapshot(Struct):
         traces = enumerate(self.device_traces)
         with_history = [index for index, trace in traces if any(entry.action != "snapshot" for entry in trace)]
         present = with_history or sorted({segment.device for segment in self.segments})
+        if device in present or (device is None and len(present) == 1):
+            return present[0] if device is None else device
         if not present:
             raise UsageError("this snapshot is empty: it has neither a history nor memory that was held")
-        chosen = present[0] if device is None and len(present) == 1 else device
-        if chosen is None or chosen not in present:
-            raise UsageError(f"name a device of the snapshot: --device {', '.join(map(str, present))}")
-        return chosen
+        raise UsageError(f"name a device of the snapshot: --device {', '.join(map(str, present))}")
 
 
 def different_stacks(lists: Sequence[Any]) -> tuple[list[Stack], list[int]]:

@@ -209,14 +209,13 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
 def check_same_work(measurements: list[Measurement]) -> None:
     """Refuse to compare the latest arm with the first one where it took another number of steps, or began with another
     loss. Raises ProcessFailed."""
-    (first, steps, first_loss), (last, last_steps, last_loss) = (
-        (each["arm"], each["steps"], math.nan if each["first_loss"] is None else each["first_loss"])
-        for each in (measurements[0], measurements[-1])
-    )
-    if last_steps != steps:
-        raise ProcessFailed(f"{last}: took {last_steps} steps where {first} took {steps}")
-    if not math.isclose(last_loss, first_loss, rel_tol=LOSS_TOLERANCE_FRACTION):
-        raise ProcessFailed(f"{last}: its first loss is {last_loss}, that of {first} {first_loss}")
+    first, last = measurements[0], measurements[-1]
+    if last["steps"] != first["steps"]:
+        raise ProcessFailed(f"{last['arm']}: took {last['steps']} steps where {first['arm']} took {first['steps']}")
+    # A loss that is not finite is None.
+    known = [each["first_loss"] or math.nan for each in (first, last)]
+    if not math.isclose(*known, rel_tol=LOSS_TOLERANCE_FRACTION):
+        raise ProcessFailed(f"{last['arm']}: its first loss is {known[1]}, that of {first['arm']} {known[0]}")
 
 
 def measure_arm(

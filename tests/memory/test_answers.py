@@ -56,7 +56,6 @@ def test_json_and_csv_hold_every_figure_without_torch(snapshot, capsys):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["peak"]["phase"], answer["peak"]["allocated_bytes"]) == ("backward", 252 << 20)
-    assert {row["category"]: row["size_bytes"] >> 20 for row in answer["tables"]["peak"]}["peak"] == 252
     assert main(["memory", str(snapshot), "--format=csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert sum(int(row["total_bytes"]) for row in rows) == 252 << 20

@@ -14,10 +14,9 @@ from paths import RUNS
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.memory.allocator import CachingAllocator
 from lmbench.memory.answer import forecast_answer
-from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, PhasePeak, Request, gpu_for
-from lmbench.memory.predictor import SHARED, Predictor, Trial, by_phase, largest_that_fits
+from lmbench.memory.forecast import Gpu, Request, gpu_for
+from lmbench.memory.predictor import Predictor, by_phase, largest_that_fits
 
 ROOM = Gpu("test", 100 * 2**30, 0)
 TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
@@ -277,24 +276,6 @@ def test_buckets_that_are_the_gradients_are_there_all_the_time(own_module):
     assert unused.run_peak_bytes == unused.highest.total_bytes
 
 
-def test_four_gpus_are_enough_where_a_quarter_of_what_is_shared_fits():
-    shared, rest, tried = 200 * 2**30, 50 * 2**30 - CONTEXT_BYTES, []
-
-    def reserve(count):
-        tried.append(count)
-        return shared / count + rest
-
-    def fewest(shared_here, rest_here):
-        sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared_here, "activations": rest_here}
-        trial = Trial([PhasePeak("forward", sizes, "")], shared_here + rest_here, None)
-        return Predictor(lambda *_: trial, 1, None, is_slow=False).fewest_ranks(2, ROOM, reserve)
-
-    assert (fewest(shared // 2, rest), tried) == (4, [4])
-    # The run shows one more than the formula.
-    assert fewest(0.7 * shared // 2, rest) == 4
-    assert fewest(shared // 2, ROOM.total_bytes) is None
-
-
 @pytest.mark.parametrize(("strategy", "enough"), [("fsdp2_zero2", "; 1 is enough"), ("ddp", "")])
 def test_the_verdict_names_the_number_of_gpus(own_module, strategy, enough):
     words = ["--model=hand_module.Stack", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
@@ -375,30 +356,6 @@ def test_a_run_keeps_its_prediction(tmp_path):
     assert prediction.peak_allocated_bytes
     # On a CPU there is nothing that it could be held against.
     assert (prediction.reason, prediction.error_fraction) == (None, None)
-
-
-# the allocator
-
-
-def test_blocks_are_rounded_split_and_joined_as_cuda_does():
-    allocator, mib = CachingAllocator(), 2**20
-    # Where little would be left a large block stays whole.
-    assert allocator.allocate(15 * mib).size_bytes == 16 * mib
-    assert allocator.allocate(14 * mib - 1).size_bytes == 14 * mib
-    # A request under 10 MiB begins a segment of 20, whose rest serves the next.
-    assert [allocator.allocate(9 * mib).size_bytes for _ in range(2)] == [9 * mib] * 2
-    assert allocator.reserved_bytes == (16 + 14 + 20) * mib
-    # Small requests share segments.
-    small = CachingAllocator()
-    assert [small.allocate(size).size_bytes for size in (1, 513, mib)] == [512, 1024, mib]
-    assert small.reserved_bytes == 2 * mib
-    # Freed neighbours become one block again.
-    joined = CachingAllocator()
-    blocks = [joined.allocate(5 * mib) for _ in range(4)]
-    for index in (1, 3, 2, 0):
-        joined.free(blocks[index])
-    joined.allocate(20 * mib)
-    assert (joined.allocated_bytes, joined.reserved_bytes) == (20 * mib, 20 * mib)
 
 
 def test_attention_by_itself_is_predicted_by_its_shape():

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from planted_memory import notes_of, planted_run, write
+from runs import ended, make_run
 from torch import nn
 
 from lmbench.cli import main
@@ -17,31 +18,23 @@ from lmbench.memory.forecast import Forecast, Largest, PhasePeak
 from lmbench.memory.recording import held_by
 from lmbench.memory.shortage import explain
 from lmbench.python_process import ProcessFailed
-from lmbench.records.codec import encode_run
-from lmbench.records.measured import Memory, RefusedAllocation, RunError
-from lmbench.records.run import Data, Environment, Gpu, Model, RunRecord
+from lmbench.records.codec import as_dict
+from lmbench.records.load import load_run
+from lmbench.records.measured import RefusedAllocation
 
 GIB = 2**30
 
 
+REFUSED = RefusedAllocation("forward", 2 * GIB, 137 * GIB, 138 * GIB, GIB // 2, 4 * GIB, 4 * GIB, 8 * GIB, 121 * GIB)
+
+
 def out_of_memory(folder, **changes):
-    """A run of the large model in float32 that was refused 2 GiB, as its folder has it."""
-    run = RunRecord(schema_version=1, outcome="oom", run_id="short", precision="32-true", mode="train_step")
-    run.device_type = "cuda"
-    run.error = RunError("OutOfMemoryError", "CUDA out of memory", "forward", 2 * GIB, "device")
-    run.model = Model(name="lmbench.model.language_model.LanguageModel", attention="naive", checkpoint="none")
-    run.data = Data(batch_size=96)
-    run.environment = Environment(gpu=Gpu(name="NVIDIA H200"))
-    run.memory = Memory(device_total_bytes=140 * GIB)
-    run.memory.refused = RefusedAllocation(
-        "forward", 2 * GIB, 137 * GIB, 138 * GIB, GIB // 2, 4 * GIB, 4 * GIB, 8 * GIB, 121 * GIB
-    )
-    for name, value in changes.items():
-        setattr(run, name, value)
-    folder.mkdir()
-    (folder / "run.json").write_bytes(encode_run(run))
+    """A run on an H200 in float32 with naive attention that was refused 2 GiB, as its folder has it."""
+    memory = {"device_total_bytes": 140 * GIB, "refused": as_dict(REFUSED)}
+    settings = {"data.batch_size": 96, "model.attention": "naive", "model.checkpoint": "none"}
+    make_run(folder, settings, {**ended("oom", "forward"), "memory": memory, **changes})
     (folder / "config.yaml").write_text("{}")
-    return run
+    return load_run(folder).record
 
 
 #: Predicted peaks in GiB, by the option that is changed.
@@ -78,7 +71,7 @@ def test_every_change_that_the_run_did_not_have_is_predicted_and_the_mildest_tha
 
 
 def test_nothing_is_offered_that_the_run_had_or_that_a_strangers_module_has_not(tmp_path):
-    run = out_of_memory(tmp_path / "run", model=Model(name="my.Net"), precision="bf16-true")
+    run = out_of_memory(tmp_path / "run", **{"model.name": "my.Net", "precision": "bf16-true"})
     shortage = explain(run, tmp_path / "run", ask)
     assert [change.words[0] for change in shortage.remedies] == ["--data.batch_size=48"]
 
@@ -127,7 +120,7 @@ def test_the_command_prints_what_was_held_what_fits_and_the_history_of_the_step_
 
 
 def test_a_lack_of_the_hosts_memory_is_not_explained_by_the_device(tmp_path):
-    error = RunError("OutOfMemoryKill", "the kernel ended it for lack of memory", "data", None, "host")
+    error = {"kind": "OutOfMemoryKill", "message": "the kernel ended it", "where": "host"}
     run = out_of_memory(tmp_path / "run", error=error)
     run.memory.refused = None
     assert "host" in advice(explain(run, tmp_path / "run", ask))

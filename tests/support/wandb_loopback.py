@@ -22,8 +22,8 @@ class Server(ThreadingHTTPServer):
         upload_status: answer the upload of steps with this.
 
     `questions` are the GraphQL operations; `history` are the steps by run, `config`, `summary` and `filed` (how it was
-    to be filed) likewise; `tables` are tables by file name, `artifacts` names, `authorizations` the credentials seen.
-    `views` are workspaces as they are there now.
+    to be filed) likewise; `artifacts` are names, `authorizations` the credentials seen, `views` workspaces as they are
+    there now.
     """
 
     daemon_threads = True
@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.questions, self.artifacts, self.views, self.authorizations = [], [], [], set()
         self.history, self.config, self.filed = defaultdict(list), defaultdict(dict), defaultdict(dict)
-        self.summary, self.tables = {}, {}
+        self.summary = {}
         self._lock = threading.Lock()
 
     def __enter__(self):
@@ -53,9 +53,7 @@ class Server(ThreadingHTTPServer):
         with self._lock:
             if path == "/graphql":
                 return self.status, {"data": self._graphql(json.loads(body))}
-            if path.endswith(".table.json"):
-                self.tables[path.split("/")[-1].split("_")[0]] = json.loads(body)
-            elif path.endswith("/file_stream"):
+            if path.endswith("/file_stream"):
                 if self.upload_status == 200:
                     self._stream(path.split("/")[-2], json.loads(body).get("files") or {})
                 return self.upload_status, {"exitcode": None, "limits": {}}
