@@ -88,7 +88,7 @@ def compare(
         # Here: verdicts on times do without it.
         from lmbench.kernels.difference import difference_answer
 
-        return difference_answer(*results, 15 if top is None else top)
+        return difference_answer(*results, top=15 if top is None else top)
     return comparison_answer(compare_results(*results, tolerance, about or []))
 
 

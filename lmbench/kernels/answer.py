@@ -55,6 +55,8 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
     step_s = np.diff(timeline.step_ns) / 1e9
     if timeline.source != "lmbench" and len(step_s) > 1:
         slowest = f"the slowest {milliseconds(step_s.max())} ms, number {step_s.argmax() + 1} of {len(step_s)}"
+        if len({*timeline.step_names}) == 1:
+            slowest += f"; each ends with {timeline.step_names[0]}"
         headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
     headline += _operator_lines(findings) if findings.why_no_kernels else _headline(findings)
     world_size = findings.trace.events.distributed.world_size or 1
@@ -63,7 +65,7 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
             Line("ranks", f"one of {world_size}; give the traces of all, and lmbench tells which one they wait for")
         )
     captured = f"{count['captured_kernel_count']:,} kernels, {count['captured_launch_count']:,} launches"
-    notes.append(Line("captured", f"{captured}, steps: {steps or 'unknown'}"))
+    notes.append(Line("captured", f"{captured}, steps: {steps or 'none marked'}"))
     if timeline.source != "lmbench":
         inferred = " and ".join(timeline.inferred) or "none"
         text = f"by the trace's ranges; {inferred} inferred from what autograd runs"

@@ -47,34 +47,25 @@ def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFr
     return rows.iloc[np.lexsort((rows.name, -larger_s, -difference_s.abs().round(12)))]
 
 
-def difference_answer(a: str | Path, b: str | Path, top: int = 15) -> Answer:
+def difference_answer(*sources: str | Path, top: int = 15) -> Answer:
     """How kernel time changed from one run or trace to another, and what changed most.
 
     Args:
-        a: a run's folder or a trace file, before.
-        b: the same, after.
+        sources: two runs' folders or trace files, before and after.
         top: kernels that are shown.
 
     Raises:
-        UsageError: a trace cannot be compared.
+        UsageError: a trace has no kernels, or no known number of steps where the other one has.
     """
-    return answer_of(examine(a), examine(b), top)
-
-
-def answer_of(a: Findings, b: Findings, top: int = 15) -> Answer:
-    """The answer of a comparison.
-
-    Raises UsageError for a trace without kernels, or without a known number of steps where the other has one.
-    """
-    sides, per, lines = {"A": a, "B": b}, per_what(a), list[Line]()
-    for side in sides.values():
+    a, b = sides = [examine(source) for source in sources]
+    per, lines = per_what(a), list[Line]()
+    for label, side in zip("AB", sides, strict=True):
         if side.why_no_kernels:
             raise UsageError(f"{str(side.trace.path)!r} has no kernels: {side.why_no_kernels}; give traces of a GPU")
-    if per != per_what(b):
-        raise UsageError("one trace tells its number of steps and the other does not; give two that do")
-    for label, side in sides.items():
         lines.append(Line(label, str(side.trace.path), is_whole=True))
         lines += [Line("", run_line(side.run))] if side.run else []
+    if per != per_what(b):
+        raise UsageError("one trace tells its number of steps and the other does not; give two that do")
     lines += [Line("differs", str(setting)) for setting in (differences(a.run, b.run) if a.run and b.run else [])]
     spans, exposed = ([side.clocks.total[name] for side in (a, b)] for name in ("window_s", "comm_exposed_s"))
     lines.append(Line("device", f"{_change(*spans)} {per} (with the profiler)"))
@@ -93,7 +84,7 @@ def answer_of(a: Findings, b: Findings, top: int = 15) -> Answer:
         shown = top if name == "kernels" else None
         what = name.removesuffix("s")
         tables.append(table("differences", rows, shown, [total], name, per=per, what=what))
-    for label, side in sides.items():
+    for label, side in zip("AB", sides, strict=True):
         lines += [Line(guard.status.upper(), f"{label}: {guard.message}") for guard in not_passed(side.guards)]
     before, after = a.clocks.phases, b.clocks.phases
     windows = ["window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]

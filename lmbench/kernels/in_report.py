@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
 from lmbench.records.load import Run
@@ -24,8 +23,8 @@ from lmbench.report.view import Feature
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
 #: The parts of attention written out, in their order.
 _INSIDE = ("scores", "mask", "softmax", "values")
-#: Operators that are named of each phase, and the width of a kernel's name among other words.
-_NAMED, _NAME_WIDTH = 3, 40
+# Of a kernel's name among other words.
+_NAME_WIDTH = 40
 _NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
 
 # columns
@@ -33,18 +32,6 @@ _NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
 
 def _profiled(name: str, title: str, field: Expression, unit: Unit = PERCENT, modes: Sequence[str] = ()) -> Column:
     return Column(name, title, field, unit, modes=modes)
-
-
-def _named(name: str, title: str, read: Callable[[RunRecord], Sequence[Any]]) -> Column:
-    """A column of kernels or operators with their shares, of the cell's first run that has some; the number is the
-    first one's."""
-
-    def of(run: Run) -> Cell | None:
-        rows = read(run.record)
-        text = ", ".join(f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}" for row in rows)
-        return Cell(rows[0].share_fraction, text=text) if rows else None
-
-    return Column(name, title, per_cell(of), Unit("", 100.0, units.percent_number), None)
 
 
 def _share(kind: str, span: Span, name: str) -> Expression:
@@ -66,14 +53,11 @@ def _wait_fraction(run: RunRecord) -> float | None:
     return math.fsum(phase.host_wait_s or 0.0 for phase in phases) / window_s if window_s else None
 
 
-def _top_other(run: RunRecord) -> list[Any]:
-    """The longest kernel of the step that is no matrix product."""
-    return [*filter(None, [value_at(run, "kernels.phases.step.top_other")])]
-
-
-def _top_operators(span: Span) -> Callable[[RunRecord], list[Any]]:
-    """A phase's longest operators on the host, of a run without kernels."""
-    return lambda run: [row for row in value_at(run, "kernels.operators") or () if row.phase == span][:_NAMED]
+def _top_other(run: Run) -> Cell | None:
+    """The longest kernel of the step that is no matrix product, and its share."""
+    if (row := value_at(run.record, "kernels.phases.step.top_other")) is None:
+        return None
+    return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
 
 def _busy(span: Span) -> Read:
@@ -119,11 +103,13 @@ COLUMNS: tuple[Column, ...] = (
             ("step", "step", ("train_step",)),
         )
     ),
-    _named("top_other_fraction", "top kernel but matmul", _top_other),
+    Column(
+        "top_other_fraction", "top kernel but matmul", per_cell(_top_other),
+        Unit("", 100.0, units.percent_number), None,
+    ),
     _profiled("trace_host_wait_fraction", "waits for host", _wait_fraction),
     _profiled("unclassified_part_fraction", "no part", "kernels.unclassified_part_fraction"),
     *(_profiled(f"{span}_kernel_s", span, f"kernels.phases.{span}.kernel_s", MS) for span in _PHASES),
-    *(_named(f"{span}_top_operator_fraction", span, _top_operators(span)) for span in _PHASES),
     *(
         _profiled(
             f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name),

@@ -62,7 +62,7 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
     `HOST_BOUND_FRACTION` of waiting for the host on, if that is more than other idle time; else `stalled` from
     `STALLED_FRACTION` of other idle time or above `IDLE_FRACTION` of any; else `queued` up to `QUEUED_FRACTION` of
     waiting for the host, and `mixed` above it.
-    `reason` has the figures that it rests on, `advice` what would make the phase faster, without the profiler, which
+    `advice` is what would make the phase faster, without the profiler, which
     slows the host and not the device. `lag_verdict` and `min_lag_s` are from the run's probe steps.
     """
     phases = clocks.phases
@@ -82,8 +82,7 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
         advice.append(f"without the profiler it is queued, and {sentence}" if is_slowed else sentence)
     return phases.assign(
         lag_verdict=[lag.verdict for lag in lags],
-        min_lag_s=np.array([lag.min_lag_s for lag in lags], dtype=float), verdict=verdicts, advice=advice,
-        reason=phases.apply(idle_reason, axis=1),
+        min_lag_s=np.array([lag.min_lag_s for lag in lags], dtype=float), verdict=verdicts, advice=advice
     )  # fmt: skip
 
 
@@ -92,9 +91,7 @@ def idle_reason(clock: pd.Series) -> str:
     words = {"host_wait_s": "waiting for the host", "queued_gap_s": "in short gaps", "other_idle_s": "other"}
     shares = {word: clock[name] / (clock.window_s or 1.0) for name, word in words.items()}
     reasons = ", ".join(f"{percent(share)} {word}" for word, share in shares.items() if share >= _SAID_FRACTION)
-    busy, exposed = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms", clock.comm_exposed_s
-    if exposed > _MUCH_COMMUNICATION_FRACTION * clock.window_s and verdict_of(clock) == "stalled":
-        busy += f" ({percent(exposed / clock.window_s)} exposed communication)"
+    busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
     return f"{busy}, idle {percent(sum(shares.values()))}" + (f": {reasons}" if reasons else "")
 
 

@@ -58,7 +58,12 @@ def test_a_foreign_trace_tells_its_slowest_step_and_exposed_communication(tmp_pa
     trace.launched(620, "sgemm", 3_300, 600)
     text = " ".join(shown(capsys, str(trace.write(tmp_path / "t.json"))).split())
     assert "steps 1.250 ms each on the host, the slowest 1.900 ms, number 2 of 3" in text
-    assert "stalled: busy 0.400 of 1.317 ms (15.2 % exposed communication), idle" in text
+    assert "stalled: busy 0.400 of 1.317 ms, idle" in text
+    assert "communication: 0.200 ms exposed, 0.000 ms beside computing" in text
+    for event in trace.events[:3]:
+        event["name"] = "Optimizer.step#SGD.step"
+    text = " ".join(shown(capsys, str(trace.write(tmp_path / "t.json"))).split())
+    assert "steps 1.525 ms each on the host, the slowest 2.000 ms, number 1 of 2; each ends with Optimizer.step" in text
 
 
 def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys):

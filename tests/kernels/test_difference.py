@@ -10,7 +10,7 @@ from tables import rows
 from trace_events import HandWritten
 
 from lmbench.cli import main
-from lmbench.kernels.difference import answer_of, compared
+from lmbench.kernels.difference import compared, difference_answer
 from lmbench.kernels.findings import examine
 from lmbench.report.render import render
 
@@ -54,7 +54,7 @@ def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path):
 
 
 def test_the_answer_is_as_it_was_read(sides):
-    text = render(answer_of(*sides, 8), "markdown").replace(str(TRACES), "TRACES")
+    text = render(difference_answer(EAGER, COMPILED, top=8), "markdown").replace(str(TRACES), "TRACES")
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
 
 
@@ -67,11 +67,11 @@ def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
         trace.phase("optimizer", 100, 300)
         trace.launched(5, "ampere_sgemm_64x64_nn", 10, 100 + number)
         trace.launched(at, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 130, 50)
-        sides.append(examine(trace.write(tmp_path / f"{number}.json")))
-    lines = {line.label: line.text for line in answer_of(*sides).headline}
+        sides.append(trace.write(tmp_path / f"{number}.json"))
+    lines = {line.label: line.text for line in difference_answer(*sides).headline}
     assert lines["phases"] == "backward +0.051 ms, optimizer -0.050 ms"
     assert lines["kinds"] == "gemm +0.001 ms"
-    assert any("of exposed communication" in line.text for line in answer_of(*sides).headline)
+    assert any("of exposed communication" in line.text for line in difference_answer(*sides).headline)
 
 
 @pytest.mark.parametrize(

@@ -158,16 +158,3 @@ def test_of_profiled_runs_a_line_says_what_shows_them(tmp_path):
     (line,) = [line.text for line in section.notes if "profiler" in line.text]
     assert section.title == "Runs"
     assert line == "1 run under a profiler: in no timing table; `lmbench kernels RUN` shows it"
-
-
-def test_runs_without_kernels_show_their_operators(tmp_path):
-    shares = {("forward", "aten::addmm"): 0.45, ("forward", "aten::mul"): 0.2, ("backward", "aten::mm"): 0.5}
-    operators = [
-        {"phase": phase, "name": name, "self_s": 1e-3, "call_count": 4.0, "share_fraction": share}
-        for (phase, name), share in shares.items()
-    ]
-    make_run(tmp_path / "a", NAIVE, {"is_profiled": True, "kernels": {"reason": "no kernels", "operators": operators}})
-    table = section_of(tmp_path, view="kernels").tables[0]
-    (row,) = table_rows(table)
-    assert (row["forward"], row["backward"]) == ("aten::addmm 45.0 %, aten::mul 20.0 % [1]", "aten::mm 50.0 %")
-    assert table.notes == ["no kernels"]
