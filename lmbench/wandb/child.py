@@ -1,8 +1,8 @@
 """Results as offline W&B runs beside them: `python -m lmbench.wandb.child RESULT...`, in a process of its own.
 
 Only this module imports wandb. A run there has a name, a flat configuration, series, a summary of what decides, and
-tables. Measured on two busy cores by tests/experiments/wandb_costs.py: a process that writes 1 step takes 1.7 s, 100
-steps 2.1 s, 10 000 steps 5.4 s (1.5 s of it are start-up), for files of 0.01, 0.09 and 7.8 MB.
+tables. Measured on two busy cores: a process that writes 1 step takes 1.7 s, 100 steps 2.1 s, 10 000 steps 5.4 s (1.5 s
+of it are start-up), for files of 0.01, 0.09 and 7.8 MB.
 """
 
 from __future__ import annotations

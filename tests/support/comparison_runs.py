@@ -26,15 +26,15 @@ _SETTINGS = {
 _pids = itertools.count(1000)
 
 
-def make_run(folder, step_s=0.05, /, steps=100, **changes):
+def make_run(folder, step_s=0.05, /, **changes):
     """One result in `folder`, of a process of its own; `changes` by dotted name, `__` for the dot."""
     number = next(_pids)
     run = put(copy.deepcopy(BASE), copy.deepcopy(_SETTINGS))
     # Folders are filled in turn, as it were: no side was measured before the other.
     order = len(list(folder.glob("*")))
     run |= {"pid": number, "started_at": f"2026-11-21T00:{order // 60:02}:{order % 60:02}"}
-    run["window"] |= {"steps": steps, "wall_s": step_s * steps, "tokens": 2048 * steps}
-    run["phases"] = {name: {"mean_s": share * step_s, "n": steps} for name, share in _PHASES.items()}
+    run["window"] |= {"steps": 100, "wall_s": step_s * 100, "tokens": 204_800}
+    run["phases"] = {name: {"mean_s": share * step_s, "n": 100} for name, share in _PHASES.items()}
     path = folder / changes.get("run_id", f"run-{number}")
     put(run, {"run_id": path.name, **{name.replace("__", "."): change for name, change in changes.items()}})
     path.mkdir(parents=True)

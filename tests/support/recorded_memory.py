@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 from paths import GOLDEN as GOLDEN_FILES
 from paths import MEMORY
@@ -34,16 +35,8 @@ def unpack(folder):
 def printed(folder):
     """What `lmbench memory` prints of it on a screen of 80 columns."""
     out = io.StringIO()
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "80"
-    try:
-        with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-            assert main(["memory", "recorded", "--all"]) == 0
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
+    with mock.patch.dict(os.environ, COLUMNS="80"), contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        assert main(["memory", "recorded", "--all"]) == 0
     return out.getvalue()
 
 

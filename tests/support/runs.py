@@ -177,14 +177,14 @@ def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=
     return home
 
 
-def section_of(*folders, has_reference=False, **options):
+def section_of(*folders, **options):
     """The first section of what `lmbench report` works out of results; options are those of `report_on`."""
-    return report_on(folders, make_catalogue(has_reference), **options).sections[0]
+    return report_on(folders, make_catalogue(), **options).sections[0]
 
 
-def rows_of(*folders, has_reference=False, **options):
+def rows_of(*folders, **options):
     """A row for each cell, as CSV has them."""
-    return report_on(folders, make_catalogue(has_reference), **options).data().records()
+    return report_on(folders, make_catalogue(), **options).data().records()
 
 
 def table_rows(table):
