@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from pathlib import Path
 from types import ModuleType
 
 from lmbench.masking import masked_message, one_line
@@ -113,6 +114,14 @@ def check_divides(devices: int, **values: int) -> None:
     for name, value in values.items():
         if value % devices:
             raise UsageError(f"{name} is {value}, which {devices} devices cannot share; split over fewer")
+
+
+def find_modules_in_current_folder() -> None:
+    """Let a user's module be found beside where the command is given."""
+    # As `python -m` does; an installed command leaves it out.
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
 
 
 def import_named(what: str, module_name: str) -> ModuleType:

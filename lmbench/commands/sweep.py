@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from lmbench.commands.report import make_catalogue
 from lmbench.commands.signatures import check_options
@@ -25,6 +26,9 @@ from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Progress, announcement
+from lmbench.sweep.rows import Rows
+from lmbench.sweep.tasks import TaskExecution, make_engine
+from lmbench.sweep.tasks import merge as merge_runs
 from lmbench.wandb.publish import WandbProblem, upload_options, write_new
 
 
@@ -33,6 +37,10 @@ def sweep(
     *,
     results_dir: Path = Path("results"),
     name: str | None = None,
+    rounds: str | None = None,
+    merge: Path | None = None,
+    on: str = "local",
+    on_interrupt: Literal["ask", "leave", "cancel"] = "ask",
     dry_run: bool = False,
     trust: bool = False,
     repeats: int | None = None,
@@ -52,12 +60,21 @@ def sweep(
     largest: an option (data.batch_size) of which each cell finds the largest value that
     fits, by trial from what `lmbench memory` predicts.
 
+    With --on slurm each round of repeats is a task of a job array, in a folder that the nodes share (--slurm.partition,
+    .time in minutes, .gpus_per_node, .constraint, .account, .setup, .array_parallelism, .additional
+    mem=64G,exclusive); --on my_module.MyEngine is an engine of yours (lmbench.sweep.tasks.Engine). On other machines
+    --rounds 2,5 measures some of the rounds, and --merge brings the folders together.
+
     STUDIES
 
     Args:
         study: a file, a study's name, or the folder of a sweep
         results_dir: where the sweep's folder goes
         name: name of the sweep's folder, the file's by default
+        rounds: measure only these repeats of the cells, counted from 0, such as 2,5
+        merge: a folder of the same sweep from elsewhere, whose runs come into this one first
+        on: where to measure: local, slurm, or the class of an engine
+        on_interrupt: what becomes of tasks elsewhere when this ends before them: ask, leave or cancel
         dry_run: refuse what a start would refuse, and list the cells and what each would run
         trust: go on with a folder that you did not begin here
         repeats: processes of each cell, instead of the file's
@@ -74,13 +91,19 @@ def sweep(
         path, file = results_dir / (name or source.stem), read_sweep_file(source)
         places = lines_of(source.read_text("utf-8"), str(source))
         check_name("--name", path.name if name is None else name)
-    file = file.changed(read_options(settings or []), repeats, timeout_s)
-    if file.sides:
+    options = read_options(settings or [])
+    engine = make_engine(on, options)
+    file = file.changed(options, repeats, timeout_s)
+    if file.sides and rounds is None:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
     if file.view is not None:
         make_catalogue().view(file.view, file.matrix)
-    plan = make_plan(path.name, file)
-    return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places)
+    plan = make_plan(path.name, file, rounds)
+    if merge is not None:
+        merge_runs(plan, path, merge)
+
+    elsewhere = None if engine is None else partial(TaskExecution, engine=engine, on_interrupt=on_interrupt)
+    return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places, elsewhere=elsewhere)
 
 
 def _studies() -> str:
@@ -117,14 +140,16 @@ def carry_out(
     window_options: list[str] | None = None,
     is_dry: bool = False,
     places: Mapping[str, str] | None = None,
+    elsewhere: Callable[[Rows], TaskExecution] | None = None,
 ) -> ExitCode:
     """Bring a plan to its end in its folder, or as many rounds of it as are enough, and publish what came of it.
 
     `window_options` are the window's settings of both sides' next round; `is_enough` may change them. With `is_dry` the
-    plan is only checked and printed. `places` is where the settings of its file stand.
+    plan is only checked and printed. `places` is where the settings of its file stand. It is measured by the
+    tasks of `elsewhere`, by default on this machine.
 
     Raises:
-        UsageError: the folder is another's, or a cell's options are not understood.
+        UsageError: the folder is another's, a cell's options are not understood, or the engine refuses.
         SweepHalted: the disk is full, or a process cannot be started.
     """
     words = [f"--config={config}" for config in plan.configs]
@@ -134,7 +159,10 @@ def carry_out(
         closing(SweepFolder(path)) as folder,
         closing(LocalExecutor(progress.keep, mark=folder.mark)) as executor,
     ):
-        folder.open(plan, is_dry=True)
+        rows = Rows(plan, folder, progress)
+        tasks = None if elsewhere is None else elsewhere(rows)
+        # What is measured elsewhere tasks hold.
+        folder.open(plan, plan.chosen if tasks is None else (), is_dry=True)
         folder.close()
         check_options(words, places or {})
         executor.is_hasty = bool(plan.file.sides)
@@ -146,20 +174,23 @@ def carry_out(
                 where = "" if cell.environment is HERE else f"   (in environment {cell.environment.name})"
                 line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)])) + where
                 print(f"{shown(cell.id)}\n    {shown(line)}")
-            print(announcement(plan))
+            print(announcement(plan) if tasks is None else tasks.describe())
             return ExitCode.OK
-        predict = partial(_predicted, folder, progress)
-        execution = Execution(plan, folder, executor, progress, predict, window_options or [])
-        folder.open(plan)
         try:
-            execution.run(is_enough)
+            if tasks is not None:
+                executor.close()
+                tasks.run(is_enough)
+            else:
+                folder.open(plan, plan.chosen)
+                Execution(rows, executor, partial(_predicted, folder, progress), window_options or []).run(is_enough)
         finally:
             progress.line.clear()
             if not plan.file.sides:
                 _conclude(folder.path, progress)
         executor.close()
-        _publish(folder, progress, execution.filings)
-    return execution.exit_code
+        if not plan.is_part:
+            _publish(folder, progress, rows.filings)
+    return rows.exit_code
 
 
 def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:

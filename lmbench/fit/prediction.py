@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
-from lmbench.errors import ExitCode, UsageError, check_at_least, tell, unknown
+from lmbench.errors import ExitCode, UsageError, check_at_least, find_modules_in_current_folder, tell, unknown
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (
     MOST_MICRO_BATCHES,
@@ -42,7 +42,6 @@ from lmbench.fit.fake_step import (
 from lmbench.fit.in_process import quiet
 from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import STRATEGIES
-from lmbench.fit.run import find_modules_in_current_folder
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, own_lines

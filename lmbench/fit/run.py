@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 
 from lmbench.callbacks import RunRecorder
-from lmbench.errors import ExitCode, tell
+from lmbench.errors import ExitCode, find_modules_in_current_folder, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.in_process import quiet
 from lmbench.fit.measurement import Measurement, complete_record
@@ -182,14 +182,6 @@ def _before_anything(error: BaseException) -> int:
         return _print_own_lines(error)
     _print_lines("".join(traceback.format_exception(error)))
     return ExitCode.INTERNAL
-
-
-def find_modules_in_current_folder() -> None:
-    """Let a user's module be found beside where the command is given."""
-    # As `python -m` does; an installed command leaves it out.
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.insert(0, here)
 
 
 def _complain(line: object, code: ExitCode) -> int:

@@ -1,43 +1,31 @@
-"""Runs a plan: round after round of repeats, each run to a complete row, whatever happens to its process.
+"""Runs a plan on this machine: round after round of repeats, each run to a complete row.
 
-`local.py` starts the processes; here is what a run's end means for its row and for the runs after it.
+`local.py` starts the processes; here is what a run's end means for the runs after it.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
-from lmbench.errors import ExitCode, Failure, UsageError
+from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
 from lmbench.interruption import held
-from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
-from lmbench.records.process import load_per_core
-from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
-from lmbench.records.store import RUN_FILE, RunFolder
-from lmbench.records.vocabulary import DAMAGED
+from lmbench.records.run import RunRecord
+from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
-from lmbench.sweep.executor import End, Launch
+from lmbench.sweep.executor import Launch
 from lmbench.sweep.file import LargestSpec
-from lmbench.sweep.folder import CHILD_LOG, COMPILE_CACHE, SweepFolder
+from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.local import LocalExecutor
-from lmbench.sweep.outcome import is_hopeless, judge, last_lines, new_record
+from lmbench.sweep.outcome import is_hopeless, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, Plan, as_json
-from lmbench.sweep.progress import Progress
+from lmbench.sweep.rows import Rows, SweepHalted, now
 
-# With less a run cannot be recorded.
-_LEAST_FREE_BYTES = 2**20
-#: Exit codes that tell what a run failed at; that of a signal, say, is the run's and not the sweep's.
-_FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
-_FOREIGN_FILE = "run.foreign.json"
 _CHECK_TIMEOUT_S = 300.0
 #: How far from the first value the next one is tried, as a part of it; twice as far each time until the border is met.
 _FIRST_STRIDE = 1 / 16
@@ -46,45 +34,26 @@ _FIRST_STRIDE = 1 / 16
 ROUNDS_PER_SERVER = 4
 
 
-class SweepHalted(Failure):
-    """The sweep cannot go on; one line. Nothing that was measured is lost, and a restart goes on from here."""
-
-
 @dataclass
 class Execution:
-    """A plan being carried out in its folder, which is open.
+    """A plan being carried out on this machine, with its rows.
 
-    `predict` guesses the largest value of an option that a cell has room for. `filings` are those of the runs that were
-    measured now. `window_options` are the window's settings of the rounds to come, where two sides are measured.
+    `predict` guesses the largest value of an option that a cell has room for. `window_options` are the window's
+    settings of the rounds to come, where two sides are measured.
     """
 
-    plan: Plan
-    folder: SweepFolder
+    rows: Rows
     executor: LocalExecutor
-    progress: Progress
     predict: Callable[[GridCell, str], int | None]
     window_options: list[str] = field(default_factory=list)
-    filings: list[WandbFiling] = field(default_factory=list)
-    # By cell: the trial that found the largest value, and the record of the first repeat.
+    # By cell: the trial that found the largest value.
     _largest: dict[str, GridCell] = field(default_factory=dict)
-    _first: dict[str, RunRecord] = field(default_factory=dict)
     # What has been compiled into the sweep's own cache.
     _compiled: set[str] = field(default_factory=set)
-    _ends: set[tuple[str, int | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.executor.begin_round(self.plan.file.repeats - 1)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """That of the runs that failed, 1 where they failed in different ways. What ran out of memory is a finding,
-        unless nothing else was found."""
-        outcomes, codes = {outcome for outcome, _ in self._ends}, {code for _, code in self._ends}
-        if failures := {code for outcome, code in self._ends if outcome not in ("ok", "oom", "skipped")}:
-            return next((code for code in _FAILURES if failures == {code}), ExitCode.INTERNAL)
-        if ExitCode.GUARD_FAILED in codes:
-            return ExitCode.GUARD_FAILED
-        return ExitCode.OUT_OF_MEMORY if "oom" in outcomes and "ok" not in outcomes else ExitCode.OK
+        self.plan, self.folder = self.rows.plan, self.rows.folder
+        self.executor.begin_round(len(self.plan.chosen) - 1)
 
     def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
         """Bring every job to its end, or as many rounds of them as are enough; that is asked after each round.
@@ -94,24 +63,27 @@ class Execution:
             KeyboardInterrupt, SystemExit: an interruption; the run that it met is recorded as interrupted.
         """
         spec = self.plan.file.largest
-        for repeat, jobs in enumerate(self.plan.rounds()):
-            if repeat and not (self.plan.file.sides and repeat % ROUNDS_PER_SERVER):
-                self.executor.begin_round(self.plan.file.repeats - repeat - 1)
-            missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
-            # Start the servers of all environments first, so that start-up load does not bias one of them. A run whose
-            # server is lost says so itself.
-            with suppress(ServerLost):
-                self.executor.await_ready(cell.environment for cell in missing)
-            for job in jobs:
-                if spec is None:
-                    self._bring_to_end(job)
-                elif repeat == 0:
-                    self._search(job.cell, spec)
-                elif job.cell.id in self._largest:
-                    self._bring_to_end(Job(self._largest[job.cell.id], repeat))
-            if is_enough(repeat + 1):
-                break
-        self.folder.remove_compile_cache()
+        # In the temporary folder: a sweep's own may be on a disk that other machines share. Compiled code is run, so
+        # none is trusted that another process left.
+        with ScratchFolder("compiled") as self._cache:
+            for ended, repeat in enumerate(self.plan.chosen):
+                jobs = self.plan.round(repeat)
+                if ended and not (self.plan.file.sides and repeat % ROUNDS_PER_SERVER):
+                    self.executor.begin_round(len(self.plan.chosen) - ended - 1)
+                missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
+                # Start the servers of all environments first, so that start-up load does not bias one of them. A run
+                # whose server is lost says so itself.
+                with suppress(ServerLost):
+                    self.executor.await_ready(cell.environment for cell in missing)
+                for job in jobs:
+                    if spec is None:
+                        self._bring_to_end(job)
+                    elif repeat == 0:
+                        self._search(job.cell, spec)
+                    elif job.cell.id in self._largest:
+                        self._bring_to_end(Job(self._largest[job.cell.id], repeat))
+                if is_enough(ended + 1):
+                    break
 
     def _search(self, cell: GridCell, spec: LargestSpec) -> None:
         """Try values, each in a process of its own, until the largest that fits is known.
@@ -145,67 +117,44 @@ class Execution:
 
     def _bring_to_end(self, job: Job) -> RunRecord:
         try:
-            record = self.folder.finished(job, self.progress.keep)
+            record = self.rows.kept(job)
             if record is None:
                 record = self._measure(job)
-                self.progress.ended(job, record)
-                self.filings += [record.wandb] if record.wandb is not None else []
-            else:
-                if record.sweep is None:
-                    # The sweep was killed before it could say in the record that the run is done.
-                    self._write(job, record)
-                self.progress.kept(record)
+                self.rows.ended(job, record)
         except OSError as error:
             raise SweepHalted(f"{job.name} cannot be run: {error}; mend that, and start the sweep again") from error
-        if job.repeat == 0:
-            self._first[job.cell.id] = record
         if record.compile.cache == "private":
             self._compiled.add(job.cell.compiled_as)
-        self._ends.add((record.outcome, record.exit_code))
         return record
 
     def _measure(self, job: Job) -> RunRecord:
-        cell, first = job.cell, self._first.get(job.cell.id)
         words = self._words(job)
-        record = new_record(job.name, words)
-        if first is not None and is_hopeless(first):
-            error = first.error or RunError()
-            message = f"repeat 0 ended with {first.outcome}: {error.message}"
+        first = self.folder.runs / Job(job.cell, 0).name
+        if job.repeat and is_run_folder(first) and is_hopeless(failed := load_run(first, with_steps=False).record):
+            record, error = new_record(job.name, words), failed.error or RunError()
+            message = f"repeat 0 ended with {failed.outcome}: {error.message}"
             record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
-            return self._write(job, record)
-        self._check_disk()
-        cache = self.folder.path / COMPILE_CACHE / cell.compiled_as
+            return self.rows.write(job, record)
+        self.rows.check_disk()
+        cache = Path(self._cache, job.cell.compiled_as)
         log = self.folder.log_path(job)
         log.unlink(missing_ok=True)
-        started_at = _now()
+        started_at = now()
         # Whatever its process leaves in the temporary folder goes with it, also when it was killed.
         with ScratchFolder("cell") as scratch:
             variables = {
                 "TMPDIR": scratch,
                 "TORCHINDUCTOR_CACHE_DIR": str(cache),
                 "TRITON_CACHE_DIR": str(cache / "triton"),
-                **cell.environment.spec.variables,
+                **job.cell.environment.spec.variables,
             }
             self.folder.begin(job)
-            self.progress.begin(job.name)
-            launch = Launch(words, log, cell.environment, variables)
-            end = self.executor.run(launch, self.plan.file.timeout_s, self.progress.show)
+            self.rows.progress.begin(job.name)
+            launch = Launch(words, log, job.cell.environment, variables)
+            end = self.executor.run(launch, self.plan.file.timeout_s, self.rows.progress.show)
         with held():
             try:
-                path, steps = self.folder.runs / job.name, []
-                try:
-                    run = load_run(path) if is_run_folder(path) else None
-                    if run is not None and run.outcome != DAMAGED:
-                        record, steps = run.record, run.steps
-                except UsageError:
-                    # Written by another version of lmbench (a revision of it, say): kept, beside what is known here.
-                    (path / RUN_FILE).replace(path / _FOREIGN_FILE)
-                record.started_at = record.started_at or started_at
-                judge(record, steps, end, self.plan.file.timeout_s, log)
-                if record.outcome not in ("ok", "oom"):
-                    # What failed for a full disk is done again on a restart.
-                    self._check_disk()
-                return self._write(job, record, end)
+                return self.rows.close(job, words, end, started_at)
             finally:
                 if end.cause is not None:
                     raise end.cause
@@ -219,37 +168,6 @@ class Execution:
             # What the probes show is known from the first round.
             words += [*self.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
         return [*words, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
-
-    def _write(self, job: Job, record: RunRecord, end: End | None = None) -> RunRecord:
-        """Write which run of the sweep it is, and where its process ran now (`end`) its cost."""
-        folder = RunFolder(self.folder.runs / job.name)
-        folder.path.mkdir(exist_ok=True)
-        folder.release()
-        record.ended_at = record.ended_at or _now()
-        record.sweep = SweepPlace(
-            name=self.plan.name,
-            study=self.plan.file.study,
-            cell=job.cell.id,
-            axes=job.cell.axes,
-            repeat=job.repeat,
-            attempt=self.folder.attempt(job),
-            environment=job.cell.environment.name,
-            search=None if job.searched is None else "trial",
-            searched_cell=job.searched,
-            cost=None if end is None else Cost(end.ended_s - end.launched_s),
-            load_per_core=None if end is None else load_per_core(),
-        )
-        log = self.folder.log_path(job)
-        with suppress(FileNotFoundError), log.open(errors="replace") as lines:
-            (folder.path / CHILD_LOG).write_text("".join(map(masked_message, lines)))
-            log.unlink()
-        folder.write_run(record)
-        return record
-
-    def _check_disk(self) -> None:
-        """Raises OSError where the disk is full."""
-        if shutil.disk_usage(self.folder.path).free < _LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder.path))
 
 
 def check_cells(plan: Plan, folder: SweepFolder, executor: LocalExecutor, say: Callable[[str], None]) -> None:
@@ -313,7 +231,3 @@ def seek(value: int, spec: LargestSpec, try_value: Callable[[int], bool | None])
             value = (fits + fails) // 2 // unit * unit
         stride *= 2
     return fits or unit
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -31,12 +31,13 @@ class End:
 
     `code` is its exit code, or minus the number of the signal that ended it. `by` says whether it ended by itself, or
     was stopped by the sweep: at its time limit, or because the sweep itself is stopped. Times are on `clock_s`.
-    `lost` says why nobody knows how it ended: what was to start it, or to wait for it, was gone first. `cause` is the
+    `lost` says why nobody knows how it ended: what was to start it, or to wait for it, was gone first, the sweep's task
+    on another machine (`by` it), say. `cause` is the
     exception of an interruption, which is to be raised when the process's end is recorded.
     """
 
     code: int
-    by: Literal["itself", "timeout", "interruption"]
+    by: Literal["itself", "timeout", "interruption", "task"]
     launched_s: float
     ended_s: float
     oom_evidence: str | None = None

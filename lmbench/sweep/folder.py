@@ -11,7 +11,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,6 @@ SIDE_CONFIG_FILE = "side-{}.yaml"
 _FILES = (SWEEP_FILE, CONFIG_FILE, SIDE_CONFIG_FILE.format("A"), SIDE_CONFIG_FILE.format("B"))
 #: The name of a run for every process that was started.
 ATTEMPTS_FILE = "attempts.txt"
-#: What compiling left for later repeats; gone when the sweep is done.
-COMPILE_CACHE = "compile_cache"
 CHILD_LOG = "child.log"
 #: The environment variable that every process of a sweep has: which folder it works for.
 MARK = "LMBENCH_SWEEP"
@@ -69,11 +68,12 @@ class SweepFolder:
         self.mark = {MARK: str(self.path.resolve())}
         self._open = ExitStack()
 
-    def open(self, plan: Plan, is_dry: bool = False) -> None:
-        """Make the folder or go on with it, for this process alone; with `is_dry` only look whether that can be done.
+    def open(self, plan: Plan, rounds: Iterable[int], is_dry: bool = False) -> None:
+        """Make the folder or go on with it, these rounds for this process alone; with `is_dry` only look whether that
+        can be done.
 
         Raises:
-            UsageError: another process has it, it is another sweep's, or it cannot be written.
+            UsageError: another process has such a round, it is another sweep's, or it cannot be written.
         """
         try:
             if is_dry and not os.path.lexists(self.path):
@@ -85,12 +85,12 @@ class SweepFolder:
                 raise UsageError(f"{self.runs} is a link; remove it")
             lock = self._open.enter_context(open_to_append(self.path / _LOCK))
             self._attempts = self._open.enter_context(open_to_append(self.path / ATTEMPTS_FILE))
-            # The kernel lets go of it when this process ends, however it does.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The kernel lets go of them when this process ends, however it does. A byte stands for a round, since other
+            # processes may measure other rounds; ranges of bytes are what network file systems lock, too.
+            for repeat in rounds:
+                fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, repeat, 1, 0))
             self._refuse_other_cells(plan)
             if not is_dry:
-                # Compiled code would be run: this sweep trusts none that another process left.
-                self.remove_compile_cache()
                 self._write_plan(plan)
         except BlockingIOError:
             problem = f"{self.path} is being written by another sweep; wait for it, or give --name"
@@ -139,18 +139,21 @@ class SweepFolder:
         for name, text in texts.items():
             write_whole(self.path / name, text)
 
-    def finished(self, job: Job, say: Callable[[str], None]) -> RunRecord | None:
-        """The record of the job's run, where it has one that is not to be tried again.
+    def final(self, job: Job) -> RunRecord | None:
+        """The record of the job's run, where it has one that is not to be tried again."""
+        if not is_run_folder(self.runs / job.name):
+            return None
+        run = load_run(self.runs / job.name, with_steps=False)
+        # Without its place in the sweep nobody saw it end; what it measured counts all the same.
+        is_final = run.outcome == "ok" or (run.outcome in FINAL and run.record.sweep is not None)
+        return run.record if is_final else None
 
-        Else what an earlier attempt left is removed, and its process ended where that outlived its sweep; `say` hears
-        in a line of what nobody expects.
-        """
+    def clear(self, job: Job, say: Callable[[str], None]) -> None:
+        """Remove what an earlier attempt left, and end its process where that outlived its sweep; `say` hears in a line
+        of what nobody expects."""
         path = self.runs / job.name
         if is_run_folder(path):
             run = load_run(path, with_steps=False)
-            # Without its place in the sweep nobody saw it end; what it measured counts all the same.
-            if run.outcome == "ok" or (run.outcome in FINAL and run.record.sweep is not None):
-                return run.record
             if run.outcome == DAMAGED:
                 say(f"{job.name} was damaged ({run.damage}); it is measured again")
             elif run.outcome == RUNNING:
@@ -158,7 +161,6 @@ class SweepFolder:
                 say(f"{job.name} was still running: process {run.record.pid} {done}")
         if path.exists():
             shutil.rmtree(path)
-        return None
 
     def _kill(self, record: RunRecord) -> bool:
         """Kill the running process that a record says wrote it, where a sweep of this folder started it.
@@ -192,11 +194,6 @@ class SweepFolder:
         """The folder's copy of the cell's configuration. A side without a configuration has the base's."""
         names = [SIDE_CONFIG_FILE.format(cell.axes[SIDE])] if SIDE in cell.axes else []
         return next((self.path / name for name in (*names, CONFIG_FILE) if is_file(self.path / name)), None)
-
-    def remove_compile_cache(self) -> None:
-        cache = self.path / COMPILE_CACHE
-        if os.path.lexists(cache):
-            shutil.rmtree(cache) if is_folder(cache) else cache.unlink()
 
 
 def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:

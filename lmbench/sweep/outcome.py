@@ -62,6 +62,8 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, timeout_s: f
     error = record.error or RunError()
     if end.by == "timeout" and outcome in ("", "interrupted"):
         ending = "timeout", "Timeout", f"no end within {timeout_s:g} s; it was stopped"
+    elif end.by == "task" and outcome in ("", "interrupted"):
+        ending = "interrupted", "TaskEnded", str(end.lost)
     elif memory and outcome == "error":
         # A loader's process, say, whose end the main one could not explain.
         ending = "oom", "OutOfMemoryKill", f"{memory}; {error.message}"

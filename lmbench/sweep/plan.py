@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,25 +74,25 @@ class Job:
 @dataclass(frozen=True)
 class Plan:
     """Everything about a sweep that is known before it runs. `configs` are the texts of configurations, by the names
-    that they were given by."""
+        that they were given by. Of its rounds of repeats those in `chosen` are measured here, which `is_part` says were
+    asked for."""
 
     name: str
     file: SweepFile
     cells: list[GridCell]
     configs: Mapping[str, str]
+    chosen: Sequence[int]
+    is_part: bool = False
 
-    def rounds(self) -> Iterator[list[Job]]:
-        """Every repeat of every cell, repeats interleaved: what drifts with time meets all cells alike. Of two sides
-        the other one is the first in every other round."""
-        for repeat in range(self.file.repeats):
-            turn = -1 if self.file.sides and repeat % 2 else 1
-            yield [
-                Job(cell, repeat) for cell in self.cells[::turn] if cell.axes.get(PASS, TIMING) == TIMING or not repeat
-            ]
+    def round(self, repeat: int) -> list[Job]:
+        """A repeat of every cell: what drifts with time meets all cells alike. Of two sides the other one is the first
+        in every other round."""
+        cells = self.cells[:: -1 if self.file.sides and repeat % 2 else 1]
+        return [Job(cell, repeat) for cell in cells if cell.axes.get(PASS, TIMING) == TIMING or not repeat]
 
     def jobs(self) -> list[Job]:
-        """All rounds one after the other."""
-        return list(itertools.chain.from_iterable(self.rounds()))
+        """All rounds that are measured here, one after the other."""
+        return list(itertools.chain.from_iterable(map(self.round, self.chosen)))
 
 
 def as_json(value: object) -> str:
@@ -104,12 +104,21 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(as_json(parts).encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
-def make_plan(name: str, file: SweepFile) -> Plan:
-    """Find what a sweep's file names, and lay out its cells.
+def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
+    """Find what a sweep's file names, and lay out its cells; of its rounds those that are listed, such as `2,5`.
 
     Raises:
         UsageError: something that it names is not there (also a secret that no folder keeps), or the grid is none.
     """
+    rounds: Sequence[int] = range(file.repeats)
+    if chosen is not None:
+        rounds = sorted({int(word) for word in chosen.split(",") if word.isdecimal()})
+        if not all(word.isdecimal() for word in chosen.split(",")) or rounds[-1] >= file.repeats:
+            raise UsageError(
+                f"--rounds is {chosen!r}; this sweep has rounds 0 to {file.repeats - 1}: give some of them"
+            )
+        if file.largest is not None:
+            raise UsageError(f"--rounds: this sweep looks for the largest {file.largest.option}, on one machine")
     configs, contents = {}, {}
     for config in map(str, filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))):
         problem = f"base: config {config!r}"
@@ -119,7 +128,7 @@ def make_plan(name: str, file: SweepFile) -> Plan:
         if not isinstance(contents[config], dict):
             raise UsageError(f"{problem} is no configuration: it holds no mapping")
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
-    return Plan(name, file, _cells(file, contents), configs)
+    return Plan(name, file, _cells(file, contents), configs, rounds, chosen is not None)
 
 
 def find_sweep(study: str) -> Path:

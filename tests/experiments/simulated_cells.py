@@ -16,6 +16,7 @@ from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.plan import make_plan
 from lmbench.sweep.progress import Progress
+from lmbench.sweep.rows import Rows
 
 
 @dataclass
@@ -101,13 +102,13 @@ def sweep(
     """Run a sweep's file with simulated processes."""
     plan = make_plan(name, sweep_from(content))
     folder = SweepFolder(where / name)
-    execution = Execution(plan, folder, servers, Progress(plan), predict)
+    rows = Rows(plan, folder, Progress(plan))
     try:
-        folder.open(plan)
-        execution.run()
+        folder.open(plan, plan.chosen)
+        Execution(rows, servers, predict).run()
     finally:
         folder.close()
-    return execution
+    return rows
 
 
 def records(where, name="sim"):

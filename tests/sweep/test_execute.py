@@ -150,11 +150,13 @@ def test_later_repeats_and_other_passes_reuse_what_their_own_cells_first_run_com
 
 def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
     plan, first, second = make_plan("sim", sweep_from(GRID)), SweepFolder(tmp_path), SweepFolder(tmp_path)
-    first.open(plan)
+    first.open(plan, [0, 1])
     with pytest.raises(UsageError, match="is being written by another sweep; wait for it"):
-        second.open(plan)
+        second.open(plan, [1])
+    second.open(plan, [2])
+    second.close()
     first.close()
-    second.open(plan)
+    second.open(plan, [1])
     second.close()
 
 

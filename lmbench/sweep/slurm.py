@@ -1,0 +1,129 @@
+"""Tasks of a sweep as a job array of SLURM, submitted by submitit.
+
+How they stand is asked of `squeue`, and of `sacct` about what that no longer knows: many clusters have no accounting,
+and submitit, which asks nothing else, waits for ever there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, ValidationError, convert, to_builtins
+
+from lmbench.errors import UsageError
+from lmbench.sweep.tasks import Needs, TaskState
+
+#: States in which a task is over (man squeue, JOB STATE CODES).
+_OVER = re.compile("BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT")
+_TIMEOUT_S = 60.0
+
+
+class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Options `--slurm.NAME`: submitit's, by its names; `additional` is any of sbatch's, as `mem=64G,exclusive`."""
+
+    partition: str | None = None
+    time: int | None = None
+    gpus_per_node: int | None = None
+    constraint: str | None = None
+    account: str | None = None
+    setup: str | None = None
+    array_parallelism: int | None = None
+    additional: str | None = None
+
+
+class Slurm:
+    """The SLURM that this machine submits to.
+
+    Raises:
+        UsageError: there is none, submitit is missing, or an option is not understood.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        try:
+            self._options = to_builtins(convert(dict(options), SlurmOptions, strict=False))
+        except ValidationError as error:
+            names = ", ".join(SlurmOptions.__struct_fields__)
+            raise UsageError(f"--slurm: {error}; options are {names}") from None
+        if shutil.which("sbatch") is None:
+            raise UsageError("--on slurm: there is no SLURM here (no `sbatch`); submit from a machine of the cluster")
+        try:
+            from submitit import SlurmExecutor
+        except ImportError:
+            raise UsageError("--on slurm needs submitit; install it with `pip install '.[slurm]'`") from None
+        self._executor = SlurmExecutor
+
+    def describe(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> str:
+        executor = self._submitter(needs, folder)
+        executor.parameters["map_count"] = len(commands)
+        text: str = executor._make_submission_file_text(executor._submitit_command_str, "")
+        asked = _ask(["sbatch", "--test-only"], text)
+        if asked.returncode:
+            raise UsageError(f"SLURM refuses this: {asked.stderr}")
+        return text
+
+    def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
+        self.describe(commands, needs, folder)
+        executor = self._submitter(needs, folder)
+        jobs = executor.map_array(subprocess.call, commands)
+        return [job.job_id for job in jobs]
+
+    def states(self, tasks: Sequence[str], folder: Path) -> dict[str, TaskState]:
+        states: dict[str, TaskState] = {}
+        for job in {task.partition("_")[0] for task in tasks if task.replace("_", "").isdecimal()}:
+            # By the name, too: a folder from elsewhere names other jobs.
+            words = ["--jobs", job, "--name", _name(folder), "--states", "all", "--array", "--noheader"]
+            asked = _ask(["squeue", *words, "--format", "%i %T"])
+            lines = asked.stdout.splitlines()
+            if asked.returncode and "Invalid job id" in asked.stderr:
+                # Forgotten some minutes after its end.
+                accounts = _ask(
+                    ["sacct", "--jobs", job, "--name", _name(folder), "-X", "-n", "-P", "-o", "JobID,State"]
+                )
+                lines = accounts.stdout.replace("|", " ").splitlines()
+                states |= {task: TaskState("forgotten", True) for task in tasks if task.startswith(f"{job}_")}
+            for name, state, *_ in map(str.split, lines):
+                log = folder / "slurm" / f"{name}_0_log.err"
+                states[name] = TaskState(state, _OVER.fullmatch(state) is not None, log)
+        return {task: states[task] for task in tasks if task in states}
+
+    def cancel(self, tasks: Sequence[str], folder: Path) -> None:
+        if tasks:
+            _ask(["scancel", "--name", _name(folder), *tasks])
+
+    def _submitter(self, needs: Needs, folder: Path) -> Any:
+        options = {
+            "job_name": _name(folder),
+            "time": math.ceil(needs.time_s / 60),
+            "nodes": needs.nodes,
+            "gpus_per_node": needs.gpus_per_node or None,
+            # A task is one process, of the first node; it starts ranks of other nodes by `srun`.
+            "use_srun": False,
+            **self._options,
+        }
+        if setup := options.pop("setup", None):
+            options["setup"] = [setup]
+        if additional := options.pop("additional", None):
+            pairs = (pair.partition("=") for pair in additional.split(","))
+            options["additional_parameters"] = {name: value if equals else True for name, equals, value in pairs}
+        executor = self._executor(folder / "slurm")
+        executor.update_parameters(**{name: value for name, value in options.items() if value is not None})
+        return executor
+
+
+def _name(folder: Path) -> str:
+    """The name of a folder's jobs."""
+    return f"lmbench-{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
+
+
+def _ask(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(words, 1, "", str(error))
