@@ -166,6 +166,8 @@ def carry_out(
         folder.close()
         check_options(words, places or {})
         executor.is_hasty = bool(plan.file.sides)
+        # The first round's servers ask the command line, too.
+        execution = Execution(rows, executor, partial(_predicted, folder, progress), window_options or [])
         if not is_dry:
             progress.keep(announcement(plan))
         check_cells(plan, folder, executor, progress.keep)
@@ -182,7 +184,7 @@ def carry_out(
                 tasks.run(is_enough)
             else:
                 folder.open(plan, plan.chosen)
-                Execution(rows, executor, partial(_predicted, folder, progress), window_options or []).run(is_enough)
+                execution.run(is_enough)
         finally:
             progress.line.clear()
             if not plan.file.sides:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -150,7 +151,11 @@ class Execution:
             }
             self.folder.begin(job)
             self.rows.progress.begin(job.name)
-            launch = Launch(words, log, job.cell.environment, variables)
+            nodes, devices = self.plan.ranks(job.cell)
+            # Within a task of SLURM, which gave it the nodes. Ranks of one node are forked here.
+            srun = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={devices}", "--kill-on-bad-exit=1"]
+            launcher = srun if nodes > 1 and "SLURM_JOB_ID" in os.environ else []
+            launch = Launch(words, log, job.cell.environment, variables, launcher)
             end = self.executor.run(launch, self.plan.file.timeout_s, self.rows.progress.show)
         with held():
             try:

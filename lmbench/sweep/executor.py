@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,12 +18,13 @@ _CGROUPS = Path("/sys/fs/cgroup")
 @dataclass(frozen=True)
 class Launch:
     """A process to start: `lmbench WORDS` in an environment, with further variables; its output goes to `log`, an
-    absolute path."""
+    absolute path. `launcher` are words that start it on several nodes, a process a rank."""
 
     words: list[str]
     log: Path
     environment: Environment
     variables: dict[str, str]
+    launcher: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,10 @@ _MOST_SHOWN = 40
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
 
 
+class FolderTaken(UsageError):
+    """Another process measures a round of a sweep."""
+
+
 class StoredSweep(Struct):
     """What is read again from sweep.json: the sweep's file, with the folder's copies of configurations."""
 
@@ -73,7 +77,8 @@ class SweepFolder:
         can be done.
 
         Raises:
-            UsageError: another process has such a round, it is another sweep's, or it cannot be written.
+            FolderTaken: another process has such a round.
+            UsageError: it is another sweep's, or it cannot be written.
         """
         try:
             if is_dry and not os.path.lexists(self.path):
@@ -94,7 +99,7 @@ class SweepFolder:
                 self._write_plan(plan)
         except BlockingIOError:
             problem = f"{self.path} is being written by another sweep; wait for it, or give --name"
-            raise UsageError(problem) from None
+            raise FolderTaken(problem) from None
         except OSError as error:
             problem = f"sweep folder {str(self.path)!r} cannot be written: {error.strerror}"
             raise UsageError(f"{problem}; choose another --results_dir") from error

@@ -117,6 +117,31 @@ class Server:
         self._open.close()
 
 
+class _Ranks:
+    """What a launcher started on several nodes; as a server has it, but no fork."""
+
+    def __init__(self, launch: Launch, mark: Mapping[str, str]) -> None:
+        environment = launch.environment
+        with launch.log.open("ab") as log:
+            self._launcher = subprocess.Popen(
+                [*launch.launcher, environment.python, "-P", "-m", "lmbench", *launch.words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**environment.process_variables(), **mark, **launch.variables},
+                cwd=environment.folder,
+                start_new_session=True,
+            )
+
+    def fork(self, launch: Launch) -> int:
+        return self._launcher.pid
+
+    def receive(self, timeout_s: float | None = None) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._launcher.wait(timeout_s)
+        return None
+
+
 class LocalExecutor:
     """Servers by environment: the first of each is the present round's, the others are for rounds to come.
 
@@ -183,9 +208,10 @@ class LocalExecutor:
         with ExitStack() as stack:
             try:
                 self.await_ready([launch.environment])
-                server = self._servers[launch.environment.name][0]
+                server: Server | _Ranks = self._servers[launch.environment.name][0]
                 kills, launched_s = oom_kill_count(), clock_s()
                 with held():
+                    server = _Ranks(launch, self._mark) if launch.launcher else server
                     pid = server.fork(launch)
                     stack.callback(_kill_group, pid)
                 while code is None and (left_s := launched_s + timeout_s - clock_s()) > 0:
@@ -209,7 +235,7 @@ class LocalExecutor:
                 servers.popleft().close()
 
 
-def _stop(server: Server, pid: int, signum: int) -> int:
+def _stop(server: Server | _Ranks, pid: int, signum: int) -> int:
     """Ask a process to end, and kill its group if it does not; returns its exit code."""
     with suppress(ProcessLookupError):
         os.kill(pid, signum)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
@@ -89,6 +91,19 @@ class Plan:
         in every other round."""
         cells = self.cells[:: -1 if self.file.sides and repeat % 2 else 1]
         return [Job(cell, repeat) for cell in cells if cell.axes.get(PASS, TIMING) == TIMING or not repeat]
+
+    def option(self, cell: GridCell, name: str) -> Any:
+        """A cell's value of an option such as `trainer.devices`, its own or its configuration's."""
+        value = {} if cell.config is None else yaml.safe_load(self.configs[cell.config])
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return cell.options.get(name, value)
+
+    def ranks(self, cell: GridCell) -> tuple[int, int]:
+        """How many nodes a cell takes, and how many ranks on each; 1 where it says `auto`, or all that there are."""
+        devices = self.option(cell, "trainer.devices")
+        count = str(len(devices) if isinstance(devices, list) else devices)
+        return int(self.option(cell, "trainer.num_nodes") or 1), int(count) if count.isdecimal() else 1
 
     def jobs(self) -> list[Job]:
         """All rounds that are measured here, one after the other."""

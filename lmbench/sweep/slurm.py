@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -71,7 +72,8 @@ class Slurm:
     def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
         self.describe(commands, needs, folder)
         executor = self._submitter(needs, folder)
-        jobs = executor.map_array(subprocess.call, commands)
+        # In the place of submitit's own process, which ignores SIGTERM, and whose exit code says less.
+        jobs = executor.map_array(os.execv, [command[0] for command in commands], commands)
         return [job.job_id for job in jobs]
 
     def states(self, tasks: Sequence[str], folder: Path) -> dict[str, TaskState]:
@@ -87,7 +89,7 @@ class Slurm:
                     ["sacct", "--jobs", job, "--name", _name(folder), "-X", "-n", "-P", "-o", "JobID,State"]
                 )
                 lines = accounts.stdout.replace("|", " ").splitlines()
-                states |= {task: TaskState("forgotten", True) for task in tasks if task.startswith(f"{job}_")}
+                states |= {task: TaskState("forgotten", True) for task in tasks if task.partition("_")[0] == job}
             for name, state, *_ in map(str.split, lines):
                 log = folder / "slurm" / f"{name}_0_log.err"
                 states[name] = TaskState(state, _OVER.fullmatch(state) is not None, log)
@@ -102,7 +104,10 @@ class Slurm:
             "job_name": _name(folder),
             "time": math.ceil(needs.time_s / 60),
             "nodes": needs.nodes,
+            "ntasks_per_node": needs.ranks_per_node if needs.nodes > 1 else None,
             "gpus_per_node": needs.gpus_per_node or None,
+            # By default ranks that `srun` started are ended 90 s before the time is over.
+            "signal_delay_s": 1,
             # A task is one process, of the first node; it starts ranks of other nodes by `srun`.
             "use_srun": False,
             **self._options,

@@ -28,7 +28,6 @@ from typing import Literal, Protocol
 from msgspec import Struct, to_builtins
 
 import lmbench
-from lmbench.configs import parse_yaml
 from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, import_named, tell
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import secrets_of
@@ -38,6 +37,7 @@ from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, write_whole
 from lmbench.report.units import duration
 from lmbench.sweep.executor import End
 from lmbench.sweep.file import Options
+from lmbench.sweep.folder import FolderTaken
 from lmbench.sweep.outcome import last_lines
 from lmbench.sweep.plan import Job, Plan
 from lmbench.sweep.rows import Rows
@@ -46,7 +46,6 @@ from lmbench.sweep.rows import Rows
 TASKS_FILE = "tasks.json"
 #: What remains of SLURM's variables in a task: by the others Lightning would take each cell for one of several ranks.
 _SLURM_KEPT = ("SLURM_JOB_ID", "SLURM_CONF")
-_ASKED = ("num_nodes", "devices", "accelerator")
 _POLL_S = 2.0
 #: Imports, and the checks before the first cell.
 _START_S = 600.0
@@ -54,9 +53,10 @@ _START_S = 600.0
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task is to be given: whole nodes' worth of GPUs where a cell has several ranks, and the time at most."""
+    """What a task is to be given, for the largest of its cells: nodes, ranks and GPUs of a node, the time at most."""
 
     nodes: int
+    ranks_per_node: int
     gpus_per_node: int
     time_s: float
 
@@ -111,7 +111,9 @@ class TaskExecution:
         # What a search finds in the first round is what the others measure: they are one task.
         self._tasks = [[repeat] for repeat in plan.chosen] if plan.file.largest is None else [[*plan.chosen]]
         runs = max(sum(len(plan.round(repeat)) for repeat in rounds) for rounds in self._tasks)
-        self._needs = Needs(*_ranks(plan), runs * plan.file.timeout_s + _START_S)
+        nodes, devices = map(max, zip(*map(plan.ranks, plan.cells), strict=True))
+        on_cpu = all(plan.option(cell, "trainer.accelerator") == "cpu" for cell in plan.cells)
+        self._needs = Needs(nodes, devices, 0 if on_cpu else devices, runs * plan.file.timeout_s + _START_S)
         # Runs that nobody has closed, by name.
         self._open: dict[str, Job] = {}
 
@@ -160,22 +162,24 @@ class TaskExecution:
 
     def _watch(self, alive: dict[str, list[int]], is_enough: Callable[[int], bool]) -> None:
         """Until all tasks are over, or enough of them; those that are over leave `alive`."""
-        progress, ended, over = self.rows.progress, 0, dict[str, TaskState]()
-        progress.keep(f"tasks: {', '.join(alive)}")
-        progress.begin("")
+        progress, ended, states = self.rows.progress, 0, dict[str, TaskState]()
+        if alive:
+            progress.keep(f"tasks: {', '.join(alive)}")
+            progress.begin("")
         while alive:
             time.sleep(_POLL_S)
-            # What ended by the last look has had the time to reach this machine's view of the folder.
-            for task, state in over.items():
-                rounds = alive.pop(task)
-                self._settle(rounds, f"task {task} ended: {state.word}", state)
+            self._look()
+            # Whatever the engine says: what a task measures is there or it is not.
+            left = {job.repeat for job in self._open.values()}
+            for task, rounds in [*alive.items()]:
+                if left & {*rounds} and not self._is_settled(task, rounds, states.get(task)):
+                    continue
+                del alive[task]
                 ended += len(rounds)
                 if is_enough(ended):
                     self.engine.cancel([*alive], self._path)
                     return
-            self._look()
-            states = self.engine.states([*alive], self._path)
-            over = {task: state for task, state in states.items() if state.is_over}
+            states = dict(self.engine.states([*alive], self._path))
             words = [state.word for state in states.values()]
             progress.note(", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words)))
             progress.show()
@@ -189,11 +193,18 @@ class TaskExecution:
                 self.rows.ended(job, record)
                 self.rows.progress.begin("")
 
-    def _settle(self, rounds: Sequence[int], cause: str, state: TaskState) -> None:
-        """Give every run of a task that is over its row: also the one that it was in, and those not begun."""
-        self._folder.open(self._plan, rounds)
-        said = last_lines(state.log) if state.log is not None else []
-        cause += f"; its last words: {' | '.join(said)}" if said else "; it said nothing"
+    def _is_settled(self, task: str, rounds: Sequence[int], state: TaskState | None) -> bool:
+        """Give every run of a task that was over at the last look its row: also the one that it was in, and those not
+        begun. False while it is not over, or a process of it closes its record."""
+        if state is None or not state.is_over:
+            return False
+        try:
+            self._folder.open(self._plan, rounds)
+        except FolderTaken:
+            return False
+        said = last_lines(state.log, 1) if state.log is not None else []
+        last = f"its last words: {said[0]}" if said else "it said nothing"
+        cause = f"task {task} ended: {state.word}; {last}"
         for job in itertools.chain.from_iterable(map(self._plan.round, rounds)):
             if self._folder.final(job) is None:
                 is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
@@ -202,6 +213,7 @@ class TaskExecution:
                 self.rows.close(job, job.cell.words(self._folder.config_path(job.cell)), end)
         self._folder.close()
         self._look()
+        return True
 
     def _leave_or_cancel(self, tasks: Sequence[str]) -> None:
         choice = self.on_interrupt
@@ -270,20 +282,6 @@ def merge(plan: Plan, path: Path, other: Path) -> None:
             raise UsageError(f"--merge {other}: {run.name} is here already; one would hide the other: remove one")
     for run in runs:
         shutil.copytree(run, path / RUNS_FOLDER / run.name, symlinks=True)
-
-
-def _ranks(plan: Plan) -> tuple[int, int]:
-    """The most nodes, and GPUs of a node, that a cell of a plan asks for."""
-    nodes, gpus = [1], [0]
-    for cell in plan.cells:
-        config = {} if cell.config is None else parse_yaml(plan.configs[cell.config], cell.config)
-        trainer = config.get("trainer") or {}
-        num_nodes, devices, accelerator = (cell.options.get(f"trainer.{name}", trainer.get(name)) for name in _ASKED)
-        nodes.append(int(num_nodes or 1))
-        if accelerator != "cpu":
-            count = len(devices) if isinstance(devices, list) else f"{devices}"
-            gpus.append(int(count) if f"{count}".isdecimal() else 1)
-    return max(nodes), max(gpus)
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,18 +30,21 @@ _START_S = 30
 class Slurm:
     """One that runs; `environment` holds what its commands need, such as `sbatch` and those that call it."""
 
-    def __init__(self, folder: Path, **settings: str):
+    def __init__(self, folder: Path, nodes: int, **settings: str):
         self._folder, self._daemons = folder, dict[str, subprocess.Popen[bytes]]()
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._host = socket.gethostname().partition(".")[0]
+        # Ranks on several nodes look for the first one by its name.
+        self._nodes = [self._host, "localhost"][:nodes]
         self._configure(settings)
 
     def _configure(self, settings: dict[str, str]) -> None:
         folder = self._folder
         # munged wants its socket where everybody may go.
         folder.chmod(0o755)
-        with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-            self._port, slurmd_port = first.getsockname()[1], second.getsockname()[1]
+        with ExitStack() as taken:
+            servers = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in (0, *self._nodes)]
+            self._port, *ports = (server.getsockname()[1] for server in servers)
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(32))
         key.chmod(0o400)
@@ -52,15 +55,14 @@ class Slurm:
             "ClusterName": "tests",
             "SlurmctldHost": f"{self._host}(127.0.0.1)",
             "SlurmctldPort": self._port,
-            "SlurmdPort": slurmd_port,
             "SlurmUser": "root",
             "SlurmdUser": "root",
             "AuthType": "auth/munge",
             "AuthInfo": f"socket={folder / 'munge.socket'}",
             "StateSaveLocation": folder / "state",
-            "SlurmdSpoolDir": folder / "spool",
+            "SlurmdSpoolDir": folder / "spool-%n",
             "SlurmctldPidFile": folder / "slurmctld.pid",
-            "SlurmdPidFile": folder / "slurmd.pid",
+            "SlurmdPidFile": folder / "slurmd-%n.pid",
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/none",
             "SelectType": "select/cons_tres",
@@ -77,12 +79,11 @@ class Slurm:
             "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
             **settings,
         }
-        nodes = [
-            f"NodeName={self._host} NodeAddr=127.0.0.1 CPUs={_CPUS} Gres=gpu:{GPUS}",
-            "PartitionName=main Nodes=ALL Default=YES State=UP",
-        ]
+        place = f"NodeHostname={self._host} NodeAddr=127.0.0.1 CPUs={_CPUS} Gres=gpu:{GPUS}"
+        nodes = [f"NodeName={name} Port={port} {place}" for name, port in zip(self._nodes, ports, strict=True)]
+        nodes.append("PartitionName=main Nodes=ALL Default=YES State=UP")
         (folder / "slurm.conf").write_text("\n".join([*(f"{k}={v}" for k, v in lines.items()), *nodes, ""]))
-        (folder / "gres.conf").write_text(f"NodeName={self._host} Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
     def run(self, *command: str) -> str:
@@ -102,13 +103,14 @@ class Slurm:
         files |= {"log-file": "munged.log", "seed-file": "munged.seed"}
         self._start("munged", "--foreground", *(f"--{option}={folder / name}" for option, name in files.items()))
         self._wait_for((folder / "munge.socket").exists)
-        self._start("slurmd", "-D", "-N", self._host)
+        for node in self._nodes:
+            self._start("slurmd", "-D", "-N", node)
         self._start_controller()
 
     def restart_controller(self) -> None:
         """End slurmctld, which keeps the jobs in its folder, and start it again; tasks go on meanwhile."""
-        self._daemons["slurmctld"].terminate()
-        self._daemons["slurmctld"].wait(timeout=_START_S)
+        self._daemons["slurmctld -D"].terminate()
+        self._daemons["slurmctld -D"].wait(timeout=_START_S)
         self._start_controller()
 
     def end(self) -> None:
@@ -132,7 +134,7 @@ class Slurm:
 
     def _start(self, daemon: str, *words: str) -> None:
         with (self._folder / f"{daemon}.out").open("ab") as log:
-            self._daemons[daemon] = subprocess.Popen(
+            self._daemons[" ".join([daemon, words[-1]])] = subprocess.Popen(
                 [daemon, *words], env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
@@ -161,8 +163,8 @@ class Slurm:
 
 
 @contextmanager
-def slurm_of_this_machine(**settings: str) -> Iterator[Slurm]:
-    """A running SLURM; `settings` are further lines of its slurm.conf. Skips a test where it cannot run."""
+def slurm_of_this_machine(nodes: int = 1, **settings: str) -> Iterator[Slurm]:
+    """A running SLURM of one or two "nodes", with further lines of its slurm.conf. Skips a test where it cannot run."""
     missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program)})
     if missing:
         pytest.skip(f"SLURM is missing: apt-get install {' '.join(missing)}")
@@ -170,7 +172,7 @@ def slurm_of_this_machine(**settings: str) -> Iterator[Slurm]:
         pytest.skip("SLURM's tests make device nodes, which needs root")
     # A socket's path may have 107 characters: pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="lmbench-slurm-") as folder:
-        slurm = Slurm(Path(folder), **settings)
+        slurm = Slurm(Path(folder), nodes, **settings)
         try:
             slurm.start()
             yield slurm
