@@ -28,6 +28,7 @@ def compare(
     results_dir: Path | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
+    on: str | None = None,
     settings: list[str] | None = None,
 ) -> Answer:
     """Compares B with A, step time first, then phases and memory.
@@ -59,10 +60,11 @@ def compare(
         results_dir: where --run puts its folder (results)
         name: name of that folder
         timeout_s: seconds a run may take (600)
+        on: where --run measures its rounds, as of `lmbench sweep` (local)
         settings: options of `lmbench fit` for both sides, with --run
     """
     sides: dict[str, Any] = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
-                             "name": name, "timeout_s": timeout_s}  # fmt: skip
+                             "name": name, "timeout_s": timeout_s, "on": on}  # fmt: skip
     misplaced = (
         ({"top": top}, not kernels, "belongs to --kernels"),
         ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),
@@ -78,8 +80,8 @@ def compare(
         # Here: what measures takes its time to import.
         from lmbench.commands.compare_run import find_sweep, measure
 
-        path, file = find_sweep(results, settings or [], **sides)
-        return comparison_answer(measure(path, file, tolerance, about or [], budget or "10m"))
+        path, file, engine = find_sweep(results, settings or [], **sides)
+        return comparison_answer(measure(path, file, tolerance, about or [], budget or "10m", engine))
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")
     if kernels:

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -28,12 +29,15 @@ from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
 from lmbench.sweep.progress import Progress
 from lmbench.sweep.sides import two_sides
+from lmbench.sweep.tasks import Engine, TaskExecution, make_engine
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600}
 _WINDOW = ("measure.min_window_s", "measure.steps")
 #: The first rounds' windows; a longer one must leave time for so many rounds.
 _FIRST_WINDOW_S, _WINDOW_STEPS, _LEAST_ROUNDS = 0.5, 10, 12
+#: Rounds and windows where each round is a task elsewhere.
+_TASK_ROUNDS, _TASK_WINDOW = 32, (2.0, 10)
 #: Threads of PyTorch that wait for each other hold their cores, by default, and on a busy machine wait for whole time
 #: slices of other processes: a step of 25 ms took 70 to 2,000 ms beside two spinning processes on two cores.
 _WAITING = "OMP_WAIT_POLICY"
@@ -49,8 +53,9 @@ def find_sweep(
     results_dir: Path | None,
     name: str | None,
     timeout_s: float | None,
-) -> tuple[Path, SweepFile]:
-    """The folder, and the sweep that is done in it, of what `compare --run` was given.
+    on: str | None,
+) -> tuple[Path, SweepFile, Engine | None]:
+    """The folder, the sweep that is done in it, and where, of what `compare --run` was given.
 
     Args:
         sides: configurations, or the folder to go on with.
@@ -60,18 +65,19 @@ def find_sweep(
     Raises:
         UsageError: something is not there, or not understood.
     """
+    options = read_options(settings)
+    engine = make_engine(on or "local", options)
     first = Path(sides[0]) if len(sides) == 1 else None
     variables = {key: (a, b) for key, a, b in variable or ()}
     if first is not None and (first / SWEEP_FILE).is_file():
-        if settings or variables or revision or python or name:
+        if options or variables or revision or python or name:
             raise UsageError(f"{first} is a comparison to go on with; it has its options already")
         file = read_sweep_folder(first)
         if not file.sides:
             raise UsageError(f"{first} is a sweep without sides; `lmbench compare` compares it, without --run")
-        return first, file.changed({}, None, timeout_s)
+        return first, file.changed({}, None, timeout_s), engine
     folder = name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_name("--name", folder)
-    options = read_options(settings)
     busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
     if busy_percent > _BUSY_PERCENT and _WAITING not in {*os.environ, *variables}:
         tell(
@@ -83,11 +89,17 @@ def find_sweep(
     path = (results_dir or Path("results")) / folder
     if (path / SWEEP_FILE).is_file():
         raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
-    return path, file.changed({}, None, timeout_s)
+    if engine is not None:
+        # Tasks begin beside each other, and none knows of the others' noise.
+        has_window = {*_WINDOW} & {*options}.union(*file.sides.values())
+        file = file.changed({} if has_window else dict(zip(_WINDOW, _TASK_WINDOW, strict=True)), _TASK_ROUNDS)
+    return path, file.changed({}, None, timeout_s), engine
 
 
-def measure(path: Path, file: SweepFile, tolerance: float, about: Sequence[str], budget: str) -> Comparison:
-    """Measure both sides until the verdict stands.
+def measure(
+    path: Path, file: SweepFile, tolerance: float, about: Sequence[str], budget: str, engine: Engine | None = None
+) -> Comparison:
+    """Measure both sides until the verdict stands, by tasks of an engine where there is one.
 
     Args:
         path, file: the sweep of both sides, and its folder.
@@ -142,7 +154,8 @@ def measure(path: Path, file: SweepFile, tolerance: float, about: Sequence[str],
 
     # What is printed there is the verdict alone, in whatever form.
     with result_alone():
-        carry_out(plan, path, progress, is_enough, window_options)
+        elsewhere = None if engine is None else partial(TaskExecution, engine=engine)
+        carry_out(plan, path, progress, is_enough, window_options, elsewhere=elsewhere)
     comparison = look()
     progress.keep(f"the runs are in {path}")
     if comparison.verdict == UNDECIDED:

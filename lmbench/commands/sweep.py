@@ -161,6 +161,7 @@ def carry_out(
     ):
         rows = Rows(plan, folder, progress)
         tasks = None if elsewhere is None else elsewhere(rows)
+        told = announcement(plan) if tasks is None else tasks.describe()
         # What is measured elsewhere tasks hold.
         folder.open(plan, plan.chosen if tasks is None else (), is_dry=True)
         folder.close()
@@ -176,7 +177,7 @@ def carry_out(
                 where = "" if cell.environment is HERE else f"   (in environment {cell.environment.name})"
                 line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)])) + where
                 print(f"{shown(cell.id)}\n    {shown(line)}")
-            print(announcement(plan) if tasks is None else tasks.describe())
+            print(told)
             return ExitCode.OK
         try:
             if tasks is not None:

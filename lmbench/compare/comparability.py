@@ -44,11 +44,14 @@ def check_about(about: Iterable[str], runs: Sequence[Run]) -> None:
             raise UsageError(f"--about {name}: these runs record nothing of that name{suggest(name, known)}")
 
 
-def invalid_reasons(a: Sequence[Run], b: Sequence[Run], about: Sequence[str] = ()) -> list[str]:
+def invalid_reasons(
+    a: Sequence[Run], b: Sequence[Run], about: Sequence[str] = (), by_rounds: bool = False
+) -> list[str]:
     """Why runs of A and B are not comparable, a line each; none if they are.
 
     Args:
         about: names of what is compared. Without any, every setting may differ; with some, only these may.
+        by_rounds: both runs of a round had one host, which may be another one in the next.
     """
     first_a, first_b, runs = a[0].record, b[0].record, [*a, *b]
     changed = chosen_differences(first_a, first_b)
@@ -62,7 +65,8 @@ def invalid_reasons(a: Sequence[Run], b: Sequence[Run], about: Sequence[str] = (
             hint = f"--about {name.removeprefix('environment.')}, if that is what you compare"
             reasons.append(f"{title} differs: A {_listed(texts[0])}, B {_listed(texts[1])} ({hint})")
 
-    for name, setters in _facts(runs).items():
+    facts = MUST_MATCH if by_rounds else _facts(runs)
+    for name, setters in facts.items():
         # A script of the user's own records no settings: what could be chosen was.
         if not setters or first_a.config is not None:
             compare(fields("run")[name].title, name, setters)
@@ -73,7 +77,7 @@ def invalid_reasons(a: Sequence[Run], b: Sequence[Run], about: Sequence[str] = (
             name = f"{_VARIABLES}.{variable}"
             compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
     for name, side in (("A", a), ("B", b)):
-        reasons += [f"runs of {name} are not repeats of one thing: {line}" for line in mixture(side)]
+        reasons += [f"runs of {name} are not repeats of one thing: {line}" for line in mixture(side, facts)]
         reasons += failed_guards(name, side)
     # A setting that only one side knows is no difference of value.
     reasons += [
@@ -96,10 +100,10 @@ def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
     return MUST_MATCH | (HOST_MUST_MATCH if counts_host(runs) else {})
 
 
-def mixture(runs: Sequence[Run]) -> list[str]:
-    """Why runs are not repeats of one thing, a line each: they differ in code, versions, GPU or flags, or in the host
-    where that is part of what was measured."""
-    names = dict.fromkeys(name for run in runs for name in values_at(run.record, *CHOSEN, *_facts(runs)))
+def mixture(runs: Sequence[Run], facts: Iterable[str] = ()) -> list[str]:
+    """Why runs are not repeats of one thing, a line each: they differ in one of these facts, by default code, versions,
+    GPU or flags, and the host where that is part of what was measured."""
+    names = dict.fromkeys(name for run in runs for name in values_at(run.record, *CHOSEN, *(facts or _facts(runs))))
     texts = {name: _texts(runs, name) for name in names}
     return [f"{name} is {_listed(known)}" for name, known in texts.items() if len(known) > 1]
 

@@ -169,10 +169,12 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
     if by_rounds:
         rounds_a, rounds_b = by_round(a), by_round(b)
         for rounds, others, left_out in ((rounds_a, rounds_b, left_out_a), (rounds_b, rounds_a, left_out_b)):
-            alone = [run for number, run in rounds.items() if number not in others]
-            left_out += [leave_out(run, "the other side has no run of this round that counts") for run in alone]
+            alone = [run for place, run in rounds.items() if place not in others]
+            left_out += [
+                leave_out(run, "the other side has no run of this round on this host that counts") for run in alone
+            ]
         shared = sorted(rounds_a.keys() & rounds_b.keys())
-        a, b = ([rounds[number] for number in shared] for rounds in (rounds_a, rounds_b))
+        a, b = ([rounds[place] for place in shared] for rounds in (rounds_a, rounds_b))
     used_a, used_b = ([run.run_id for run in side] for side in (a, b))
     cell = CellComparison(name, used_a, used_b, left_out_a, left_out_b, by_rounds)
     invalid = []
@@ -184,7 +186,7 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
         if not sample:
             cell.reasons.append(f"no run of {side} counts: {', '.join(sorted({run.reason for run in left_out}))}")
     if a and b:
-        invalid += invalid_reasons(a, b, about)
+        invalid += invalid_reasons(a, b, about, by_rounds)
         _measure(cell, a, b, floors, is_invalid=bool(invalid))
     if invalid:
         cell.verdict, cell.reasons = INVALID, invalid

@@ -207,8 +207,15 @@ def _start(run: Run) -> tuple[str, str]:
     return run.record.started_at or "", str(run.path)
 
 
-def by_round(runs: Iterable[Run]) -> dict[int, Run]:
-    return {value_at(run.record, "sweep.repeat") or 0: run for run in runs}
+def by_round(runs: Iterable[Run]) -> dict[tuple[int, str], Run]:
+    """Runs by round and host: a round that was gone on with elsewhere makes no pair."""
+    return {
+        (
+            value_at(run.record, "sweep.repeat") or 0,
+            value_at(run.record, "environment.host.hostname") or "",
+        ): run
+        for run in runs
+    }
 
 
 def are_rounds(a: Sequence[Run], b: Sequence[Run]) -> bool:

@@ -70,7 +70,6 @@ class Slurm:
         return text
 
     def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
-        self.describe(commands, needs, folder)
         executor = self._submitter(needs, folder)
         # In the place of submitit's own process, which ignores SIGTERM, and whose exit code says less.
         jobs = executor.map_array(os.execv, [command[0] for command in commands], commands)

@@ -75,7 +75,7 @@ class Engine(Protocol):
     (`--on my_module.MyEngine`), and made without arguments."""
 
     def describe(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> str:
-        """What `submit` would start, after refusing what it would refuse (UsageError)."""
+        """What `submit` would start; asked for first, so that it refuses what cannot be (UsageError)."""
 
     def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
         """Start each command once, as a task; returns their names."""
@@ -135,7 +135,7 @@ class TaskExecution:
             KeyboardInterrupt, SystemExit: an interruption; the tasks were left or ended.
         """
         before = self._submission()
-        states = self.engine.states([*before.tasks], self._path)
+        states = self.engine.states([*before.tasks], self._path) if before.tasks else {}
         alive = {task: rounds for task, rounds in before.tasks.items() if task in states and not states[task].is_over}
         taken = {repeat for rounds in alive.values() for repeat in rounds}
         self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in taken])
@@ -149,11 +149,11 @@ class TaskExecution:
         self._folder.close()
         missing = {job.repeat for job in self._open.values()} - taken
         if wanted := [rounds for rounds in self._tasks if missing & {*rounds}]:
-            probe = secrets.token_hex(8)
-            self._write(_Submission(probe, versions(), alive))
-            names = self.engine.submit(self._commands(wanted, probe), self._needs, self._path)
+            submission = _Submission(secrets.token_hex(8), versions(), alive)
+            self._write(submission)
+            names = self.engine.submit(self._commands(wanted, submission.probe), self._needs, self._path)
             alive |= dict(zip(names, wanted, strict=True))
-            self._write(_Submission(probe, versions(), alive))
+            self._write(submission)
         try:
             self._watch(alive, is_enough)
         except (KeyboardInterrupt, SystemExit):

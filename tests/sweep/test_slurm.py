@@ -1,0 +1,139 @@
+"""A sweep as a job array of a real SLURM, without accounting."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from slurm import slurm_of_this_machine
+
+from lmbench.cli import main
+
+BASE = "base: {config: smoke, measure.steps: 2, measure.min_window_s: 0.01, measure.probe_steps: 0, model.num_layers: 1"
+STUDY = (
+    BASE
+    + """}
+matrix: {data.batch_size: [1, 2, 3, 4, 5, 6]}
+repeats: 4
+"""
+)
+ON_NODES = (
+    BASE
+    + """, trainer.strategy: ddp, trainer.devices: 1}
+matrix: {trainer.num_nodes: [1, 2]}
+repeats: 1
+"""
+)
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(STUDY)
+    return Path("results/study")
+
+
+def on(slurm, *words):
+    """Starts `lmbench sweep STUDY --on slurm`."""
+    command = [sys.executable, "-m", "lmbench", "sweep", "study.yaml", "--on", "slurm", "--slurm.time", "10", *words]
+    return subprocess.Popen(command, env=slurm.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def rows():
+    return [json.loads(path.read_text()) for path in Path().glob("results/study/runs/*/run.json")]
+
+
+def wait_for(state):
+    deadline_s = time.monotonic() + 200
+    while not (found := state()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    return found
+
+
+def workers():
+    """The processes of the sweep's tasks by their rounds, each with those that it started."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "--rounds" in words and str(Path.cwd()) in " ".join(words):
+            found[words[words.index("--rounds") + 1]] = [process, *process.children(recursive=True)]
+    return found
+
+
+def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_is_measured_twice(slurm, study):
+    sweep = on(slurm)
+
+    def began():
+        ended = Counter(row["sweep"]["repeat"] for row in rows() if row.get("sweep"))
+        return len(ended) == 4 and len(found := workers()) == 4 and found
+
+    tasks = wait_for(began)
+    job = slurm.run("squeue", "--noheader", "--format=%A %F").split()[1]
+    tasks["0"][0].kill()
+    slurm.run("scancel", f"{job}_1")
+    slurm.restart_controller()
+    # One that hangs; SLURM looks for tasks past their end every 30 s, and a limit has whole minutes.
+    tasks["2"][0].suspend()
+    slurm.run("scontrol", "update", f"JobId={job}_2", "EndTime=now")
+    told, _ = sweep.communicate(timeout=200)
+    assert (sweep.returncode, "24 of 24 runs: " in told) == (1, True), told
+    by_round = {at: [row for row in rows() if row["sweep"]["repeat"] == at] for at in range(4)}
+    assert [len(found) for found in by_round.values()] == [6] * 4
+    for at, word in ((0, "FAILED"), (1, "CANCELLED"), (2, "TIMEOUT")):
+        cause = f"task {job}_{at} ended: {word}"
+        lost = [row["error"] for row in by_round[at] if row["outcome"] != "ok"]
+        assert {(error["kind"], cause in error["message"]) for error in lost} == {("TaskEnded", True)}
+    assert {row["outcome"] for row in by_round[3]} == {"ok"}
+    wait_for(lambda: not any(process.is_running() for task in tasks.values() for process in task))
+    done = {row["run_id"]: row["started_at"] for row in rows() if row["outcome"] == "ok"}
+    assert main(["sweep", str(study)]) == 0
+    assert Counter(row["outcome"] for row in rows()) == {"ok": 24}
+    assert done.items() <= {row["run_id"]: row["started_at"] for row in rows()}.items()
+
+
+def test_a_cell_of_several_nodes_has_its_ranks_on_them(study):
+    Path("study.yaml").write_text(ON_NODES)
+    with slurm_of_this_machine(nodes=2, KillWait="3") as slurm:
+        sweep = on(slurm)
+        told, _ = sweep.communicate(timeout=200)
+        assert sweep.returncode == 0, told
+    assert sorted((row["world_size"], row["outcome"]) for row in rows()) == [(1, "ok"), (2, "ok")]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--slurm.partition", "nope"], "SLURM refuses this: sbatch: error: invalid partition specified: nope"),
+        (["--slurm.partitio", "main"], "unknown field `partitio`; options are partition, time, gpus_per_node,"),
+        (["--slurm.time", "soon"], "--slurm: Expected `int | null`"),
+    ],
+)
+def test_what_slurm_refuses_is_one_line_of_a_dry_run_too(words, line, slurm, study, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run", *words]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_the_tasks_and_the_script(slurm, study, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *arguments: None)
+    options = ["--slurm.gpus_per_node", "2", "--slurm.setup", "ulimit", "--slurm.additional", "comment=mine,exclusive"]
+    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    script = ["#SBATCH --array=0-3%4", "#SBATCH --gpus-per-node=2", "#SBATCH --comment=mine", "#SBATCH --exclusive"]
+    assert {*script, "ulimit"} <= {*lines}
+    assert any(line.startswith("tasks: 4, each a round of 6 cells") for line in lines)
+    assert not study.exists()
+
+
+@pytest.mark.parametrize(("missing", "line"), [("sbatch", "there is no SLURM here"), ("submitit", "needs submitit")])
+def test_what_is_missing_is_said_in_a_line(missing, line, study, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.which", lambda name: None if name == missing else f"/usr/bin/{name}")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run"]) == 2
+    assert line in capsys.readouterr().err

@@ -1,0 +1,217 @@
+"""Rounds of a sweep as tasks of an engine: the folder is the truth, whatever the engine says."""
+
+import json
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from simulated_cells import SimulatedServers
+
+from lmbench.cli import main
+from lmbench.sweep import tasks
+from lmbench.sweep.executor import End
+from lmbench.sweep.tasks import TaskState, become_task
+
+STUDY = """
+base: {config: smoke}
+matrix: {data.batch_size: [1, 2]}
+repeats: 3
+"""
+ALL_OK = {0: {"ok": 2}, 1: {"ok": 2}, 2: {"ok": 2}}
+
+
+class Servers(SimulatedServers):
+    """Processes that a script says the end of, without the command line's own check."""
+
+    def run(self, launch, timeout_s, tick):
+        return End(0, "itself", 0.0, 0.0) if "--print_config" in launch.words else super().run(launch, timeout_s, tick)
+
+
+class Engine:
+    """Tasks in this process, one after the other, on a machine that sees the folder; `fault` befalls the second one."""
+
+    fault, silent, states_asked = "", 0, 0
+    submitted, cancelled, codes = [], [], {}
+
+    def describe(self, commands, needs, folder):
+        return f"{len(commands)} processes on {needs.nodes} nodes"
+
+    def submit(self, commands, needs, folder):
+        names = []
+        (folder / "log").write_text("no such node\n")
+        for command in commands:
+            *_, where, rounds, probe = command
+            names.append(f"task{rounds}")
+            self.submitted.append(rounds)
+            self.codes[names[-1]] = 1 if self.fault == "dies" and rounds == "1" else self.become(where, rounds, probe)
+        return names
+
+    def become(self, where, rounds, probe):
+        if self.fault == "waits" and rounds == "1":
+            return None
+        return become_task(where, rounds, "another" if self.fault == "not shared" and rounds == "1" else probe)
+
+    def states(self, names, folder):
+        type(self).states_asked += 1
+        if self.states_asked > 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        if self.states_asked <= self.silent:
+            return {}
+        known = {name: self.codes[name] for name in names if name in self.codes}
+        return {
+            n: TaskState("RUNNING" if code is None else "GONE", code is not None, folder / "log")
+            for n, code in known.items()
+        }
+
+    def cancel(self, names, folder):
+        self.cancelled.extend(names)
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Where `sweep(...)` measures; its processes are simulated, `servers` say which and how they end."""
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(STUDY)
+    servers = Servers(lambda name: "ok")
+    monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
+    monkeypatch.setattr(tasks, "_POLL_S", 0.0)
+    # A task takes its process over; here it is this one.
+    monkeypatch.setattr(os, "execv", lambda program, words: main(words[4:]))
+    module = ModuleType("my_engine")
+    module.Mine = type("Mine", (Engine,), {"submitted": [], "cancelled": [], "codes": {}})
+    monkeypatch.setitem(sys.modules, "my_engine", module)
+    return module.Mine, servers
+
+
+def sweep(*words):
+    return main(["sweep", "study.yaml", "--on", "my_engine.Mine", *words])
+
+
+def rows(folder="results/study"):
+    return {path.parent.name[-2:]: json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")}
+
+
+def outcomes(folder="results/study"):
+    runs = [json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")]
+    return {repeat: Counter(run["outcome"] for run in runs if run["sweep"]["repeat"] == repeat) for repeat in range(3)}
+
+
+def test_each_round_is_a_task_and_each_run_is_measured_once(study, capsys):
+    engine, servers = study
+    assert sweep("--dry_run") == 0
+    assert "tasks: 3, each a round of 2 cells on 1 x 0 GPUs" in (told := capsys.readouterr().out)
+    assert (engine.submitted, told.splitlines()[-1]) == ([], "3 processes on 1 nodes")
+    for _ in range(2):
+        assert sweep() == 0
+        assert (engine.submitted, len(servers.started), outcomes()) == (
+            ["0", "1", "2"],
+            6,
+            ALL_OK,
+        )
+        assert Path("results/study/cells.csv").read_text().count("\n") == 3
+    assert "6 of 6 runs: 6 ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("dies", "task task1 ended: GONE; its last words: no such node"),
+        ("not shared", "does not see .*/results/study as the machine that submitted does; give a --results_dir that"),
+        ("other torch", "has torch 2.*, the machine that submitted 9.9; use one installation"),
+    ],
+)
+def test_every_run_of_a_task_that_measured_nothing_has_a_row_and_the_next_start_measures_it(
+    fault, cause, study, monkeypatch, capsys
+):
+    engine, servers = study
+    engine.fault = fault
+    if fault == "other torch":
+        monkeypatch.setattr(tasks, "versions", iter([{"torch": "9.9"}, *[{"torch": "2.1"}] * 3]).__next__)
+    assert sweep() == 1
+    lost = {0: {"ok": 2}, 1: {"interrupted": 2}, 2: {"ok": 2}}
+    assert outcomes() == ({at: {"interrupted": 2} for at in range(3)} if fault == "other torch" else lost)
+    assert rows()["r1"]["error"]["kind"] == "TaskEnded"
+    assert re.search(cause, " ".join(capsys.readouterr().err.split()))
+    begun = len(servers.started)
+    # On this machine.
+    assert main(["sweep", "results/study"]) == 0
+    assert (len(servers.started), outcomes()) == (6, ALL_OK)
+    assert begun == sum(name[-1] != "1" for name in servers.started if fault != "other torch")
+
+
+def test_what_a_task_measured_before_it_died_stays(study):
+    engine, servers = study
+
+    def script(name):
+        if name.startswith("batch_size-2") and name.endswith("r1"):
+            raise SystemExit(137)
+        return "ok"
+
+    servers.script = script
+    engine.become = lambda self, *words: _survived(become_task, *words)
+    assert sweep() == 1
+    assert outcomes() == {0: {"ok": 2}, 1: {"ok": 1, "interrupted": 1}, 2: {"ok": 2}}
+
+
+def _survived(function, *words):
+    try:
+        return function(*words)
+    except SystemExit as ended:
+        return ended.code
+
+
+def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, capsys):
+    engine, servers = study
+    engine.fault = "waits"
+    assert sweep("--on_interrupt", "leave") == 130
+    assert (engine.submitted, engine.cancelled, len(servers.started)) == (["0", "1", "2"], [], 4)
+    assert "tasks go on: task1" in capsys.readouterr().err
+    engine.states_asked = 0
+    assert sweep("--on_interrupt", "cancel") == 130
+    # Nothing was submitted twice.
+    assert (engine.submitted, engine.cancelled, len(servers.started)) == (["0", "1", "2"], ["task1"], 4)
+
+
+def test_an_engine_that_is_silent_is_asked_again(study):
+    engine, _ = study
+    engine.fault, engine.silent = "dies", 5
+    assert sweep() == 1
+    assert outcomes()[1] == {"interrupted": 2}
+
+
+def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study, capsys):
+    _, servers = study
+    for rounds, place in (("0,2", "a"), ("1", "b"), ("2", "c")):
+        assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
+    assert (outcomes("a/study")[1], outcomes("b/study")[1], len(servers.started)) == ({}, {"ok": 2}, 8)
+    assert main(["sweep", "a/study", "--merge", "b/study"]) == 0
+    assert (len(servers.started), outcomes("a/study")) == (8, ALL_OK)
+    assert main(["sweep", "a/study", "--merge", "c/study"]) == 2
+    assert "is here already; one would hide the other" in capsys.readouterr().err
+    Path("study.yaml").write_text(STUDY.replace("[1, 2]", "[1, 4]"))
+    assert main(["sweep", "study.yaml", "--merge", "b/study"]) == 2
+    assert "is no run of this sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--rounds", "3"], "--rounds is '3'; this sweep has rounds 0 to 2"),
+        (["--rounds", "1-2"], "--rounds is '1-2'; this sweep has rounds 0 to 2"),
+        (["--merge", "nowhere"], "there are no runs in nowhere/runs"),
+        (["--on", "nowhere"], "--on is 'nowhere'; give local, slurm, or an engine's class"),
+        (["--on", "nowhere.Mine"], "there is no module nowhere"),
+        (["--on", "my_engine.Yours"], "module my_engine has no class Yours"),
+        (["--slurm.time", "5"], "--slurm.time belongs to --on slurm"),
+        (["--on", "my_engine.Mine", "--wandb.api_key", "k" * 40], "is a secret, and the folder that tasks go by"),
+    ],
+)
+def test_what_no_task_can_do_is_refused_in_a_line(words, line, study, capsys):
+    assert main(["sweep", "study.yaml", *words]) == 2
+    assert line in capsys.readouterr().err
+    assert not Path("results/study/sweep.json").exists()
