@@ -220,7 +220,7 @@ def sweep(tmp_path, monkeypatch):
 
 def _begin(name, file):
     plan, folder = make_plan(name, file), SweepFolder(Path("results") / name)
-    folder.open(plan)
+    folder.open(plan, plan.chosen)
     folder.close()
     return plan, folder.path
 
