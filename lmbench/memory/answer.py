@@ -15,7 +15,7 @@ from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast
 from lmbench.memory.shortage import EXPANDABLE, Shortage
-from lmbench.memory.timeline import memory_chart, memory_timeline
+from lmbench.memory.timeline import memory_chart
 from lmbench.records.measured import RunError, SavedPerBlock, not_passed
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Column, Line, Narrowing, Table
@@ -112,7 +112,7 @@ def history_answer(findings: Findings) -> Answer:
             Line("history", history if notes else f"{history}, without lmbench's notes: categories by stacks"),
             Line("snapshot", str(findings.path), is_whole=True),
         ],
-        charts=lambda: [memory_chart(f"Memory over time: {name}", memory_timeline(findings))],
+        charts=lambda: [memory_chart(f"Memory over time: {name}", findings)],
         figures={
             "device": played.device, "entries": entry_count, "is_complete": not findings.cuts, "cuts": findings.cuts,
             "peak": {key: peak[key] for key in keys}, "guards": findings.guards,

@@ -227,3 +227,9 @@ def examine(path: str | Path, device: int | None = None) -> Findings:
     snapshot, notes = read_snapshot(path), read_notes(path)
     played = replay(snapshot, snapshot.choose_device(notes.device if notes is not None and device is None else device))
     return Findings(path, run, notes, played, *attribute(snapshot, played, notes))
+
+
+def examine_run(folder: Path) -> tuple[MemoryHistoryRecord, list[Guard]]:
+    """The figures of the history in a run's folder and its guards. Raises like `examine`."""
+    findings = examine(folder)
+    return findings.summary, findings.guards

@@ -11,7 +11,6 @@ name with `nan`, `inf` or `-inf` under `nonfinite`; reading puts the numbers bac
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections.abc import Callable
 from functools import partial
@@ -81,11 +80,6 @@ def decode_step(data: bytes) -> StepRecord:
 def decode(data: bytes, kind: type[S]) -> S:
     """A record of any class from its JSON. Raises DamagedRecord."""
     return _typed(_plain(data), kind)
-
-
-def write_packed(record: Struct, path: Path) -> None:
-    """Write a record as gzipped JSON, the same file for the same record. Raises OSError."""
-    path.write_bytes(gzip.compress(msgspec.json.encode(record), mtime=0))
 
 
 def read_packed(path: Path, kind: type[S]) -> S:

@@ -132,13 +132,11 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         warnings[len(guards) == len(runs)].append(text)
 
     def charts() -> list[Chart]:
-        """The charts of the view, then pictures of runs."""
-        figures = [
+        return [
             chart
             for spec in view.charts
             for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], timed, catalogue.column)
         ]
-        return [*figures, *(chart for feature in catalogue.features for chart in feature.charts(frame))]
 
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,

@@ -114,15 +114,14 @@ class Feature:
     """What one feature adds.
 
     `row_notes` are said of a cell in a table that has one of the feature's columns; `headline` are sentences that
-    answer the question of a view with such a table, from the cells of one device. `charts` are pictures of runs, shown
-    on every page. `beside` gives columns that stand in every table that has a column.
+    answer the question of a view with such a table, from the cells of one device. `beside` gives columns that
+    stand in every table that has a column.
     """
 
     columns: tuple[Column, ...] = ()
     chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
     row_notes: Callable[[Frame, int], list[str]] = lambda frame, cell: []
     headline: Callable[[Frame], list[str]] = lambda frame: []
-    charts: Callable[[Frame], list[Chart]] = lambda frame: []
     beside: Callable[[Column], Iterable[Column]] = lambda column: ()
 
 

@@ -1,68 +1,54 @@
-"""The timeline of a history: its sums are the replay's; as a chart, in a report's page and as a file."""
+"""A history as a picture: its sums are the replay's; on a page and as a file."""
 
 from __future__ import annotations
 
-import json
 import re
 from xml.etree import ElementTree
 
 import pytest
 from browser import look, needs_browser, operate
-from msgspec.structs import replace
-from paths import RUNS
 from planted_memory import MIB, Allocator, notes_of, planted_run, write
 
 from lmbench.cli import main
+from lmbench.memory.blocks import by_category, held_at
 from lmbench.memory.findings import examine
-from lmbench.memory.timeline import (
-    TIMELINE_FILE,
-    examine_run,
-    memory_chart,
-    memory_timeline,
-    read_timeline,
-)
-from lmbench.records.codec import as_dict, write_packed
-from lmbench.records.measured import MemoryHistoryRecord
-
-H200 = json.loads((RUNS / "h200_run.json").read_text())
+from lmbench.memory.timeline import memory_chart
 
 
-def remembered(folder, max_entries=None):
-    """A run as lmbench leaves it, with a planted history."""
-    folder.mkdir()
+def planted(folder, max_entries=None):
+    """The path of a planted history as lmbench records it."""
     step = planted_run(max_entries)
-    write(folder / "memory_snapshot.pickle", step.memory)
+    folder.mkdir()
     (folder / "memory_notes.json").write_bytes(notes_of(step, max_entries=max_entries or 1_000_000))
-    record = MemoryHistoryRecord(steps=2, snapshot_file="memory_snapshot.pickle")
-    (folder / "run.json").write_text(json.dumps({**H200, "memory_history": as_dict(record)}))
-    record, _ = examine_run(folder)
-    (folder / "run.json").write_text(json.dumps({**H200, "memory_history": as_dict(record)}))
-    return folder
+    return write(folder / "memory_snapshot.pickle", step.memory)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return remembered(tmp_path_factory.mktemp("runs") / "run")
+def snapshot(tmp_path_factory):
+    return planted(tmp_path_factory.mktemp("snapshots") / "full")
 
 
 @pytest.fixture(scope="module")
-def page(run):
-    target = run.parent / "page.html"
-    assert main(["memory", str(run), "--output", str(target)]) == 0
+def page(snapshot):
+    target = snapshot.parent / "page.html"
+    assert main(["memory", str(snapshot), "--output", str(target)]) == 0
     return target
 
 
-def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(run):
+def heights(spans, column):
+    """What spans take in a column, in MiB, and how high the highest reaches."""
+    within = [span for span in spans if span["start"] <= column < span["end"]]
+    return sum(span["high"] - span["low"] for span in within) * 1024, max(span["high"] for span in within) * 1024
+
+
+def test_every_column_and_the_blocks_in_it_sum_up_to_what_was_allocated(snapshot):
     """There are fewer entries than columns, so each has one of its own, and few blocks, so none is left out."""
-    findings = examine(run)
-    timeline = memory_timeline(findings)
-    sums = [sum(sizes) for sizes in zip(*timeline.sizes_bytes.values(), strict=True)]
-    assert sums == findings.played.entries["allocated_bytes"].tolist()
-    assert timeline.peak == findings.peak["entry"]
-    assert timeline.bands[0][:2] == ("forward", 0)
-    for column, total in enumerate(sums):
-        held = [block.size_bytes for block in timeline.blocks if block.first <= column <= block.last]
-        assert sum(held) == total
+    findings = examine(snapshot)
+    _, areas, blocks, phases, *_ = [layer["data"]["values"] for layer in memory_chart("x", findings).spec["layer"]]
+    for column, allocated_bytes in enumerate(findings.played.entries["allocated_bytes"]):
+        for spans in (areas, blocks):
+            assert heights(spans, column) == pytest.approx((allocated_bytes / MIB,) * 2)
+    assert (phases[0]["name"], phases[0]["start"]) == ("forward", 0)
 
 
 def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path):
@@ -70,10 +56,9 @@ def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path):
     for number in range(2000):
         address = memory.alloc((200 if number == 1234 else 1) * MIB)
         memory.free(address)
-    timeline = memory_timeline(examine(write(tmp_path / "s.pickle", memory)))
-    assert len(timeline.time_us) == 480
-    (sizes,) = timeline.sizes_bytes.values()
-    assert sizes[timeline.peak] == 200 * MIB
+    chart = memory_chart("x", examine(write(tmp_path / "s.pickle", memory)))
+    columns, areas, *_ = [layer["data"]["values"] for layer in chart.spec["layer"]]
+    assert (len(columns), max(area["high"] for area in areas) * 1024) == (480, 200)
 
 
 def test_names_from_a_hostile_file_are_text(tmp_path):
@@ -91,28 +76,13 @@ def test_names_from_a_hostile_file_are_text(tmp_path):
 
 def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path):
     """Addresses are used again: a gradient of the first step lay where an activation of the second does."""
-    full, cut = (
-        memory_timeline(examine(remembered(tmp_path / name, kept))) for name, kept in (("full", None), ("cut", 36))
-    )
-    captions = [memory_chart("run", timeline).caption.startswith("Not complete: ") for timeline in (full, cut)]
+    full, cut = (examine(planted(tmp_path / name, kept)) for name, kept in (("full", None), ("cut", 36)))
+    captions = [memory_chart("x", findings).caption.startswith("Not complete: ") for findings in (full, cut)]
     assert captions == [False, True]
-    for column, entry in ((1, 45), (20, 64), (35, 79)):
-        for name in ("parameters", "optimizer state", "gradients"):
-            assert cut.sizes_bytes[name][column] == full.sizes_bytes[name][entry], (name, column)
-
-
-@pytest.mark.parametrize("damage", ["", "torn", "peak", "blocks"])
-def test_the_report_shows_it_or_says_that_it_is_damaged(tmp_path, damage):
-    run, target = remembered(tmp_path / "run"), tmp_path / "page.html"
-    history = read_timeline(run)
-    if damage == "torn":
-        (run / TIMELINE_FILE).write_bytes(b"torn")
-    elif damage == "peak":
-        write_packed(replace(history, peak=10_000), run / TIMELINE_FILE)
-    elif damage == "blocks":
-        write_packed(replace(history, blocks=[replace(history.blocks[0], category="x")]), run / TIMELINE_FILE)
-    assert main(["report", str(run), "--output", str(target)]) == 0
-    assert ("cannot be used" if damage else '"optimizer state"') in target.read_text()
+    for after_cut, entry in ((1, 45), (20, 64), (35, 79)):
+        known, there = (by_category(held_at(f.blocks, at)) for f, at in ((full, entry), (cut, after_cut)))
+        for name in ("parameters", "optimizer_state", "gradients"):
+            assert there.get(name) == known.get(name), (name, entry)
 
 
 @needs_browser
