@@ -7,7 +7,7 @@ import random
 
 import pytest
 import yaml
-from comparison_runs import TIMES, make_sides, make_sweep, store_floor
+from comparison_runs import TIMES, make_sides, make_sweep
 
 from lmbench.cli import main
 
@@ -86,13 +86,3 @@ def test_a_kind_of_note_and_of_reason_has_one_line_with_its_cells_in_brackets(tm
     head = out.partition("Step time: ")[0]
     assert (code, head.count("reason ") <= 3, head.count("guards that warned")) == (11, True, 1)
     assert "guards that warned: spread (size s1; alike in 4 others)" in head
-
-
-def test_a_noise_floor_beside_the_results_is_found(tmp_path, said):
-    words = sides(tmp_path, 1.03)
-    store_floor(tmp_path, next((tmp_path / "a").iterdir()), [0.050, 0.051, 0.052, 0.053, 0.054, 0.055])
-    code, out = said(*words)
-    assert (code, "is not above the A/A noise floor of" in out) == (11, True)
-    (tmp_path / "noise.json").unlink()
-    code, out = said(*words)
-    assert (code, "no A/A noise floor is known; `lmbench noise` measures it" in out) == (10, True)
