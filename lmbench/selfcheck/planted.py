@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from statistics import median_high
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -17,8 +15,10 @@ from torch import Tensor, nn
 
 from lmbench.callbacks import MeasurementSession, MemoryRecorder, PhaseTimer, SyncFinder, TrainingCheck
 from lmbench.instruments.window import Schedule
+from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
+from lmbench.records.summary import complete_run
 from lmbench.records.vocabulary import Span
 
 Work = Callable[[], None]
@@ -81,21 +81,14 @@ def plant_late_rank(folder: str, late_us: float, cost_us: float) -> list[Path]:
     return paths
 
 
-@dataclass
-class Measured:
-    """The window's steps, the record of the run, and the window's wall time with its pauses in it."""
+class Measured(NamedTuple):
+    """The window's steps, and the record of the run."""
 
     window: list[StepRecord]
     run: RunRecord
-    raw_wall_s: float
 
     def median_s(self, span: Span) -> float:
-        return median_high(step.span_s(span) or 0.0 for step in self.window)
-
-    @property
-    def identity_error_fraction(self) -> float:
-        pauses_s = sum(step.excluded_s or 0.0 for step in self.window)
-        return sum(step.step_s or 0.0 for step in self.window) / (self.raw_wall_s - pauses_s) - 1.0
+        return (self.run.phases.get(span) or PhaseSummary()).median_s or 0.0
 
 
 def measure(
@@ -120,5 +113,5 @@ def measure(
     )
     # The same small batch for ever, already on the device.
     trainer.fit(module, repeat(torch.rand(8, 8, device=device)))
-    window = [step for step in timer.records if step.stage == "window"]
-    return Measured(window, session.run, session.raw_wall_s or 0.0)
+    complete_run(session.run, timer.records, session.raw_wall_s)
+    return Measured([step for step in timer.records if step.stage == "window"], session.run)

@@ -107,19 +107,6 @@ def test_the_simulated_rates_are_what_the_module_says():
 # the same loss
 
 
-@pytest.mark.parametrize(
-    ("losses", "skipped", "smoothed"),
-    [
-        ([1.0, 2.0, 3.0, 6.0], [], [NAN, 1.5, 2.5, 4.5]),
-        ([1.0, NAN, 3.0, 5.0], [1], [NAN, 1.0, 3.0, 4.0]),
-        ([1.0, NAN, 3.0, 5.0], [], [NAN, NAN, NAN, 4.0]),
-    ],
-    ids=["mean", "skipped", "not finite"],
-)
-def test_smoothing_leaves_out_what_was_skipped_and_stops_at_what_is_not_finite(losses, skipped, smoothed):
-    assert curve_of(losses, None, skipped).smoothed(2) == pytest.approx(smoothed, nan_ok=True)
-
-
 def test_a_row_that_learns_half_as_fast_takes_twice_the_steps():
     falling, slower = curve_of(6 - 0.01 * np.arange(200)), curve_of(6 - 0.005 * np.arange(400))
     steps, slower_steps = steps_to_loss(falling, falling), steps_to_loss(slower, falling)

@@ -41,14 +41,6 @@ def test_a_summary_is_what_decides_in_some_40_numbers_of_their_own_units(h200):
     assert not [name for name in summary if name.endswith(("_bytes", "_fraction", "_flops_per_s"))]
 
 
-def test_the_configuration_is_flat(h200):
-    config = config_of(h200)
-    assert (config["size"], config["precision"], config["matmul"]) == ("small", "32-true", "highest (fp32)")
-    assert config["model/betas"] == [0.9, 0.95]
-    assert (config["gpu"], config["parameters"], config["compile"]) == ("NVIDIA H200", 128625408, "eager")
-    assert not [name for name in config if "." in name]
-
-
 def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
     assert name_of(h200) == "small, fp32, eager, batch 4, context 512"
     h200.precision, h200.compile.is_enabled, h200.compile.mode = "bf16-mixed", True, "default"
