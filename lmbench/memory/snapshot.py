@@ -154,9 +154,6 @@ class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and a snapshot names nothing; not run")
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it has a persistent id, and a snapshot has none")
-
 
 def read_snapshot(path: Path) -> Snapshot:
     """The snapshot in a file; no code of the file runs.
