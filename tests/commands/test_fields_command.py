@@ -56,9 +56,3 @@ def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part
     about = next(field for field in ALL if field.pattern == pattern).about
     assert (row["name"], row["unit"], row["better"]) == (pattern, about.unit, about.better)
     assert row["meaning"] == about.meaning
-
-
-def test_a_part_of_the_record_is_all_of_its_fields(capsys):
-    names = [row["name"] for row in rows(capsys, "throughput")]
-    assert "throughput.mfu_fraction" in names
-    assert all(name.startswith("throughput.") for name in names)

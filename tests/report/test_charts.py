@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 from browser import look, needs_browser, operate
-from report_golden import CASES, make_attention
+from report_golden import CASES
 from runs import make_sweep, section_of
 
 from lmbench.cli import main
@@ -48,16 +48,6 @@ def test_whiskers_are_a_standard_deviation_between_processes(tmp_path):
     deviations = point["high"] - point["y"], point["y"] - point["low"]
     assert (point["y"], *deviations) == pytest.approx((102, 1.825742, 1.825742))
     assert chart.caption == "Whiskers: mean ± standard deviation between processes; none where there is one process."
-
-
-def test_incorrect_attention_is_an_outcome(tmp_path):
-    error = {"kind": "UsageError", "message": "incorrect: my:flex is off by 2", "phase": "setup"}
-    home = make_attention(
-        tmp_path / "a", [256, 1024, 16384], [16],
-        change=lambda run, _: {"outcome": "error", "error": error} if run["model"]["attention"] == "flex" else {},
-    )  # fmt: skip
-    chart = section_of(home).charts()[0]
-    assert {point["outcome"] for point in points_of(chart) if "outcome" in point} == {"incorrect"}
 
 
 def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path):

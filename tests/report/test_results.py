@@ -9,8 +9,6 @@ import pytest
 from report_golden import kernels_of
 from runs import make_record, make_run, make_sweep, rows_of, section_of, table_rows
 
-from lmbench.cli import main
-
 STEP = "phases.step.mean_s"
 
 
@@ -91,14 +89,6 @@ def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_calle
     assert cold["warm_first_step_s"] == pytest.approx(0.2 * cold["cold_first_step_s"])
 
 
-def test_a_table_that_a_terminal_leaves_out_repeats_each_run(tmp_path, capsys):
-    home = make_sweep(tmp_path / "s", {"data.batch_size": [1, 2]}, change=lambda *_: {"replay_command": "lmbench x"})
-    assert main(["report", str(home)]) == 0
-    assert "lmbench x" not in capsys.readouterr().out
-    assert main(["report", str(home), f"--output={tmp_path}/page.html"]) == 0
-    assert (tmp_path / "page.html").read_text().count("<td>lmbench x</td>") == 2
-
-
 # what is no result, damaged or foreign
 
 
@@ -147,14 +137,3 @@ def test_a_fact_that_a_row_does_not_have_is_a_column_and_not_in_the_caption(tmp_
     assert "fp32" in table.caption
     facts = {row["size"]: (row["attention"], row["optimizer"]) for row in table_rows(table)}
     assert facts == {"small": ("naive", "AdamW fused"), "Llama": ("-", "-")}
-
-
-def test_of_profiled_runs_a_line_says_what_shows_them(tmp_path):
-    make_run(tmp_path / "a", NAIVE, KERNELS)
-    make_run(tmp_path / "sync", NAIVE, {"clock": "sync"}, repeat=1)
-    assert section_of(tmp_path).tables == []
-    make_run(tmp_path / "b", NAIVE, repeat=1)
-    section = section_of(tmp_path)
-    (line,) = [line.text for line in section.notes if "profiler" in line.text]
-    assert section.title == "Runs"
-    assert line == "1 run under a profiler: in no timing table; `lmbench kernels RUN` shows it"

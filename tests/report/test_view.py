@@ -96,16 +96,6 @@ def test_every_number_of_a_record_is_a_column_with_its_unit():
     assert {name: (column.title, column.unit.word) for name, column in columns.items()} == headings
 
 
-def test_the_largest_peak_of_all_runs_is_shown_and_the_mean_of_the_rest(tmp_path, capsys):
-    def change(_, repeat):
-        return {"memory.steady_peak_allocated_bytes": (3 + repeat) * 2**30, "loss.perplexity": 10.0 + repeat}
-
-    view = {"title": "Own", "tables": [{"title": "T", "columns": ["memory.steady_*allocated*", "loss.perplexity"]}]}
-    home = make_sweep(tmp_path / "s", {}, view=view, repeats=2, change=change)
-    assert main(["report", str(home)]) == 0
-    assert " 4.00        10.5\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [

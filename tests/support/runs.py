@@ -80,7 +80,7 @@ def make_record(settings, changes=None, *, repeat=0):
     saved = tokens * shape.num_layers * (14 * shape.d_model + 2 * shape.num_heads * context)
     taken += int((4 if is_fp32 else 2.6) * saved)
     model["parameter_count"] = shape.parameter_count
-    run["phases"], cv = {}, 3.0 if window["warmup_steps"] == 0 else 0.004
+    run["phases"], cv = {}, 0.004
     for phase, share in {
         "step": 1.0,
         **{phase: 0.997 * share for phase, share in shares.items()},
@@ -118,20 +118,17 @@ def ended(outcome, phase, message="", **error):
 
 
 def write_run(folder, record, steps=8):
-    """A run's folder with a few step records, the first of them slow."""
+    """A run's folder with a few step records."""
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(record))
     if record["phases"]:
         mean, warmup = record["phases"]["step"]["mean_s"], record["window"]["warmup_steps"]
-        slow = {0: record["compile"].get("first_step_s") or 0.9 + 3 * mean, 1: mean * 1.6, 2: mean * 1.05}
-        rng = random.Random(mean)
-        times = {"forward_s": mean * 0.3, "backward_s": mean * 0.6, "optimizer_s": mean * 0.1}
+        times = {"step_s": mean, "forward_s": mean * 0.3, "backward_s": mean * 0.6, "optimizer_s": mean * 0.1}
         with (folder / "steps.jsonl").open("w") as file:
             for index in range(steps):
-                is_warmup, step_s = index < warmup, mean * rng.gauss(1, 0.004)
+                is_warmup = index < warmup
                 line = {"step": index, "rank": 0, "stage": "warmup" if is_warmup else "window", "micro_batches": 1}
-                line |= {"is_warmup": is_warmup, "step_s": slow.get(index, step_s), **times, "loss": 9.3}
-                file.write(f"{json.dumps(line)}\n")
+                file.write(f"{json.dumps(line | {'is_warmup': is_warmup, **times, 'loss': 9.3})}\n")
 
 
 def make_run(folder, settings, changes=None, *, repeat=0):
