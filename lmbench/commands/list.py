@@ -34,7 +34,6 @@ _COLUMNS = (
     Column("what", narrowing="wrap"),
     *(column for column, _ in _FIGURES),
     Column("outcome"),
-    Column("commit", is_extra=True),
     Column("result", name="path", is_extra=True),
 )
 
@@ -137,7 +136,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     ended = ", ".join(f"{number} {outcome}" if runs[1:] else outcome for outcome, number in outcomes.most_common())
     began, place = entry.result.began[0], shown_path(entry.result.path)
     when = Cell(began, text=began[5:16].replace("T", " "))
-    return [entry.name, when, words, *figures, ended or "ok", entry.facts.get("commit"), place]
+    return [entry.name, when, words, *figures, ended or "ok", place]
 
 
 def _figure(unit: Unit, values: Sequence[float], is_range: bool) -> Cell:

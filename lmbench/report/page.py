@@ -42,7 +42,7 @@ def page(answer: Answer) -> str:
         for part, charts in zip(parts, drawn, strict=True)
         if part.title or part.headline or part.tables or charts
     ]
-    text = _template("answer.html").render(
+    text = _html("answer.html").render(
         title=", ".join(part.title for part in parts if part.title),
         style=Markup(shipped("page.css")),
         sections=sections,
@@ -55,19 +55,22 @@ def page(answer: Answer) -> str:
 
 def notebook_html(answer: Answer) -> str:
     """A piece of HTML for a notebook's cell: no script, no style sheet, everything in it escaped."""
-    return str(_template("fragment.html").render(answer=answer))
+    return str(_html("fragment.html").render(answer=answer))
 
 
 @cache
-def _template(name: str) -> Any:
+def template(name: str, **syntax: Any) -> Any:
+    """A template beside the report's modules; `syntax` is how it differs from jinja's own."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("lmbench.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )  # fmt: skip
+    loader = PackageLoader("lmbench.report", "")
+    environment = Environment(loader=loader, trim_blocks=True, undefined=StrictUndefined, **syntax)
     environment.filters |= {"shown": shown, "masked": lambda text: shown(masked_message(text))}
     return environment.get_template(name)
+
+
+def _html(name: str) -> Any:
+    return template(name, autoescape=True, lstrip_blocks=True)
 
 
 # charts

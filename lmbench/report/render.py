@@ -17,7 +17,7 @@ import msgspec
 from lmbench.errors import UsageError, suggest, tell
 from lmbench.masking import masked_message, one_line, shown, shown_json
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table
-from lmbench.report.page import page, svg
+from lmbench.report.page import page, svg, template
 from lmbench.standard_output import write_result
 
 _SUFFIXES = {
@@ -196,15 +196,12 @@ _LATEX = {
 
 def _latex(answer: Answer) -> str:
     """The tables, for a document with the package booktabs."""
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(
-        loader=PackageLoader("lmbench.report", ""), trim_blocks=True, keep_trailing_newline=True,
+    signs = str.maketrans(_LATEX)
+    table = template(
+        "table.tex", keep_trailing_newline=True, finalize=lambda value: shown(str(value)).translate(signs),
         block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
     )  # fmt: skip
-    environment.filters["escaped"] = lambda text: "".join(_LATEX.get(character, character) for character in shown(text))
-    template = environment.get_template("table.tex")
-    return "\n".join(template.render(table=table) for table in answer.all_tables())
+    return "\n".join(table.render(table=each) for each in answer.all_tables())
 
 
 # CSV and JSON
