@@ -15,7 +15,6 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -30,15 +29,15 @@ _START_S = 30
 class Slurm:
     """One that runs; `environment` holds what its commands need, such as `sbatch` and those that call it."""
 
-    def __init__(self, folder: Path, nodes: int, **settings: str):
-        self._folder, self._daemons = folder, dict[str, subprocess.Popen[bytes]]()
+    def __init__(self, folder, nodes, **settings):
+        self._folder, self._daemons = folder, {}
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._host = socket.gethostname().partition(".")[0]
         # Ranks on several nodes look for the first one by its name.
         self._nodes = [self._host, "localhost"][:nodes]
         self._configure(settings)
 
-    def _configure(self, settings: dict[str, str]) -> None:
+    def _configure(self, settings):
         folder = self._folder
         # munged wants its socket where everybody may go.
         folder.chmod(0o755)
@@ -56,8 +55,6 @@ class Slurm:
             "SlurmctldHost": f"{self._host}(127.0.0.1)",
             "SlurmctldPort": self._port,
             "SlurmUser": "root",
-            "SlurmdUser": "root",
-            "AuthType": "auth/munge",
             "AuthInfo": f"socket={folder / 'munge.socket'}",
             "StateSaveLocation": folder / "state",
             "SlurmdSpoolDir": folder / "spool-%n",
@@ -67,14 +64,9 @@ class Slurm:
             "TaskPlugin": "task/none",
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_CPU",
-            "JobAcctGatherType": "jobacct_gather/none",
-            "AccountingStorageType": "accounting_storage/none",
-            "MpiDefault": "none",
-            "SwitchType": "switch/none",
             "GresTypes": "gpu",
             "ReturnToService": "2",
             "SlurmdParameters": "config_overrides",
-            "MailProg": "/bin/true",
             # A waiting task starts within a second; SLURM's own settings take three.
             "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
             **settings,
@@ -86,18 +78,13 @@ class Slurm:
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
-    def run(self, *command: str) -> str:
+    def run(self, *command):
         """What a command of SLURM prints, such as `squeue`."""
         return subprocess.run(
             command, env=self.environment, check=True, capture_output=True, text=True, timeout=60
         ).stdout
 
-    def states(self, job: str) -> dict[str, str]:
-        """The state of each task of a job array by the task's number; SLURM forgets tasks MinJobAge after their end."""
-        lines = self.run("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K %T")
-        return dict(line.split() for line in lines.splitlines())
-
-    def start(self) -> None:
+    def start(self):
         folder = self._folder
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
         files |= {"log-file": "munged.log", "seed-file": "munged.seed"}
@@ -107,13 +94,13 @@ class Slurm:
             self._start("slurmd", "-D", "-N", node)
         self._start_controller()
 
-    def restart_controller(self) -> None:
+    def restart_controller(self):
         """End slurmctld, which keeps the jobs in its folder, and start it again; tasks go on meanwhile."""
         self._daemons["slurmctld -D"].terminate()
         self._daemons["slurmctld -D"].wait(timeout=_START_S)
         self._start_controller()
 
-    def end(self) -> None:
+    def end(self):
         """Kill the daemons and the tasks; SLURM starts all of them with its configuration in the environment."""
         while processes := self._processes():
             for process in processes:
@@ -122,7 +109,7 @@ class Slurm:
             for daemon in self._daemons.values():
                 daemon.wait()
 
-    def _processes(self) -> list[int]:
+    def _processes(self):
         # Not psutil's environ(): that ends at the zeros that slurmstepd leaves where it writes its title.
         variable = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
         processes = []
@@ -132,29 +119,29 @@ class Slurm:
                     processes.append(int(environment.parent.name))
         return processes
 
-    def _start(self, daemon: str, *words: str) -> None:
+    def _start(self, daemon, *words):
         with (self._folder / f"{daemon}.out").open("ab") as log:
             self._daemons[" ".join([daemon, words[-1]])] = subprocess.Popen(
                 [daemon, *words], env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
-    def _start_controller(self) -> None:
+    def _start_controller(self):
         self._start("slurmctld", "-D")
         # A command that finds no controller tries again for seconds.
         self._wait_for(self._controller_listens)
         self._wait_for(lambda: self._state() in ("idle", "mixed", "allocated"))
 
-    def _controller_listens(self) -> bool:
+    def _controller_listens(self):
         with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self._port)):
             return True
         return False
 
-    def _state(self) -> str:
+    def _state(self):
         with suppress(subprocess.CalledProcessError):
             return self.run("sinfo", "--noheader", "--format=%T").strip()
         return ""
 
-    def _wait_for(self, is_so) -> None:
+    def _wait_for(self, is_so):
         deadline_s = time.monotonic() + _START_S
         while not is_so():
             logs = [f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self._folder.glob("*.out"))]
@@ -163,7 +150,7 @@ class Slurm:
 
 
 @contextmanager
-def slurm_of_this_machine(nodes: int = 1, **settings: str) -> Iterator[Slurm]:
+def slurm_of_this_machine(nodes=1, **settings):
     """A running SLURM of one or two "nodes", with further lines of its slurm.conf. Skips a test where it cannot run."""
     missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program)})
     if missing:
