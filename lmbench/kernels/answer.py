@@ -225,10 +225,8 @@ def _tables(findings: Findings, top: int) -> list[Table]:
         tables.append(table(f"{axis}s", times.loc[order].reset_index(), per=per))
     tables += [table("kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long.index]
     if len(annotations := findings.annotations):
-        total_s, none_s = work.total_s() or 1.0, findings.no_annotation_s
-        annotations = annotations.assign(share_fraction=annotations.own_s / total_s)
-        none = {"name": "in no annotation", "own_s": none_s, "share_fraction": none_s / total_s}
-        tables.append(table("annotations", annotations, top, [none], per=per))
+        annotations = annotations.assign(share_fraction=annotations.own_s / (work.total_s() or 1.0))
+        tables.append(table("annotations", annotations, top, per=per))
     over = "over the whole trace" if clocks.is_whole_trace else f"over {clocks.steps} steps"
     shown = (rows if clocks.total.comm_s else rows.drop(columns="comm_exposed_s")).reset_index()
     total = {**clocks.total, "phase": "all"}

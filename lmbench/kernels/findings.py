@@ -42,7 +42,6 @@ class Findings:
 
     `run` is None for a trace without a run, or whose run.json cannot be read; `completeness` are numbers of all steps,
     see `count_missing`. `waits` say why devices waited for the host. `phases` are the clocks' with their verdicts.
-    `annotations` are with the time in none of them.
     """
 
     trace: Trace
@@ -53,7 +52,6 @@ class Findings:
     waits: pd.DataFrame
     phases: pd.DataFrame
     annotations: pd.DataFrame
-    no_annotation_s: float
 
     @property
     def why_no_kernels(self) -> str:
@@ -111,7 +109,7 @@ def examine_trace(trace: Trace) -> Findings:
     waits = find_waits(trace, clocks)
     phases = judge_phases(clocks, waits, work, record)
     run = None if record.outcome == DAMAGED else record
-    return Findings(trace, run, count_missing(trace), work, clocks, waits, phases, *annotation_times(trace))
+    return Findings(trace, run, count_missing(trace), work, clocks, waits, phases, annotation_times(trace))
 
 
 def count_missing(trace: Trace) -> dict[str, Any]:

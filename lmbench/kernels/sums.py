@@ -111,8 +111,8 @@ def flop_ratio(phase: Phase, model: Model) -> float | None:
     return softmax / (products * model.d_model / model.num_heads)
 
 
-def annotation_times(trace: Trace) -> tuple[pd.DataFrame, float]:
-    """Kernel time by the user's own annotations (`record_function`), the longest first, and that in none, per step.
+def annotation_times(trace: Trace) -> pd.DataFrame:
+    """Kernel time by the user's own annotations (`record_function`), the longest first, per step.
 
     The columns are `name`, `calls`, `kernel_s` and `kernel_count` of its kernels, and `own_s` of those in no annotation
     inside; an annotation within one of the same name counts once. A kernel belongs to the innermost annotation around
@@ -135,8 +135,7 @@ def annotation_times(trace: Trace) -> tuple[pd.DataFrame, float]:
     frame = pd.DataFrame(rows, columns=["name", "calls", "kernel_s", "kernel_count", "own_s"])
     means = frame.groupby("name").agg({"calls": "nunique", "kernel_s": "sum", "own_s": "sum", "kernel_count": "sum"})
     means = (means / steps).assign(kernel_s=means.kernel_s / 1e9 / steps, own_s=means.own_s / 1e9 / steps)
-    none_s = float(sums["sum"].get(NONE, 0)) / 1e9 / steps
-    return means.sort_values("kernel_s", ascending=False, kind="stable").reset_index(), none_s
+    return means.sort_values("kernel_s", ascending=False, kind="stable").reset_index()
 
 
 def operator_times(trace: Trace) -> pd.DataFrame:

@@ -41,12 +41,11 @@ def test_the_first_screen_is_as_it_was_read(capsys):
     assert shown(capsys, COMPILED) == (GOLDEN / "kernels_answer.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("form", [["--all"], ["--format", "markdown"], ["--format", "csv"]], ids=str)
-def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(form, tmp_path, capsys):
+def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(tmp_path, capsys):
     trace = HandWritten()
     trace.launched(10, "\x1b[31mred\x00\nnext", 50, 4)
-    text = shown(capsys, str(trace.write(tmp_path / "t.json")), *form)
-    assert r"red\x00\nnext" in text.replace("\\\\", "\\")
+    text = shown(capsys, str(trace.write(tmp_path / "t.json")), "--all")
+    assert r"red\x00\nnext" in text
     assert not any(ord(character) < 32 and character != "\n" for character in text)
 
 

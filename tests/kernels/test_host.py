@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 from trace_events import AUTOGRAD, HandWritten, record_steps
 
 from lmbench.instruments.ranges import ModuleRanges
@@ -119,20 +121,22 @@ def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_opera
     assert trace.loaded().kernels.part.tolist() == ["data", "comm", "attention", "norm", "unclassified"]
 
 
+class Attention(nn.Module):
+    def forward(self, q):
+        return torch.matmul(torch.softmax(torch.matmul(q, q.mT), -1), q)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(8)
+        self.self_attn = Attention()
+
+    def forward(self, x):
+        return x + self.self_attn(self.input_layernorm(x))
+
+
 def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path):
-    class Attention(nn.Module):
-        def forward(self, q):
-            return torch.matmul(torch.softmax(torch.matmul(q, q.mT), -1), q)
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.input_layernorm = nn.LayerNorm(8)
-            self.self_attn = Attention()
-
-        def forward(self, x):
-            return x + self.self_attn(self.input_layernorm(x))
-
     model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(8, 8))
     trace = traced(tmp_path, model, torch.randn(2, 3, 4, 8, requires_grad=True))
     for phase in ("forward", "backward"):
@@ -141,3 +145,17 @@ def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path):
         assert products.keys() == {"scores", "values"}
         assert products["scores"] == products["values"]
         assert {"softmax", "norm", "residual"} <= set(rows.part)
+
+
+def test_calls_of_modules_are_forward_and_tell_parts_but_what_a_checkpoint_runs_again_is_backward(tmp_path):
+    model, x = nn.Sequential(Layer(), nn.Linear(8, 8)), torch.randn(3, 4, 8, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recording:
+        model(x + 1)
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+    recording.export_chrome_trace(str(tmp_path / "t.json"))
+    trace = load_trace(tmp_path / "t.json")
+    assert (trace.timeline.inferred, trace.timeline.has_step_count) == (("backward",), False)
+    for phase in ("forward", "backward"):
+        rows = operators_of(trace, phase)
+        assert set(rows.part[rows.name == "aten::bmm"]) == {"scores", "values"}
+        assert set(rows.part[rows.name == "aten::native_layer_norm"]) == {"norm"}

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.profilers import PyTorchProfiler
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from trace_events import AUTOGRAD, HandWritten
 
@@ -109,29 +108,6 @@ def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path, with_steps)
     assert {*trace.timeline.step_names} == (
         {"ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"} if with_steps else {"Optimizer.step#AdamW.step"}
     )
-
-
-def test_calls_of_modules_are_forward_and_tell_parts_but_what_a_checkpoint_runs_again_is_backward(tmp_path):
-    class GPTAttention(nn.Module):
-        def forward(self, x):
-            return torch.softmax(x @ x.mT, -1) @ x
-
-    block = nn.Sequential(nn.LayerNorm(8), GPTAttention(), nn.Linear(8, 8))
-    x = torch.ones(4, 4, 8, requires_grad=True)
-    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recording:
-        block(x + 1)
-        checkpoint(block, x, use_reentrant=False).sum().backward()
-    recording.export_chrome_trace(str(tmp_path / "t.json"))
-    trace = load_trace(tmp_path / "t.json")
-    assert trace.timeline.inferred == ("backward",)
-    assert not trace.timeline.has_step_count
-    assert phase_of(trace, "aten::layer_norm") == {"forward", "backward"}
-    phases = trace.timeline.at(trace.host.events.start_ns)
-    named = enumerate(zip(phases, trace.host.names, strict=True))
-    parts = {(phase, name, trace.host.part(index)) for index, (phase, name) in named}
-    for phase in ("forward", "backward"):
-        assert {part for where, name, part in parts if (where, name) == (phase, "aten::bmm")} == {"scores", "values"}
-        assert (phase, "aten::native_layer_norm", "norm") in parts
 
 
 def a_pipeline(path):

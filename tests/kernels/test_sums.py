@@ -45,7 +45,6 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch():
         "on autograd's own thread": [1, pytest.approx(32e-6), pytest.approx(32e-6), 1],
     }
     assert next(iter(rows)) == "backward"
-    assert findings.no_annotation_s == pytest.approx(128e-6)
     assert summarize(findings).annotations[0].kernel_s == pytest.approx(80e-6)
 
 
