@@ -133,11 +133,12 @@ def _measure(
                 _print_lines("".join(traceback.format_exception(failure)))
             elif recorder.exit_code is ExitCode.USER_CODE:
                 _print_own_lines(failure, recorder)
-    if is_first and failure is not None and recorder.folder is not None and not is_watched():
+    count = recorder.run.world_size or 1
+    if is_first and failure is not None and recorder.folder is not None and count > 1 and not is_watched():
         # A launcher ends the other ranks by a signal when one has failed.
         with suppress(Terminated), held():
             path = recorder.folder.path
-            ends = ends_by_records(path, recorder.run.world_size or 1)
+            ends = ends_by_records(path, count)
             cause = cause_of(path, ends)
             if cause is not None and (ending := ending_of(path, cause, ends)) is not None:
                 recorder.take_over(path, ending)
