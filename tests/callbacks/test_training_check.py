@@ -6,11 +6,7 @@ import pytest
 import torch
 from fit_process import bench
 
-from lmbench.callbacks import TrainingCheck
 from lmbench.instruments.training import norms
-from lmbench.instruments.window import Schedule
-
-from conftest import measure
 
 
 @pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
@@ -24,14 +20,6 @@ def test_windows_of_any_length_leave_the_same_gradient_norm(mode, tmp_path):
 def test_where_there_is_no_gradient_or_no_warm_up_there_is_no_norm(tmp_path):
     for word in ("--measure.mode=forward", "--measure.warmup_steps=0"):
         assert bench(tmp_path, word).record.warmup.gradient_norm is None
-
-
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_it_is_the_norm_that_the_module_itself_sees_in_that_step(sleeper, seen_norms, accumulated):
-    schedule = Schedule(warmup_steps=3, steps=2, probe_steps=1)
-    _, session = measure(sleeper, TrainingCheck(), schedule=schedule, accumulate_grad_batches=accumulated)
-    assert session.run.warmup.gradient_norm == pytest.approx(seen_norms[2], rel=1e-6)
-    assert seen_norms[2] != pytest.approx(seen_norms[1], rel=1e-6)
 
 
 def test_the_smallest_step_of_one_element_changes_the_norm_of_a_large_parameter():
