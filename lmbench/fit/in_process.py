@@ -31,7 +31,7 @@ from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of
 from lmbench.fit.measurement import Measurement, complete_record, usual_mode
 from lmbench.fit.ranks import count_to_start
-from lmbench.fit.settings import MeasureSettings, MemorySettings, Mode, refuse_dtypes, refuse_least
+from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse_dtypes, refuse_least
 from lmbench.fit.trainer import TRAINER_DEFAULTS, as_list
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, own_traceback
@@ -39,6 +39,7 @@ from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.passes import PASS
+from lmbench.records.vocabulary import Mode
 from lmbench.runs import Run, read_run
 
 #: What Lightning says while it sets up and runs, which is about its own calls and not about the measurement.

@@ -30,7 +30,7 @@ from lmbench.callbacks import (
 )
 from lmbench.errors import UsageError, tell
 from lmbench.fit.choice import OWN_DATA
-from lmbench.fit.settings import MeasureSettings, Mode
+from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ending import is_of_other_checkpoint
@@ -42,6 +42,7 @@ from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard, MemoryPrediction
 from lmbench.records.passes import PASSES
 from lmbench.records.process import reach
+from lmbench.records.vocabulary import Mode
 from lmbench.report.answer import Answer
 from lmbench.report.render import Output, give
 from lmbench.report.run import banner

@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
+from lmbench.records.vocabulary import Mode
 
 _SEED_LIMIT = 2**32
-
-Mode = Literal["inference", "forward", "forward_backward", "train_step"]
 
 
 @dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
@@ -58,11 +57,6 @@ def process_identity() -> tuple[int, str | None, float | None]:
     return pid, boot_id(), process_start_s(pid)
 
 
-Milestone = Literal[
-    "started", "imported", "parsed", "device_ready", "built", "ready", "first_step", "window_opened", "window_closed",
-    "stepped", "closed",
-]  # fmt: skip
-
 _reached: dict[str, float] = {}
 _began_s: float | None = None
 
@@ -83,8 +77,8 @@ def begin() -> None:
     reach("started")
 
 
-def reach(name: Milestone) -> None:
-    """Note that a milestone is reached, for the first time."""
+def reach(name: str) -> None:
+    """Note that a milestone, a field of `Milestones` without its unit, is reached, for the first time."""
     if _began_s is not None:
         _reached.setdefault(f"{name}_s", clock_s() - _began_s)
 

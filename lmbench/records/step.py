@@ -97,7 +97,6 @@ class WindowSteps:
     """The window's step records: those that enter statistics, and how many do not and why."""
 
     used: list[StepRecord]
-    micro_batches: int | None
     skipped_count: int
     short_count: int
 
@@ -112,7 +111,7 @@ def select_window(records: Iterable[StepRecord], micro_batches: int | None = Non
     full = micro_batches if micro_batches is not None else max(counts, default=None)
     kept = [record for record in window if not record.is_skipped]
     used = [record for record in kept if full is None or record.micro_batches in (None, full)]
-    return WindowSteps(used, full, len(window) - len(kept), len(kept) - len(used))
+    return WindowSteps(used, len(window) - len(kept), len(kept) - len(used))
 
 
 #: The scalars that callbacks log by `session.log_scalar`: name and declaration.

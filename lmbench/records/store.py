@@ -98,13 +98,10 @@ class RunFolder:
     def reserve(self) -> None:
         """Take up space now, so that after a `release` a disk that filled up still has room for a last run.json."""
         path = self.path / RESERVE_FILE
-        for size_kib in (64, 32, 16, 8):
-            try:
-                path.write_bytes(bytes(size_kib * 1024))
-            except OSError:
-                self.release()
-            else:
-                return
+        try:
+            path.write_bytes(bytes(64 * 1024))
+        except OSError:
+            self.release()
 
     def release(self) -> None:
         """Give the reserved space back; may be called again."""
