@@ -180,22 +180,14 @@ def lag_verdicts(steps: Sequence[Step]) -> PerPhase[LagVerdict]:
 MAX_MARKED_MODULES = 256
 
 
-def block_modules(module: nn.Module) -> list[nn.Module]:
-    """The modules whose ends are marked: the members of every list of modules, else the children of the first module
-    that has more than one child; then everything beside them on the way down (embedding, head). TorchScript's modules
-    take no hooks."""
-    unique = dict.fromkeys(child for child in _walk(module) if not isinstance(child, torch.jit.ScriptModule))
-    return list(unique)[:MAX_MARKED_MODULES]
-
-
-def _walk(module: nn.Module) -> Iterator[nn.Module]:
+def block_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules whose ends are marked: the members of every list of modules, and what runs beside them (embedding,
+    head), each compiled one as a whole."""
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from child
-        elif any(isinstance(m, nn.ModuleList | nn.Sequential) for m in child.modules()) or (
-            len(list(module.children())) == 1 and len(list(child.children())) > 1
-        ):
-            yield from _walk(child)
+        elif child._compiled_call_impl is None and next(child.children(), None) is not None:
+            yield from block_modules(child)
         else:
             yield child
 
@@ -211,7 +203,9 @@ class ProbeMarks(ExitStack):
     def __init__(self, module: nn.Module, note: Callable[[], None]) -> None:
         super().__init__()
         self._note = note
-        modules = block_modules(module)
+        # TorchScript's modules take no hooks.
+        blocks = dict.fromkeys(m for m in block_modules(module) if not isinstance(m, torch.jit.ScriptModule))
+        modules = list(blocks)[:MAX_MARKED_MODULES]
         self.count = len(modules)
         for marked in modules:
             compiled = marked._compiled_call_impl
