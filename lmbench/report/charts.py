@@ -26,7 +26,7 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _MOST_STEPS = 5_000
 #: Points of a line beyond which they are drawn small.
 _MOST_DOTS = 200
-#: What is below this share of every bar is drawn with the rest.
+#: What is below this share of every bar is not drawn.
 _SMALL_FRACTION = 0.01
 _WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
 #: Lengths of thousands as `16k`, which is 16 x 1024.
@@ -159,27 +159,22 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """Columns on top of each other, a lying bar for each cell that has them; the small ones and those beyond
-    MAX_SERIES are the rest."""
+    """Columns on top of each other, a lying bar for each cell that has them, without those that are small in all."""
     columns, rows = list(map(column_of, spec.of)), rows_of(frame)
     values = {column.title: {cell: figure.value for cell, figure in column.of(frame).items()} for column in columns}
     table = pd.DataFrame(values, [cell for _, cell in rows], dtype=float).dropna(how="all").fillna(0.0)
-    table *= columns[0].unit.scale
     if table.empty or len(table) > MAX_BARS:
         return None
-    totals = table.sum(axis=1)
-    longest = table.div(totals, axis=0).max().nlargest(MAX_SERIES - 1)
-    shown = [name for name in table if longest.get(name, 0.0) >= _SMALL_FRACTION]
-    others = [name for name in table if name not in shown and table[name].any()]
-    table = table[shown].assign(rest=totals - table[shown].sum(axis=1)) if others else table[shown]
-    unit = columns[0].unit.word
+    shares, unit = table.div(table.sum(axis=1), axis=0).max(), columns[0].unit
+    small = [name for name in table if 0 < shares[name] < _SMALL_FRACTION]
     points = [
-        {"series": name, "x": row, "y": table[name][cell], "tip": f"{row}: {name} {table[name][cell]:.3g} {unit}"}
+        {"series": name, "x": row, "y": value, "tip": f"{row}: {name} {value:.3g} {unit.word}"}
         for name in table
         for row, cell in rows
-        if cell in table.index
+        if cell in table.index and shares[name] >= _SMALL_FRACTION
+        for value in [table[name][cell] * unit.scale]
     ]
-    return Chart("", _rows(points, unit), f"Rest: {', '.join(others)}." if others else "")
+    return Chart("", _rows(points, unit.word), f"Too small to be seen: {', '.join(small)}." if small else "")
 
 
 def steps_charts(path: Path) -> list[Chart]:
