@@ -32,7 +32,7 @@ from lmbench.fit.command_line import settings_of
 from lmbench.fit.measurement import Measurement, complete_record, usual_mode
 from lmbench.fit.ranks import count_to_start
 from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse_dtypes, refuse_least
-from lmbench.fit.trainer import TRAINER_DEFAULTS, as_list
+from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, as_list, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, own_traceback
 from lmbench.model.attention_layer import AttentionLayer
@@ -41,9 +41,6 @@ from lmbench.model.language_model import LanguageModel
 from lmbench.records.passes import PASS
 from lmbench.records.vocabulary import Mode
 from lmbench.runs import Run, read_run
-
-#: What Lightning says while it sets up and runs, which is about its own calls and not about the measurement.
-_LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
 # What a mode, compiling and Lightning itself set on a module that they work with.
 _SET_ON_MODULE = (
@@ -87,7 +84,7 @@ def undisturbed() -> Iterator[None]:
         for read, restore in _STATES:
             with suppress(RuntimeError):
                 stack.callback(restore, read())
-        for logger in map(logging.getLogger, _LOGGERS):
+        for logger in map(logging.getLogger, LOGGERS):
             stack.callback(logger.setLevel, logger.level)
         yield
 
@@ -120,14 +117,6 @@ def untouched(module: LightningModule, data: object) -> Iterator[None]:
                     vars(part)[name] = variables[name]
         if isinstance(data, LightningDataModule):
             data.trainer = trainer
-
-
-def quiet() -> None:
-    """Lightning's tips and notices about its own calls say nothing about the measurement."""
-    for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module=r"lightning\..*")
-    warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
 
 
 _DATA = "give a DataLoader, an instance of a LightningDataModule, or a batch as data"

@@ -39,10 +39,9 @@ from lmbench.fit.fake_step import (
     precision_plugin,
     trial_of,
 )
-from lmbench.fit.in_process import quiet
 from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import STRATEGIES
-from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
+from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, own_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack

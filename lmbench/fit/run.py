@@ -16,7 +16,6 @@ from lightning.pytorch import Callback, LightningModule
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode, find_modules_in_current_folder, tell
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit.in_process import quiet
 from lmbench.fit.measurement import Measurement, complete_record
 from lmbench.fit.ranks import (
     End,
@@ -30,7 +29,7 @@ from lmbench.fit.ranks import (
     run_ranks,
 )
 from lmbench.fit.settings import MeasureSettings
-from lmbench.fit.trainer import as_list
+from lmbench.fit.trainer import as_list, quiet
 from lmbench.instruments.ending import (
     error_facts,
     interrupted,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,9 @@ from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
 from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import PRECISIONS, find_precision
+
+#: What Lightning says while it sets up and runs, which is about its own calls and not about the measurement.
+LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
 # What would add time or synchronize inside the window is off unless asked for.
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -141,3 +146,11 @@ def _leave_in_place(strategy: Strategy) -> None:
         strategy.checkpoint_io.teardown()
 
     strategy.teardown = teardown  # type: ignore[method-assign]
+
+
+def quiet() -> None:
+    """Lightning's tips and notices about its own calls say nothing about the measurement."""
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"lightning\..*")
+    warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
