@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -43,14 +42,6 @@ def test_parts_what_a_process_tells_and_the_time_left_are_said_and_taken_away(te
     assert "lmbench: counting: one took long\n" in told
     assert not told.rpartition("\r")[2].startswith("counting")
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
-
-
-def test_where_the_process_is_measured_nothing_is_drawn_between_parts(terminal):
-    with progress.progress("measuring", is_measured_here=True) as task:
-        task.begin("one")
-        before = terminal.getvalue()
-        time.sleep(0.1)
-        assert terminal.getvalue() == before
 
 
 def test_a_log_hears_after_5_s_and_then_ever_less_often(monkeypatch):

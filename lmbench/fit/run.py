@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule
 
 from lmbench.callbacks import RunRecorder
-from lmbench.errors import ExitCode, find_modules_in_current_folder, tell
+from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement, complete_record
 from lmbench.fit.ranks import (
@@ -67,9 +66,7 @@ def run(args: list[str]) -> int:
     try:
         words = [word for word in args[1:] if word not in flags]
         if not words and "--print_config" not in flags:
-            words = ["--config", "small_fp32" if torch.cuda.is_available() else "smoke"]
-            choice = " ".join(words)
-            tell(f"no configuration was named: this is `lmbench {command} {choice}`; others are in `lmbench fit -h`")
+            raise UsageError(f"name a configuration, such as `lmbench {command} smoke`; `lmbench fit -h` lists them")
         line = CommandLine(command, words)
         for sentence in line.ignored if not rank_of_process() else ():
             tell(sentence)

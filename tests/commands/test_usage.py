@@ -10,7 +10,6 @@ import pytest
 
 from lmbench.cli import COMMANDS, main
 from lmbench.commands.fit import daily_options
-from lmbench.fit import run as fit_run
 from lmbench.fit.command_line import CommandLine
 
 
@@ -52,14 +51,6 @@ def test_the_short_help_names_real_options(capsys):
     for name in daily_options():
         # Taken before the parser sees the words.
         assert name in ("--json", "--quiet", "--repeats", "--compare") or re.search(rf"{re.escape(name)}\b", full), name
-
-
-def test_nothing_at_all_on_a_cpu_is_the_smoke_configuration(capsys, monkeypatch):
-    measured = []
-    monkeypatch.setattr(fit_run, "CommandLine", lambda *words: measured.append(words) or sys.exit(0))
-    assert main(["fit"]) == 0
-    assert measured == [("fit", ["--config", "smoke"])]
-    assert capsys.readouterr().err.count("lmbench fit --config smoke") == 1
 
 
 def test_a_dash_in_an_option_is_an_underscore(monkeypatch, capsys):
