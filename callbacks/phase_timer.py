@@ -92,7 +92,7 @@ class PhaseTimer(Observer):
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         facts = Step(self.session.step, self._losses)
         self._losses = []
-        for (name, _), value in self.session.take_scalars().items():
+        for (name, _), value in self.session.scalars.items():
             slot = self._ring.put(value) if isinstance(value, torch.Tensor) else float(value)
             facts.scalars.setdefault(name, []).append(slot)
         if self._scaler is not None and self._scaler._scale is not None:

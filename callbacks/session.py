@@ -82,7 +82,8 @@ class MeasurementSession(LeanCallback):
         self._window_start_ns = 0
         self._listeners: list[Callable[[str], None]] = []
         self._optimizer_steps_seen = 0
-        self._scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
+        #: Of the running step, by name and source.
+        self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
         self._plan: list[ProbeKind] = []
         self._settle_steps = 0
         #: The window's steps as all of several ranks agreed on them.
@@ -191,12 +192,7 @@ class MeasurementSession(LeanCallback):
         """
         if name not in SCALARS:
             raise UsageError(f"no scalar {name!r} is declared in StepRecord; declared: {', '.join(SCALARS)}")
-        self._scalars[name, source] = value
-
-    def take_scalars(self) -> dict[tuple[str, Hashable], torch.Tensor | float]:
-        """The scalars of the step that ends, by name and source."""
-        scalars, self._scalars = self._scalars, {}
-        return scalars
+        self.scalars[name, source] = value
 
     @property
     def window_elapsed_s(self) -> float:
@@ -289,7 +285,7 @@ class MeasurementSession(LeanCallback):
             if self.window_steps == 1:
                 self._bypass.close()
         self.tell("step_ended", stage, kind)
-        self.step = StepRecord(micro_batches=0)
+        self.step, self.scalars = StepRecord(micro_batches=0), {}
         if self.steps_done == 1:
             reach("first_step")
             if self._agrees(trainer):
