@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 from paths import ROOT
+from waiting import wait_for
 
 from lmbench.records.process import process_start_s
 from lmbench.sweep import local
@@ -90,19 +90,12 @@ def machine(tmp_path):
 
 
 def pid_in(path):
-    for _ in range(500):
-        if path.exists() and path.read_text().endswith("\n"):
-            return int(path.read_text())
-        time.sleep(0.01)
-    raise AssertionError(f"{path} was not written")
+    wait_for(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
 
 
 def is_gone(pid):
-    for _ in range(500):
-        if process_start_s(pid) is None:
-            return True
-        time.sleep(0.01)
-    return False
+    return wait_for(lambda: process_start_s(pid) is None)
 
 
 def test_it_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path):
@@ -266,9 +259,4 @@ def test_a_real_memory_kill_is_seen_and_met_the_process_not_its_server(tmp_path)
         assert out.startswith("-9 oom_kill in ")
         assert out.strip().endswith("went from 0 to 1")
     finally:
-        for _ in range(100):
-            try:
-                group.rmdir()
-                break
-            except OSError:
-                time.sleep(0.05)
+        wait_for(lambda: not subprocess.run(["rmdir", group], check=False).returncode)

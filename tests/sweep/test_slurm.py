@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 from slurm import slurm_of_this_machine
+from waiting import wait_for
 
 from lmbench.cli import main
 
@@ -47,14 +47,6 @@ def rows():
     return [json.loads(path.read_text()) for path in Path().glob("results/study/runs/*/run.json")]
 
 
-def wait_for(state):
-    deadline_s = time.monotonic() + 200
-    while not (found := state()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-    return found
-
-
 def workers():
     """The processes of the sweep's tasks by their rounds, each with those that it started."""
     found = {}
@@ -72,7 +64,7 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
         ended = Counter(row["sweep"]["repeat"] for row in rows() if row.get("sweep"))
         return len(ended) == 4 and len(found := workers()) == 4 and found
 
-    tasks = wait_for(began)
+    tasks = wait_for(began, 200)
     job = slurm.run("squeue", "--noheader", "--format=%A %F").split()[1]
     tasks["0"][0].kill()
     slurm.run("scancel", f"{job}_1")
@@ -89,7 +81,7 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
         lost = [row["error"] for row in by_round[at] if row["outcome"] != "ok"]
         assert {(error["kind"], cause in error["message"]) for error in lost} == {("TaskEnded", True)}
     assert {row["outcome"] for row in by_round[3]} == {"ok"}
-    wait_for(lambda: not any(process.is_running() for task in tasks.values() for process in task))
+    wait_for(lambda: not any(process.is_running() for task in tasks.values() for process in task), 200)
     done = {row["run_id"]: row["started_at"] for row in rows() if row["outcome"] == "ok"}
     assert main(["sweep", str(study)]) == 0
     assert Counter(row["outcome"] for row in rows()) == {"ok": 24}

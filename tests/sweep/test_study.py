@@ -8,10 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 from wandb_loopback import PLANTED_KEY, Server
 from warm_servers import warm_servers
 
@@ -96,16 +96,16 @@ def start():
         process.communicate()
 
 
-def wait_for(count, folder, process):
-    """Until so many runs have ended and another one is going on."""
-    for _ in range(12000):
-        records = [json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")]
-        going_on = [run for run in records if run.get("sweep") is None and run["outcome"] == "running"]
-        if len(records) - len(going_on) >= count and going_on:
-            return going_on[0]["run_id"]
+def going_on_after(count, folder, process):
+    """The name of a run that is going on once so many have ended."""
+
+    def going_on():
         assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    raise AssertionError("the sweep did not come so far")
+        records = [json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")]
+        names = [run["run_id"] for run in records if run.get("sweep") is None and run["outcome"] == "running"]
+        return names if len(records) - len(names) >= count else []
+
+    return wait_for(going_on, 120)[0]
 
 
 def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tmp_path, capsys):
@@ -150,15 +150,12 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     here, there = tmp_path / "here" / "study", tmp_path / "there" / "study"
     process = start(*words)
     # In the second round, so that both have had their servers.
-    going_on = wait_for(2, here, process)
+    going_on = going_on_after(2, here, process)
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in err, "of 4 runs" in out) == (code, False, code > 0)
-    for _ in range(1000):
-        left = runs(here)
-        if left[going_on].outcome != "running":
-            break
-        time.sleep(0.01)
+    wait_for(lambda: runs(here)[going_on].outcome != "running")
+    left = runs(here)
     assert left[going_on].outcome == outcome
     finished = {name: run.record.started_at for name, run in left.items() if run.outcome == "ok"}
     assert len(finished) >= 2
