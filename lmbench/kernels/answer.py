@@ -227,11 +227,10 @@ def _tables(findings: Findings, top: int) -> list[Table]:
     if len(annotations := findings.annotations):
         annotations = annotations.assign(share_fraction=annotations.own_s / (work.total_s() or 1.0))
         tables.append(table("annotations", annotations, top, per=per))
-    over = "over the whole trace" if clocks.is_whole_trace else f"over {clocks.steps} steps"
     shown = (rows if clocks.total.comm_s else rows.drop(columns="comm_exposed_s")).reset_index()
     total = {**clocks.total, "phase": "all"}
     tables += [
-        table("clocks", shown, None, [total], per=per, over=over, devices=len(clocks.devices)),
+        table("clocks", shown, None, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
         table("waits", findings.waits, top, per=per),
         table("pauses", _pauses(findings), top),
     ]

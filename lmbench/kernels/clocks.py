@@ -55,9 +55,6 @@ class Clocks:
 
     Of `phases` alone: `host_s` is the host's time in the phase under the profiler. `launches` are calls of the host,
     from one to the next the median is `launch_interval_s`; `kernels` have the median duration `median_kernel_s`.
-
-    `is_whole_trace`: the steps are not known to the moment, and the clocks run over all that was traced, what lies
-    outside of phases included.
     """
 
     phases: pd.DataFrame
@@ -66,7 +63,6 @@ class Clocks:
     collectives: pd.DataFrame
     steps: int
     skipped: int
-    is_whole_trace: bool
 
     @property
     def total(self) -> pd.Series:
@@ -94,7 +90,7 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     steps = timeline.steps - skipped
     if kernels.empty:
         nothing = pd.DataFrame()
-        return Clocks(nothing, nothing, nothing, nothing, steps, skipped, is_whole)
+        return Clocks(nothing, nothing, nothing, nothing, steps, skipped)
     # Kernels of other launches behind the last of the steps do not matter.
     counted = kernels[kernels.is_counted]
     queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())])
@@ -144,7 +140,7 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     )
     return Clocks(
         by_phase, _means(clocked, "device", steps), pd.concat(pauses, ignore_index=True),
-        _collectives(clocked, counted, steps), steps, skipped, is_whole,
+        _collectives(clocked, counted, steps), steps, skipped,
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from paths import TRACES
-from trace_events import HandWritten
 
 from lmbench.kernels.compiled import parts_of_call, read_graphs
 from lmbench.kernels.findings import examine
@@ -70,25 +69,6 @@ OTHER = graph_of(("triton_poi_fused_other_0", "head"))
 def test_a_call_has_parts_by_the_triton_kernels_around(graphs, names, expected):
     ran = [(name, kind_of(name, "gpu_memset" if name == FILL else "kernel")) for name in names]
     assert [part or "-" for part in parts_of_call(graphs, ran)] == expected.split()
-
-
-@pytest.mark.parametrize("is_listed", [True, False])
-def test_kernels_in_a_call_have_the_parts_of_the_list_or_a_guard_warns(is_listed):
-    trace = HandWritten()
-    paths = ("attention_norm", "attention.q", "ffn_norm", "ffn.gate")
-    kernels = [[name, [f"net.blocks.0.{path}"]] for name, path in zip([NORM, MM] * 2, paths, strict=True)]
-    trace.metadata["compiled_graphs"] = [{"kernels": kernels}] if is_listed else []
-    trace.phase("forward", 0, 200)
-    trace.op("## Call CompiledFxGraph fabc ##", 5, 170)
-    # A product is split over its inner dimension.
-    for number, kernel in enumerate([NORM, ADDED, GEMM, SPLIT_SUM, NORM, GEMM, SPLIT_SUM]):
-        trace.launch(number, 10 + 20 * number, 2)
-        trace.kernel(number, kernel, 500 + 20 * number, 5)
-    findings = trace.examined()
-    listed = ["norm", "norm", "qkv", "qkv", "norm", "ffn", "ffn"]
-    assert findings.trace.kernels.part.tolist() == (listed if is_listed else ["unclassified"] * 7)
-    guards = {guard.name: (guard.status, guard.value) for guard in findings.guards}
-    assert guards["unclassified_part"] == (("pass", 0.0) if is_listed else ("warn", 1.0))
 
 
 def test_a_replayed_graph_has_the_parts_of_the_same_one_launched():

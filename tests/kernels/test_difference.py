@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from paths import GOLDEN, TRACES
 from tables import rows
@@ -32,14 +30,6 @@ def written(path, kernels, steps=1):
         for place, (name, duration) in enumerate(kernels.items()):
             trace.launched(begin + 12 + 20 * place, name, begin + 100 + 900 * place, duration)
     return examine(trace.write(path / f"{steps}.json"))
-
-
-def test_the_same_work_differs_in_nothing_over_any_number_of_steps(tmp_path):
-    chance = random.Random(0)
-    work = {f"k{number}": round(chance.uniform(1, 90), 3) for number in range(30)}
-    rows = compared(*(written(tmp_path, work, steps) for steps in (1, 3)), "short_name")
-    assert set(rows.change) == {""}
-    assert rows.difference_s.abs().max() < 1e-15
 
 
 def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path):

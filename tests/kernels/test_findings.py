@@ -111,18 +111,6 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys)
     assert all(0 < row.share_fraction <= 1 and row.self_s > 0 for row in rows)
 
 
-def test_kernels_without_launch_are_unlinked_unclassified_and_said():
-    trace = twice(MANY_FAST)
-    for event in trace.events:
-        if event["cat"] == "kernel" and event["args"]["correlation"] <= 15:
-            del event["args"]["correlation"]
-    findings = trace.examined()
-    assert findings.work.by("phase").set_index("phase").kernel_count["unlinked"] == 8 / 2
-    assert findings.completeness["kernel_without_launch_count"] == 8
-    expected = {"kernels_without_launch": "fail", "launches_without_kernel": "fail"}
-    assert guards(findings).items() >= expected.items()
-
-
 def test_launches_without_any_kernel_are_no_trace_of_a_cpu():
     trace = HandWritten()
     trace.op("aten::mm", 0, 50)
@@ -135,6 +123,7 @@ def test_launches_without_any_kernel_are_no_trace_of_a_cpu():
 
 def test_faults_of_a_run_or_trace_are_said(tmp_path):
     folder = run_folder(tmp_path, twice(MANY_FAST))
+    assert guards(examine(folder))["unclassified_part"] == "warn"
     (folder / "run.json").write_text("{")
     assert examine(folder).run is None
     assert guards(examine(folder))["run_record"] == "warn"
