@@ -6,6 +6,7 @@ autograd runs.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -107,12 +108,8 @@ def load_trace(path: str | Path) -> Trace:
     """
     file = Path(path)
     file = file.parent if file.name == RUN_FILE else file
-    try:
-        file = file / TRACE_FILE if file.is_dir() else file
-        is_result = file.name == TRACE_FILE and is_run_folder(file.parent)
-    except (OSError, ValueError):
-        # Reading it says what is wrong with it.
-        is_result = False
+    file = file / TRACE_FILE if os.path.isdir(file) else file  # noqa: PTH112 (which raises on some paths)
+    is_result = file.name == TRACE_FILE and is_run_folder(file.parent)
     run = load_run(file.parent) if is_result else None
     events, notes = read_trace(file, follows_links=not is_result)
     host = Host(events.host, notes.module_classes)
@@ -132,7 +129,7 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
     is_own = len(own) > 0
     marks = ranges[ranges.name.str.match(STEP if is_own else r"ProfilerStep#\d+$")].sort_values(["start_ns", "end_ns"])
-    if marks.empty:
+    if marks.empty and not is_own:
         # From the end of one update to the end of the next, of the optimizer that has most.
         updates = ranges[ranges.name.str.startswith("Optimizer.step#")]
         updates = updates[updates.name == next(iter(updates.name.mode()), "")].sort_values("end_ns")
