@@ -115,12 +115,15 @@ def _own_view(group: Group, catalogue: Catalogue, notes: list[str]) -> View:
 
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, timed, _ = section
-    environments = {
-        line.text
-        for row in frame.runs
-        if (environment := row.run.record.environment) is not None
-        for line in lines("environment", environment, device=row.facts["gpu"])
-    }
+    rounds = defaultdict[str, set[int]](set)
+    for row in frame.runs:
+        if (environment := row.run.record.environment) is not None:
+            for line in lines("environment", environment, device=row.facts["gpu"]):
+                rounds[line.text].add(row.repeat)
+    measured = sorted(rounds)
+    # Where rounds ran on several machines, it matters which ones.
+    if len(set(map(frozenset, rounds.values()))) > 1:
+        measured = [f"{line}; rounds {', '.join(map(str, sorted(rounds[line])))}" for line in measured]
     # What answers the view's question: the view's own sentences, then those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     texts = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
@@ -145,7 +148,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *(Line("answer", text) for text in chain.from_iterable(texts)),
             *(Line("WARN", text) for text in warnings[True]),
             Line("cells", _tally(frame)),
-            *(Line("measured", line) for line in _first(sorted(environments))),
+            *(Line("measured", line) for line in _first(measured)),
         ],
         tables=view_tables(view, timed, catalogue),
         charts=charts,
