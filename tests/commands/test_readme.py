@@ -38,8 +38,10 @@ def commands(text):
 
 
 def quickened(words):
-    """The same command with less to do; one that needs a GPU, or a machine for itself, is only parsed."""
+    """The same command with less to do; one that needs a GPU, a cluster, or a machine for itself, is only parsed."""
     match words[0]:
+        case _ if "slurm" in words:
+            return [words[0], "-h"]
         case "fit" | "validate":
             is_quick = "smoke" in " ".join(words) or "--model" in words
             return [*words, *(QUICK if is_quick else ["--print_config"])]
