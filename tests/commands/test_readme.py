@@ -39,9 +39,7 @@ def commands(text):
 
 def quickened(words):
     """The same command with less to do; one that needs a GPU, a cluster, or a machine for itself, is only parsed."""
-    match words[0]:
-        case _ if "slurm" in words:
-            return [words[0], "-h"]
+    match "" if "slurm" in words else words[0]:
         case "fit" | "validate":
             is_quick = "smoke" in " ".join(words) or "--model" in words
             return [*words, *(QUICK if is_quick else ["--print_config"])]
