@@ -13,6 +13,7 @@ from lmbench.records.field import PerPhase
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput, Window
 from lmbench.records.run import Environment, RunRecord
+from lmbench.records.schema import value_at
 from lmbench.records.statistics import (
     lag1_autocorrelation,
     median_interval,
@@ -76,6 +77,30 @@ def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
     if run.window.tokens is not None and run.data_parallel_size is not None:
         # Ranks that compute a batch together have all counted it.
         run.window.tokens = run.window.tokens * run.data_parallel_size // len(ranks)
+
+
+def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
+    """The rank that the others wait for, the phase that it takes longer in, and how long they wait for it (s per step).
+
+    Ranks meet in collectives: whoever is later by its own work before one, the others wait for there, and the steps of
+    all are alike. Told by phases that hold no collective; where one holds work and collectives all ranks look alike,
+    and only their traces tell. None where nobody waits for 2 % of the step, or nobody knows.
+    """
+    ranks = [rank for rank in run.per_rank or () if "step" in rank.mean_s]
+    meets_late = run.config is not None and value_at(run, "config.trainer.strategy") == "ddp"
+    phases = ("data", "transfer", "forward") if meets_late else ("data", "transfer")
+    if len(ranks) < 2:
+        return None
+    late = max(ranks, key=lambda rank: sum(rank.mean_s.get(phase, 0.0) for phase in phases))
+    others = [rank for rank in ranks if rank is not late]
+    delays_s = {
+        phase: late.mean_s.get(phase, 0.0) - math.fsum(rank.mean_s.get(phase, 0.0) for rank in others) / len(others)
+        for phase in phases
+    }
+    steps_s, wait_s = [rank.mean_s["step"] for rank in ranks], math.fsum(delays_s.values())
+    if max(steps_s) - min(steps_s) > wait_s / 2 or wait_s < 0.02 * max(steps_s):
+        return None
+    return late.rank, max(delays_s, key=delays_s.__getitem__), wait_s
 
 
 def _complete_window(window: Window, records: Sequence[StepRecord], raw_wall_s: float | None) -> None:

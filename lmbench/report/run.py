@@ -20,7 +20,7 @@ from lmbench.records.measured import PhaseSummary, not_passed
 from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.summary import host_bound_fraction
+from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report import shipped, units
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
@@ -155,8 +155,10 @@ def _speed(run: RunRecord) -> list[Line]:
         limit = f"the host: the device waits for it in {percent(bound)} of the step ({waiting})"
     elif waiting:
         limit = f"the device, but in {waiting} ({percent(bound)} of the step), where it waits for the host"
+    late, late_in, wait_s = late_rank(run) or (None, None, None)
     return lines(
         "speed", run,
+        late=None if late is None else str(late), late_in=late_in, wait=wait_s,
         step=mean_and_std(step.mean_s, step.std_s) if step.mean_s else None,
         most=most,
         limit=limit if step.mean_s and bound is not None else None,

@@ -150,7 +150,9 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
     capsys.readouterr()
     assert main(["show", str(run.path)]) == 0
-    assert "mean of each rank in ms" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "mean of each rank in ms" in told
+    assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in " ".join(told.split())
     # The number of ranks is a fact, by which a comparison picks its sides.
     assert main(["list", "--where=ranks=2", "--json"]) == 0
     assert main(["list", "--where=ranks=1"]) == 2

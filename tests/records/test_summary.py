@@ -7,9 +7,11 @@ import pytest
 from scipy import stats
 
 from lmbench.records.field import PerPhase
+from lmbench.records.measured import RankRecord
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.statistics import median_interval, trend
 from lmbench.records.step import StepRecord, select_window
-from lmbench.records.summary import summarize, summarize_steps
+from lmbench.records.summary import late_rank, summarize, summarize_steps
 from lmbench.records.vocabulary import Stage
 
 
@@ -99,3 +101,24 @@ def test_moments_and_quantiles_have_their_own_fields():
     assert [getattr(summary, name) for name in names] == pytest.approx(expected)
     std = np.std(101 * np.arange(101), ddof=1)
     assert (summary.std_s, summary.cv_fraction) == pytest.approx((std, std / summary.mean_s))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "times", "late"),
+    [
+        # Data, forward, backward and step of each rank.
+        ("ddp", [(1, 10, 25, 36), (1, 15, 20, 36)], (1, "forward", 5)),
+        ("ddp", [(4, 10, 22, 36), (1, 10, 25, 36), (1, 10, 25, 36)], (0, "data", 3)),
+        # In the same phase as the collectives, by an even load, or where nobody waits.
+        ("ddp", [(1, 10, 25, 36), (1, 10, 25, 36)], None),
+        ("ddp", [(1, 10, 25, 36), (1, 15, 25, 41)], None),
+        ("fsdp2", [(1, 10, 25, 36), (1, 15, 20, 36)], None),
+        ("fsdp2", [(1, 10, 25, 36), (6, 10, 20, 36)], (1, "data", 5)),
+        ("ddp", [(1, 10, 25, 36)], None),
+    ],
+)
+def test_the_rank_that_others_wait_for_is_told_by_the_phases_before_they_meet(strategy, times, late):
+    names = ("data", "forward", "backward", "step")
+    run = RunRecord(SCHEMA_VERSION, "ok", config={"trainer": {"strategy": strategy}})
+    run.per_rank = [RankRecord(at, mean_s=dict(zip(names, rank, strict=True))) for at, rank in enumerate(times)]
+    assert late_rank(run) == late
