@@ -76,12 +76,8 @@ class _Help(argparse.HelpFormatter):
     """Folds every paragraph to the screen; a list's lines, which are indented, stay lines."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = []
-        for line in re.sub(r"(?<!\n)\n(?=\S)", " ", text).split("\n"):
-            # Of a list's line what follows its first word stands under itself.
-            hanging = " " * len("".join(re.findall(r"^\s+\S+\s+", line)))
-            lines.append(textwrap.fill(line, width, subsequent_indent=hanging, break_on_hyphens=False))
-        return "\n".join(lines)
+        lines = re.sub(r"(?<!\n)\n(?=\S)", " ", text).split("\n")
+        return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,6 +105,8 @@ class _Parser(argparse.ArgumentParser):
             elif parameter.kind is parameter.VAR_POSITIONAL:
                 settings["nargs"] = "*"
             else:
+                if is_option:
+                    settings["metavar"] = "VALUE"
                 if default is not parameter.empty:
                     settings |= {"default": default} if is_option else {"nargs": "?"}
                 if "tuple[" in kind:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Literal
 
 from lmbench.commands.report import make_catalogue
@@ -47,18 +48,16 @@ def sweep(
     timeout_s: float | None = None,
     settings: list[str] | None = None,
 ) -> int:
-    """Measures every cell of a grid, each repeat in a fresh process of `lmbench fit`.
+    """Measures every cell of a grid, each repeat in a fresh process.
 
-    (Of `validate`, for inference.) STUDY is a YAML file, a shipped study by name, or the
-    folder of a sweep to go on with. Finished runs are not done again; a run that fails
-    is a row with its outcome, and the others go on. Further options (--data.batch_size 2)
-    are for every cell.
+    STUDY is a YAML file, a shipped study by name, or the folder of a sweep to go on with. Finished runs are not done
+    again; a run that fails is a row with its outcome, and the others go on. Further options (--data.batch_size 2) are
+    for every cell.
 
-    A file has base (options of every cell; config names a configuration), matrix, include,
-    exclude, modes, passes (timing, sync, kernels, memory: other instruments, once a cell),
-    environments (python, revision and tree, variables), repeats, timeout_s, view, and
-    largest: an option (data.batch_size) of which each cell finds the largest value that
-    fits, by trial from what `lmbench memory` predicts.
+    A file has base (options of every cell; config names a configuration), matrix, include, exclude, modes, passes
+    (timing, sync, kernels, memory), environments (python, revision and tree, variables), repeats, timeout_s, view, and
+    largest: an option (data.batch_size) of which each cell finds the largest value that fits, by trial from what
+    `lmbench memory` predicts.
 
     With --on slurm each round of repeats is a task of a job array, in a folder that the nodes share (--slurm.partition,
     .time in minutes, .gpus_per_node, .constraint, .account, .setup, .array_parallelism, .additional
@@ -71,11 +70,11 @@ def sweep(
         study: a file, a study's name, or the folder of a sweep
         results_dir: where the sweep's folder goes
         name: name of the sweep's folder, the file's by default
-        rounds: measure only these repeats of the cells, counted from 0, such as 2,5
-        merge: a folder of the same sweep from elsewhere, whose runs come into this one first
-        on: where to measure: local, slurm, or the class of an engine
-        on_interrupt: what becomes of tasks elsewhere when this ends before them: ask, leave or cancel
-        dry_run: refuse what a start would refuse, and list the cells and what each would run
+        rounds: only these repeats, counted from 0, such as 2,5
+        merge: a folder of this sweep from elsewhere to add first
+        on: local, slurm, or an engine's class
+        on_interrupt: ask, leave or cancel its tasks
+        dry_run: check as a start would, and list cells and runs
         trust: go on with a folder that you did not begin here
         repeats: processes of each cell, instead of the file's
         timeout_s: seconds a run may take, instead of the file's
@@ -113,7 +112,7 @@ def _studies() -> str:
         comment = path.read_text("utf-8").replace("\n# ", " ").lstrip("# ")
         question = re.split(r"[.:;](?=\s|$)", comment)[0]
         if not name.startswith("tiny_"):
-            lines.append(f"      {name:<18} {question}")
+            lines.append(f"      {name:<18} {shorten(question, 56, placeholder=' ...')}")
     return "\n".join(lines)
 
 
