@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from simulated_cells import SimulatedServers
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -19,37 +20,21 @@ from comparison_runs import make_run  # isort: skip
 CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 
 
-class Measured:
-    """Servers whose processes leave a record at once: a step time of `step_s(side, round)`, or an outcome. `launches`
-    are by side and round; code and what was printed, in single spaces, are the command's."""
+class Measured(SimulatedServers):
+    """Processes leave a record of a comparison: a step time of `step_s(side, round)`, or an outcome. `launches` are by
+    side and round; code and what was printed, in single spaces, are the command's."""
 
     def __init__(self, step_s):
-        self.step_s, self.rounds, self.launches, self.asked = step_s, 0, {}, []
-
-    def begin_round(self, rounds_to_come):
-        self.rounds += 1
+        super().__init__(lambda name: step_s(name[0], int(name.rpartition("-r")[2])))
+        self.asked = []
 
     def await_ready(self, environments):
         self.asked.append(len(list(environments)))
 
-    def close(self):
-        """They are."""
-
-    def run(self, launch, timeout_s, tick):
-        if "--print_config" in launch.words:
-            return End(0, "itself", 100.0, 101.0)
-        options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
-        run_id = options["measure.run_id"]
-        side, at = run_id[0], int(run_id.rpartition("-r")[2])
-        self.launches[f"{side}{at}"] = launch
-        step_s = self.step_s(side, at)
+    def end(self, step_s, launch, folder, options):
         more = {"outcome": step_s, "exit_code": 1} if isinstance(step_s, str) else {}
-        make_run(Path(options["measure.results_dir"]), 1.0 if more else step_s, run_id=run_id, **more)
+        make_run(folder.parent, 1.0 if more else step_s, run_id=folder.name, **more)
         return End(more.get("exit_code", 0), "itself", 100.0, 101.0)
-
-    @property
-    def started(self):
-        return list(self.launches)
 
     def window_s(self, name):
         mark = "--measure.min_window_s="
@@ -68,6 +53,8 @@ def compare_run(tmp_path, monkeypatch, capsys):
         servers = Measured(step_s)
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
         servers.code = main(["compare", "--run", *words])
+        servers.launches = {name[0] + name.rpartition("-r")[2]: launch for name, launch in servers.launches.items()}
+        servers.started = list(servers.launches)
         servers.out, servers.err = (" ".join(text.split()) for text in capsys.readouterr())
         return servers
 
@@ -87,7 +74,7 @@ def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdi
     assert "test paired by round, since both sides were measured in turn" in servers.out
     rounds = len(servers.started) // 2
     # Imports take longer than a round: four rounds have a server.
-    assert (8 <= rounds <= 24, servers.rounds) == (True, math.ceil(rounds / 4))
+    assert (8 <= rounds <= 24, len(servers.rounds)) == (True, math.ceil(rounds / 4))
     assert servers.started[:6] == ["A0", "B0", "B1", "A1", "A2", "B2"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from lmbench.records.codec import decode_run
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.sweep.execute import Execution
-from lmbench.sweep.executor import End
+from lmbench.sweep.executor import End, Launch
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.plan import make_plan
@@ -23,14 +23,13 @@ from lmbench.sweep.rows import Rows
 class SimulatedServers:
     """`script` is told the name of a run; it returns how its process ended (see `OUTCOMES`), or raises.
 
-    `rounds` are the lists of runs that were started between two beginnings of a round, `caches` the folders that their
-    processes were given for what they compile.
+    `rounds` are the lists of runs that were started between two beginnings of a round, `launches` what was asked for by
+    the names of runs.
     """
 
     script: Callable[[str], str]
     started: list[str] = field(default_factory=list)
-    words: dict[str, list[str]] = field(default_factory=dict)
-    caches: dict[str, str] = field(default_factory=dict)
+    launches: dict[str, Launch] = field(default_factory=dict)
     rounds: list[list[str]] = field(default_factory=list)
     to_come: list[int] = field(default_factory=list)
 
@@ -45,23 +44,32 @@ class SimulatedServers:
         """Nothing runs."""
 
     def run(self, launch, timeout_s, tick):
+        if "--print_config" in launch.words:
+            return End(0, "itself", 100.0, 101.0)
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
         name = options["measure.run_id"]
         self.started.append(name)
         self.rounds[-1].append(name)
-        self.words[name] = launch.words
-        self.caches[name] = launch.variables["TORCHINDUCTOR_CACHE_DIR"]
-        ending = self.script(name)
+        self.launches[name] = launch
+        return self.end(self.script(name), launch, Path(options["measure.results_dir"], name), options)
+
+    def end(self, ending, launch, folder, options):
+        """A process leaves its record."""
         if ending == "no server":
             return End(-9, "itself", 100.0, 101.0, lost="/x/python does not run: No such file or directory")
         code, record, said = OUTCOMES[ending]
         if said:
             launch.log.write_text(said)
         if record:
-            folder = Path(options["measure.results_dir"]) / name
             folder.mkdir()
             compiled = {"is_enabled": True, "cache": "private"} if options.get("trainer.compile") == "true" else {}
-            run = {"schema_version": SCHEMA_VERSION, "run_id": name, "exit_code": code, "compile": compiled, **record}
+            run = {
+                "schema_version": SCHEMA_VERSION,
+                "run_id": folder.name,
+                "exit_code": code,
+                "compile": compiled,
+                **record,
+            }
             (folder / "run.json").write_text(json.dumps(run))
         lost = "/x/python ended while it served: SIGKILL" if ending == "lost" else None
         evidence = "oom_kill in memory.events went from 0 to 1" if ending == "memory kill" else None
@@ -111,6 +119,6 @@ def sweep(
     return rows
 
 
-def records(where, name="sim"):
+def records(where):
     """The records of a sweep's runs, by their folders' names."""
-    return {path.parent.name: decode_run(path.read_bytes()) for path in (where / name / "runs").glob("*/run.json")}
+    return {path.parent.name: decode_run(path.read_bytes()) for path in where.glob("sim/runs/*/run.json")}

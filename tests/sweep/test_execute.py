@@ -143,8 +143,12 @@ def test_later_repeats_and_other_passes_reuse_what_their_own_cells_first_run_com
     content = {"matrix": matrix, "passes": ["timing", "kernels"], "repeats": 2}
     for servers, repeats, expected in ((first, 2, [0, 1, 0, 1, 1, 1]), (again, 3, [1, 1])):
         sweep(tmp_path, servers, {**content, "repeats": repeats})
-        assert ["--trainer.compile.cache=shared" in servers.words[name] for name in servers.started] == expected
-    timing, kernels, other, others_kernels, *_ = (first.caches[name] for name in first.started)
+        assert [
+            "--trainer.compile.cache=shared" in servers.launches[name].words for name in servers.started
+        ] == expected
+    timing, kernels, other, others_kernels, *_ = (
+        launch.variables["TORCHINDUCTOR_CACHE_DIR"] for launch in first.launches.values()
+    )
     assert timing == kernels != other == others_kernels
 
 

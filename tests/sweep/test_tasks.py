@@ -14,7 +14,6 @@ from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
 from lmbench.sweep import tasks
-from lmbench.sweep.executor import End
 from lmbench.sweep.tasks import TaskState, become_task
 
 STUDY = """
@@ -23,13 +22,6 @@ matrix: {data.batch_size: [1, 2]}
 repeats: 3
 """
 ALL_OK = {0: {"ok": 2}, 1: {"ok": 2}, 2: {"ok": 2}}
-
-
-class Servers(SimulatedServers):
-    """Processes that a script says the end of, without the command line's own check."""
-
-    def run(self, launch, timeout_s, tick):
-        return End(0, "itself", 0.0, 0.0) if "--print_config" in launch.words else super().run(launch, timeout_s, tick)
 
 
 class Engine:
@@ -77,7 +69,7 @@ def study(tmp_path, monkeypatch):
     """Where `sweep(...)` measures; its processes are simulated, `servers` say which and how they end."""
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(STUDY)
-    servers = Servers(lambda name: "ok")
+    servers = SimulatedServers(lambda name: "ok")
     monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
     monkeypatch.setattr(tasks, "_POLL_S", 0.0)
     # A task takes its process over; here it is this one.
