@@ -118,7 +118,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     rounds = defaultdict[str, set[int]](set)
     for row in frame.runs:
         if (environment := row.run.record.environment) is not None:
-            for line in lines("environment", environment, device=row.facts["gpu"]):
+            for line in lines("environment", environment, device=row.facts.get("gpu")):
                 rounds[line.text].add(row.repeat)
     measured = sorted(rounds)
     # Where rounds ran on several machines, it matters which ones.
