@@ -24,8 +24,8 @@ def test_a_full_disk_keeps_what_fits_and_the_run_measures_to_its_end(size_kib, s
     if size_kib is not None:
         small_disk(size_kib)
     fit = start_fit(tmp_path, *WORDS, before=partial(limit_files, 40 * 1024) if size_kib is None else None)
-    assert (fit.wait(), fit.err.count("\n")) == (1, 1)
-    assert "measuring goes on" in fit.err
+    # On a busy machine a log is told of progress, too.
+    assert (fit.wait(), fit.err.count("measuring goes on")) == (1, 1)
     assert "150 steps after 3 of warm-up" in fit.out
     assert "error in recording" in fit.out
     (run,) = fit.results
