@@ -228,7 +228,7 @@ class RunRecorder(Observer):
             self._session.folder = self.folder.path
         self.exit_code = None
         self.run = run
-        run.run_id, run.started_at = self.folder.run_id, _now()
+        run.run_id, run.started_at = self.folder.path.name, _now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
         for name, value in self.given.items():
             setattr(run, name, value)

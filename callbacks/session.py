@@ -7,11 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.observer import LeanCallback, LoggerSink, Observer
 from lmbench.errors import UsageError
@@ -24,7 +26,6 @@ from lmbench.instruments.window import (
     ProbeKind,
     QuietCollector,
     Schedule,
-    limit_waits,
 )
 from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
@@ -289,7 +290,10 @@ class MeasurementSession(LeanCallback):
         if self.steps_done == 1:
             reach("first_step")
             if self._agrees(trainer):
-                limit_waits(self.schedule.collective_timeout_s)
+                # Each collective had its group's time for what is built and compiled.
+                timeout = timedelta(seconds=self.schedule.collective_timeout_s)
+                for group in distributed_c10d._world.pg_map:
+                    distributed_c10d._set_pg_timeout(timeout, group)
         self._advance(trainer)
         if self.stage is stage:
             self.tell("between_steps")

@@ -7,7 +7,7 @@ from typing import Any
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state
 from lmbench.instruments.environment import host_state, read_host
-from lmbench.instruments.subject import count_flops, token_counter, why_no_tokens
+from lmbench.instruments.subject import count_flops, token_counter
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
@@ -64,5 +64,6 @@ class ThroughputMeter(Observer):
         run.host_state = host_state(self._host_open, read_host())
         run.window.tokens = self._tokens or None
         if not self._tokens:
-            run.window.tokens_reason = why_no_tokens(self.module, self._data)
+            owners = f"{type(self.module).__name__} nor {type(self._data).__name__ if self._data else 'its loader'}"
+            run.window.tokens_reason = f"neither {owners} has tokens_per_batch(batch), and no batch holds input_ids"
         run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -26,6 +26,11 @@ _DEFAULTS: dict[int, object] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
 }
+
+
+# Whose handlers others let raise: PyTorch says so that a loader's process died (a signal for all ends it while the
+# run's record is being closed), and alarms end what takes too long.
+_OTHERS = (signal.SIGCHLD, signal.SIGALRM)
 
 
 class Terminated(SystemExit):
@@ -66,7 +71,7 @@ def listening(until_exit: bool = False) -> Iterator[None]:
         return
     _state.received = _state.waiting = None
     _state.is_listening = True
-    replaced = _take_over(tuple(_DEFAULTS))
+    replaced = _take_over(tuple(_DEFAULTS), _on_signal)
     try:
         yield
     finally:
@@ -79,27 +84,35 @@ def listening(until_exit: bool = False) -> Iterator[None]:
 def held() -> Iterator[None]:
     """`with held():` makes these signals wait; at the end of the block the first of them raises.
 
-    In somebody else's program, where nobody is listening, Ctrl-C waits too.
+    In somebody else's program, where nobody is listening, Ctrl-C waits too; and so do others' handlers that raise.
     """
     _state.depth += 1
-    replaced = _take_over((signal.SIGINT,))
+    arrived: list[int] = []
+    replaced = _take_over((signal.SIGINT,), _on_signal)
+    others = {} if _state.depth > 1 else _take_over(_OTHERS, lambda signum, _: arrived.append(signum))
     try:
         yield
     finally:
-        for signum, handler in replaced.items():
+        for signum, handler in (replaced | others).items():
             signal.signal(signum, handler)
         _state.depth -= 1
         if _state.depth == 0 and _state.waiting is not None:
             signum, _state.waiting = _state.waiting, None
             interrupt(signum)
+        for signum in dict.fromkeys(arrived):
+            others[signum](signum, None)
 
 
-def _take_over(signals: tuple[int, ...]) -> dict[int, Any]:
-    """Handle signals that have their default handlers; returns those. Only the main thread can."""
+def _take_over(signals: tuple[int, ...], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Set a handler where the default, or of `_OTHERS` one in Python, is; returns what was there.
+
+    Only the main thread can.
+    """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    free = [signum for signum in signals if signal.getsignal(signum) is _DEFAULTS[signum]]
-    return {signum: signal.signal(signum, _on_signal) for signum in free}
+    before = {signum: signal.getsignal(signum) for signum in signals}
+    free = [s for s, now in before.items() if (now is _DEFAULTS[s] if s in _DEFAULTS else callable(now))]
+    return {signum: signal.signal(signum, handler) for signum in free}
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:

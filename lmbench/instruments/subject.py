@@ -141,12 +141,6 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
     return count_input_ids
 
 
-def why_no_tokens(module: LightningModule, data: object) -> str:
-    """The reason for a blank, where nobody counts the tokens of a batch."""
-    owner = "its loader" if data is None else type(data).__name__
-    return f"neither {type(module).__name__} nor {owner} has tokens_per_batch(batch), and no batch holds input_ids"
-
-
 def _whole_number(value: Any, name: str) -> int:
     try:
         return operator.index(value)

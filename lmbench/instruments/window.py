@@ -10,12 +10,11 @@ import gc
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 import torch
-from torch.distributed import all_gather_object, distributed_c10d, get_world_size
+from torch.distributed import all_gather_object, get_world_size
 
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.environment import peak_rss_bytes
@@ -159,9 +158,3 @@ def refuse_unlike(facts: Mapping[str, Any]) -> None:
                     f"ranks must be alike: {name} is {value!r} on rank 0 and {its.get(name)!r} on rank {rank}; start "
                     "all of them with the same code, settings and devices"
                 )
-
-
-def limit_waits(timeout_s: float) -> None:
-    """Let no collective of any group wait for longer; each had its group's time for what is built and compiled."""
-    for group in distributed_c10d._world.pg_map:
-        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)

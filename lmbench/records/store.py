@@ -91,10 +91,6 @@ class RunFolder:
             return cls(path)
         raise UsageError(f"{problem}; choose another one")
 
-    @property
-    def run_id(self) -> str:
-        return self.path.name
-
     def reserve(self) -> None:
         """Take up space now, so that after a `release` a disk that filled up still has room for a last run.json."""
         path = self.path / RESERVE_FILE
