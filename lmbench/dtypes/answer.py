@@ -205,7 +205,6 @@ def tensor_reasons(
 
 #: How many modules a line names.
 _MOST_NAMED = 5
-_DEVICES = {"cuda": "CUDA", "cpu": "a CPU"}
 
 
 class DtypeRun(NamedTuple):
@@ -219,7 +218,7 @@ class DtypeRun(NamedTuple):
     @property
     def title(self) -> str:
         """Precision and device."""
-        return f"{self.run.precision} on {_DEVICES.get(self.notes.device_type, self.notes.device_type)}"
+        return f"{self.run.precision} on {self.notes.device_type}"
 
     def tensor_rows(self) -> list[tuple[str, str, str]]:
         """Kind of tensor, dtypes, reason."""

@@ -70,7 +70,7 @@ class NotedBlock(Struct, array_like=True):
     operator: str = ""
 
 
-class AllocatorPeaks(Struct):
+class CountedPeaks(Struct):
     """The allocator's own figures over the recorded steps."""
 
     allocated_bytes: int
@@ -86,7 +86,7 @@ class MemoryNotes(Struct):
     steps: int = 0
     max_entries: int = 0
     moments: list[list[NotedBlock]] = field(default_factory=list)
-    peaks: AllocatorPeaks | None = None
+    peaks: CountedPeaks | None = None
 
 
 def read_notes(snapshot: Path) -> MemoryNotes | None:

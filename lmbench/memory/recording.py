@@ -24,8 +24,8 @@ from lmbench.memory.blocks import (
     BACKWARD,
     MOMENT,
     WORKSPACES,
-    AllocatorPeaks,
     Category,
+    CountedPeaks,
     NotedBlock,
     block_of,
     rounded_bytes,
@@ -58,11 +58,11 @@ class CudaHistory:
             synchronize(self._device)
             torch._C._cuda_clearCublasWorkspaces()
 
-    def peaks(self) -> AllocatorPeaks:
+    def peaks(self) -> CountedPeaks:
         """The allocator's own figures since they were reset."""
         stats = torch.cuda.memory_stats(self._device)
         names = ("allocated", "requested", "reserved")
-        return AllocatorPeaks(*(stats.get(f"{name}_bytes.all.peak", 0) for name in names))
+        return CountedPeaks(*(stats.get(f"{name}_bytes.all.peak", 0) for name in names))
 
     def write(self, path: Path) -> int:
         """The history as a pickle, whole or not at all; returns its size in bytes. Raises OSError."""

@@ -15,8 +15,8 @@ from paths import RUNS
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory.answer import forecast_answer
-from lmbench.memory.forecast import Gpu, Request, gpu_for
-from lmbench.memory.predictor import Predictor, by_phase, largest_that_fits
+from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, PhasePeak, Request, gpu_for
+from lmbench.memory.predictor import SHARED, Predictor, Trial, by_phase, largest_that_fits
 
 ROOM = Gpu("test", 100 * 2**30, 0)
 TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
@@ -274,6 +274,15 @@ def test_buckets_that_are_the_gradients_are_there_all_the_time(own_module):
     unused = predict(*steps, "--trainer.strategy", options % "find_unused_parameters")
     # The order of gradients is not learned.
     assert unused.run_peak_bytes == unused.highest.total_bytes
+
+
+@pytest.mark.parametrize(("shared", "rest", "enough"), [(200, 50, 4), (140, 50, 4), (200, 100, None)])
+def test_four_gpus_are_enough_where_a_quarter_of_what_is_shared_fits(shared, rest, enough):
+    """In GiB; where the run shows more than the formula, one more is tried."""
+    sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared // 2 * 2**30, "activations": rest * 2**30 - CONTEXT_BYTES}
+    trial = Trial([PhasePeak("forward", sizes, "")], sum(sizes.values()), None)
+    predictor = Predictor(lambda *_: trial, 1, None, is_slow=False)
+    assert predictor.fewest_ranks(2, ROOM, lambda count: 2**30 * (200 // count + 50) - CONTEXT_BYTES) == enough
 
 
 @pytest.mark.parametrize(("strategy", "enough"), [("fsdp2_zero2", "; 1 is enough"), ("ddp", "")])

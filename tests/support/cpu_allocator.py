@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lmbench.memory.blocks import AllocatorPeaks
+from lmbench.memory.blocks import CountedPeaks
 
 
 class CpuHistory(TorchDispatchMode):
@@ -35,7 +35,7 @@ class CpuHistory(TorchDispatchMode):
         pass
 
     def peaks(self):
-        return AllocatorPeaks(*[self.memory.peak] * 3)
+        return CountedPeaks(*[self.memory.peak] * 3)
 
     def write(self, path):
         first, last = min(self.memory.live), max(self.memory.live)
