@@ -71,7 +71,6 @@ class Odd(LightningModule):
         self.lent = nn.Linear(16, 1)
         self.scripted = torch.jit.script(nn.Linear(16, 16))
         self.quantized = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
-        self.turned = nn.Parameter(torch.ones(2, dtype=torch.complex64))
 
     def training_step(self, batch, batch_idx):
         ids = torch.arange(4)
@@ -81,7 +80,7 @@ class Odd(LightningModule):
                 found = block(found)
         narrow, wide = self.scale(found), self.scale(self.scripted(found.float()))
         weight = self.lent.weight
-        loss = nn.functional.linear(wide + narrow, weight).pow(2).mean() + self.turned.abs().sum()
+        loss = nn.functional.linear(wide + narrow, weight).pow(2).mean()
         return nn.functional.mse_loss(loss, torch.zeros(()))
 
     def validation_step(self, batch, batch_idx):
@@ -136,7 +135,6 @@ def test_casts_of_the_code_and_of_promotion_are_no_autocasts_and_odd_dtypes_are_
     _, record, modules = odd
     kinds = tensors(record)
     assert kinds["parameters"]["float8_e4m3fn"] == 1
-    assert kinds["parameters"]["complex64"] == kinds["gradients"]["complex64"] == 1
     assert kinds["loss"] == {"float32": 1}
     (addition,) = modules["nested"].operators
     assert addition.reason == "takes a mixture, gives float64"
