@@ -27,7 +27,7 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
 #: Parameters that are results, or may be.
-_RESULTS = {"results", "runs", "source", "study"}
+_RESULTS = {"results", "source", "study"}
 
 
 def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> int:

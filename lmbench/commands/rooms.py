@@ -96,19 +96,19 @@ def memory(
     return replace(shortage, sections=[replace(history_answer(examine(source, device)), title="The history")])
 
 
-def dtypes(*runs: str) -> Answer:
-    """Shows the dtypes of runs that were recorded with `lmbench fit ... --dtypes.record true`.
+def dtypes(source: str, /) -> Answer:
+    """Shows the dtypes of a run that was recorded with `lmbench fit ... --dtypes.record true`.
 
     Parameters, batch, logits, loss, gradients and optimizer state; what every module gets and returns; and the
     operators of the forward pass, each with the reason for its casts: the list of autocast that it is in on the run's
-    device. Several runs (two precisions, say) stand side by side. Needs no GPU and no PyTorch.
+    device. Needs no GPU and no PyTorch.
 
     Args:
-        runs: folders of runs
+        source: the run's folder
     """
-    from lmbench.dtypes.answer import dtypes_answer, examine
+    from lmbench.dtypes.answer import dtypes_answer
 
-    return dtypes_answer([examine(run) for run in runs])
+    return dtypes_answer(source)
 
 
 def ceiling(*, sustained_s: PositiveFloat = 3.0, results_dir: Path = Path("results")) -> Answer:

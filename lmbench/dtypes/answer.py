@@ -1,7 +1,7 @@
 """Recorded dtypes: what a recording leaves beside run.json, why a tensor has its dtype, and both as an answer.
 
 `dtypes.json` has every module, its calls and its operators. The reasons are autocast's lists, the precision, or the
-code. Of one run the answer has its tensors, modules and operators, of several runs what differs.
+code. The answer has tensors, modules and operators.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -21,7 +21,6 @@ from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import DtypeRecord
-from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import collapsed
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT
@@ -207,41 +206,8 @@ def tensor_reasons(
 _MOST_NAMED = 5
 
 
-class DtypeRun(NamedTuple):
-    """One run's dtypes; `path` is its folder."""
-
-    path: Path
-    run: RunRecord
-    record: DtypeRecord
-    notes: DtypeNotes
-
-    @property
-    def title(self) -> str:
-        """Precision and device."""
-        return f"{self.run.precision} on {self.notes.device_type}"
-
-    def tensor_rows(self) -> list[tuple[str, str, str]]:
-        """Kind of tensor, dtypes, reason."""
-        return [(each.name.replace("_", " "), tally(each.dtypes), each.reason) for each in self.record.tensors]
-
-    def module_rows(self) -> list[tuple[str, int, NotedModule]]:
-        """Modules in the order of the model, those that differ in a number in their path alone in one row
-        (`blocks.*.norm`), with how many they are."""
-        groups: dict[bytes, list[NotedModule]] = defaultdict(list)
-        for module in self.notes.modules:
-            groups[msgspec.json.encode(replace(module, path=collapsed(module.path)))].append(module)
-        return [
-            (collapsed(first.path) if more else first.path, 1 + len(more), first) for first, *more in groups.values()
-        ]
-
-
-def returned(module: NotedModule) -> str:
-    """What the calls of a module returned."""
-    return " | ".join(in_words(call.outputs) for call in module.calls)
-
-
-def examine(source: str) -> DtypeRun:
-    """Read the dtypes recorded in a result folder.
+def dtypes_answer(source: str) -> Answer:
+    """The dtypes recorded in a result folder: tensors, modules and operators.
 
     Raises:
         UsageError: it is no result, has no dtypes, or they cannot be read.
@@ -253,30 +219,25 @@ def examine(source: str) -> DtypeRun:
     record = run.dtypes or DtypeRecord(reason="record them with `lmbench fit ... --dtypes.record true`")
     if record.notes_file is None:
         raise UsageError(f"{source} has no dtypes: {record.reason}")
-    return DtypeRun(path, run, record, read_notes(path))
-
-
-def dtypes_answer(runs: Sequence[DtypeRun]) -> Answer:
-    """The tables of one run, or several runs side by side."""
-    first, notes = runs[0], list[Line]()
-    record, tables = first.record, [_side_by_side(runs)]
-    headline = [Line("model", ", ".join(dict.fromkeys(str(each.run.model.name) for each in runs)))]
-    if len(runs) > 1:
-        notes += [Line("reasons", f"lmbench dtypes {run.path}", is_whole=True) for run in runs]
-    else:
-        autocast = f"autocast to {record.autocast_dtype}" if record.autocast_dtype else "no autocast"
-        headline.append(Line("precision", f"{first.title}, {autocast}, torch {first.notes.torch}"))
-        if record.was_compiled:
-            text = "noted in a step without compiled code; what a fused kernel keeps to itself may be wider"
-            headline.append(Line("compiled", text))
-        if unused := record.unused_modules:
-            notes.append(Line("never ran", f"{len(unused)} modules: {', '.join(unused[:_MOST_NAMED])}"))
-        notes.append(Line("notes", str(first.path / str(record.notes_file)), is_whole=True))
-        tables = [table for table in _tables(first) if table.rows]
-    figures = [
-        {"path": str(run.path), "device_type": run.notes.device_type, **msgspec.to_builtins(run.record)} for run in runs
+    notes = read_notes(path)
+    autocast = f"autocast to {record.autocast_dtype}" if record.autocast_dtype else "no autocast"
+    headline = [
+        Line("model", str(run.model.name)),
+        Line("precision", f"{run.precision} on {notes.device_type}, {autocast}, torch {notes.torch}"),
     ]
-    return Answer(headline, tables, notes, figures={"runs": figures})
+    if record.was_compiled:
+        text = "noted in a step without compiled code; what a fused kernel keeps to itself may be wider"
+        headline.append(Line("compiled", text))
+    lines = [Line("notes", str(path / record.notes_file), is_whole=True)]
+    if unused := record.unused_modules:
+        lines.insert(0, Line("never ran", f"{len(unused)} modules: {', '.join(unused[:_MOST_NAMED])}"))
+    tensors = [(each.name.replace("_", " "), tally(each.dtypes), each.reason) for each in record.tensors]
+    tables = [
+        _table("tensors", "tensors dtype why", tensors, "by dtype, with how many have it"),
+        *_module_tables(notes.modules),
+    ]
+    figures = {"path": source, "device_type": notes.device_type, **msgspec.to_builtins(record)}
+    return Answer(headline, [table for table in tables if table.rows], lines, figures={"runs": [figures]})
 
 
 def _table(name: str, titles: str, rows: Iterable[Sequence[Value]], caption: str) -> Table:
@@ -286,42 +247,29 @@ def _table(name: str, titles: str, rows: Iterable[Sequence[Value]], caption: str
     return Table(name, name.capitalize(), columns, list(rows), caption)
 
 
-def _tables(run: DtypeRun) -> list[Table]:
-    """Tensors, modules and operators of a run."""
+def _module_tables(modules: Sequence[NotedModule]) -> list[Table]:
+    """Modules in the order of the model, those that differ in a number in their path alone in one row
+    (`blocks.*.norm`), with how many they are; and their operators."""
     calls: Counter[tuple[str, str, str, str]] = Counter()
-    for module in run.notes.modules:
+    groups: dict[bytes, list[NotedModule]] = defaultdict(list)
+    for module in modules:
+        groups[msgspec.json.encode(replace(module, path=collapsed(module.path)))].append(module)
         for each in module.operators:
             calls[each.name, in_words(each.inputs), each.output, each.reason] += each.count
     # What autocast decides comes first, then what the code does, then what takes what it gets.
     ordered = sorted(calls, key=lambda call: (call[3].startswith(TAKES), not call[3].startswith("autocast")))
-    modules = [
+    rows = [
         (
-            path or "(the step)", count, module.class_name, tally(module.parameters) if module.parameters else "",
-            in_words(call.inputs), in_words(call.outputs), module.reason,
+            (collapsed(first.path) if more else first.path) or "(the step)", 1 + len(more), first.class_name,
+            tally(first.parameters) if first.parameters else "", in_words(call.inputs), in_words(call.outputs),
+            first.reason,
         )
-        for path, count, module in run.module_rows()
-        for call in module.calls or [NotedCall(0, [], [])]
+        for first, *more in groups.values()
+        for call in first.calls or [NotedCall(0, [], [])]
     ]  # fmt: skip
     operators = [(name, calls[name, given, gives, why], given, gives, why) for name, given, gives, why in ordered]
     alike = "n modules are alike; each call with dtypes of its own has a row"
     return [
-        _table("tensors", "tensors dtype why", run.tensor_rows(), "by dtype, with how many have it"),
-        _table("modules", "module n class weights gets returns why", modules, alike),
+        _table("modules", "module n class weights gets returns why", rows, alike),
         _table("operators", "operator n given gives why", operators, "calls in the forward pass, without views"),
     ]
-
-
-def _side_by_side(runs: Sequence[DtypeRun]) -> Table:
-    """Tensors, and what modules return, in several runs."""
-    cells = [
-        {
-            **{name: dtypes for name, dtypes, _ in run.tensor_rows()},
-            **{f"{path} returns": returned(module) for path, _, module in run.module_rows() if module.calls},
-        }
-        for run in runs
-    ]
-    titles = [f"{run.run.run_id}: {run.title}" for run in runs]
-    names = dict.fromkeys(name for of_run in cells for name in of_run)
-    rows = [(name, *(of_run.get(name, "") for of_run in cells)) for name in names]
-    columns = [Column("of", narrowing="fold"), *map(Column, titles)]
-    return Table("dtypes", "Dtypes side by side", columns, rows, "tensors, and what modules return")
