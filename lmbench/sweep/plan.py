@@ -132,7 +132,7 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
             raise UsageError(
                 f"--rounds is {chosen!r}; this sweep has rounds 0 to {file.repeats - 1}: give some of them"
             )
-        if file.largest is not None:
+        if file.largest is not None and len(rounds) < file.repeats:
             raise UsageError(f"--rounds: this sweep looks for the largest {file.largest.option}, on one machine")
     configs, contents = {}, {}
     for config in map(str, filter(None, (options.get(CONFIG) for options in (file.base, *file.sides.values())))):

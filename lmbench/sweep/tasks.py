@@ -4,13 +4,12 @@ A task is `lmbench sweep FOLDER --rounds N`, started on a machine that sees the 
 ran on one host. The engine only starts tasks, and knows which are over; what they measured stands in the folder. So a
 task that ends without a word has its rows, too, and another start of the sweep, here or there, goes on from the folder.
 
-Run as a program, with the folder, its rounds and a text that only this submission's folder holds, this is a task.
+Run as a program, with the folder, a round and a text that only this submission's folder holds, this is a task.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import platform
 import secrets
@@ -46,7 +45,7 @@ from lmbench.sweep.rows import Rows
 TASKS_FILE = "tasks.json"
 #: What remains of SLURM's variables in a task: by the others Lightning would take each cell for one of several ranks.
 _SLURM_KEPT = ("SLURM_JOB_ID", "SLURM_CONF")
-_POLL_S = 2.0
+_POLL_S = 5.0
 #: Imports, and the checks before the first cell.
 _START_S = 600.0
 
@@ -88,11 +87,11 @@ class Engine(Protocol):
 
 
 class _Submission(Struct):
-    """`tasks.json`: rounds by task; and what every task compares with its own machine."""
+    """`tasks.json`: the round of each task; and what every task compares with its own machine."""
 
     probe: str
     versions: dict[str, str]
-    tasks: dict[str, list[int]]
+    tasks: dict[str, int]
 
 
 @dataclass
@@ -108,9 +107,9 @@ class TaskExecution:
         for name, _ in secrets_of([cell.options for cell in plan.cells]):
             raise UsageError(f"{name} is a secret, and the folder that tasks go by keeps none; export it as a variable")
         self._folder, self._path = self.rows.folder, self.rows.folder.path
-        # What a search finds in the first round is what the others measure: they are one task.
-        self._tasks = [[repeat] for repeat in plan.chosen] if plan.file.largest is None else [[*plan.chosen]]
-        runs = max(sum(len(plan.round(repeat)) for repeat in rounds) for rounds in self._tasks)
+        if plan.file.largest is not None:
+            raise UsageError(f"--on: this sweep looks for the largest {plan.file.largest.option}, on one machine")
+        runs = max(len(plan.round(repeat)) for repeat in plan.chosen)
         nodes, devices = map(max, zip(*map(plan.ranks, plan.cells), strict=True))
         on_cpu = all(plan.option(cell, "trainer.accelerator") == "cpu" for cell in plan.cells)
         self._needs = Needs(nodes, devices, 0 if on_cpu else devices, runs * plan.file.timeout_s + _START_S)
@@ -119,12 +118,12 @@ class TaskExecution:
 
     def describe(self) -> str:
         """What would be submitted."""
-        needs, count = self._needs, len(self._tasks)
+        needs, count = self._needs, len(self._plan.chosen)
         hours = count * needs.nodes * needs.gpus_per_node * needs.time_s / 3600
         return (
             f"tasks: {count}, each a round of {len(self._plan.cells)} cells on {needs.nodes} x {needs.gpus_per_node} "
             f"GPUs, in at most {duration(needs.time_s)}; at most {hours:.3g} GPU hours in all (time limits)\n"
-            + self.engine.describe(self._commands(self._tasks, "PROBE"), needs, self._path)
+            + self.engine.describe(self._commands(self._plan.chosen, "PROBE"), needs, self._path)
         )
 
     def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
@@ -136,8 +135,8 @@ class TaskExecution:
         """
         before = self._submission()
         states = self.engine.states([*before.tasks], self._path) if before.tasks else {}
-        alive = {task: rounds for task, rounds in before.tasks.items() if task in states and not states[task].is_over}
-        taken = {repeat for rounds in alive.values() for repeat in rounds}
+        alive = {task: repeat for task, repeat in before.tasks.items() if task in states and not states[task].is_over}
+        taken = {*alive.values()}
         self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in taken])
         for job in self._plan.jobs():
             if job.repeat not in taken:
@@ -147,8 +146,7 @@ class TaskExecution:
             if record is None:
                 self._open[job.name] = job
         self._folder.close()
-        missing = {job.repeat for job in self._open.values()} - taken
-        if wanted := [rounds for rounds in self._tasks if missing & {*rounds}]:
+        if wanted := sorted({job.repeat for job in self._open.values()} - taken):
             submission = _Submission(secrets.token_hex(8), versions(), alive)
             self._write(submission)
             names = self.engine.submit(self._commands(wanted, submission.probe), self._needs, self._path)
@@ -160,9 +158,9 @@ class TaskExecution:
             self._leave_or_cancel([*alive])
             raise
 
-    def _watch(self, alive: dict[str, list[int]], is_enough: Callable[[int], bool]) -> None:
+    def _watch(self, alive: dict[str, int], is_enough: Callable[[int], bool]) -> None:
         """Until all tasks are over, or enough of them; those that are over leave `alive`."""
-        progress, ended, states = self.rows.progress, 0, dict[str, TaskState]()
+        progress, submitted, states = self.rows.progress, len(alive), dict[str, TaskState]()
         if alive:
             progress.keep(f"tasks: {', '.join(alive)}")
             progress.begin("")
@@ -171,14 +169,12 @@ class TaskExecution:
             self._look()
             # Whatever the engine says: what a task measures is there or it is not.
             left = {job.repeat for job in self._open.values()}
-            for task, rounds in [*alive.items()]:
-                if left & {*rounds} and not self._is_settled(task, rounds, states.get(task)):
-                    continue
-                del alive[task]
-                ended += len(rounds)
-                if is_enough(ended):
-                    self.engine.cancel([*alive], self._path)
-                    return
+            for task, repeat in [*alive.items()]:
+                if repeat not in left or self._is_settled(task, repeat, states.get(task)):
+                    del alive[task]
+                    if is_enough(submitted - len(alive)):
+                        self.engine.cancel([*alive], self._path)
+                        return
             states = dict(self.engine.states([*alive], self._path))
             words = [state.word for state in states.values()]
             progress.note(", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words)))
@@ -193,19 +189,19 @@ class TaskExecution:
                 self.rows.ended(job, record)
                 self.rows.progress.begin("")
 
-    def _is_settled(self, task: str, rounds: Sequence[int], state: TaskState | None) -> bool:
+    def _is_settled(self, task: str, repeat: int, state: TaskState | None) -> bool:
         """Give every run of a task that was over at the last look its row: also the one that it was in, and those not
         begun. False while it is not over, or a process of it closes its record."""
         if state is None or not state.is_over:
             return False
         try:
-            self._folder.open(self._plan, rounds)
+            self._folder.open(self._plan, [repeat])
         except FolderTaken:
             return False
         said = last_lines(state.log, 1) if state.log is not None else []
         last = f"its last words: {said[0]}" if said else "it said nothing"
         cause = f"task {task} ended: {state.word}; {last}"
-        for job in itertools.chain.from_iterable(map(self._plan.round, rounds)):
+        for job in self._plan.round(repeat):
             if self._folder.final(job) is None:
                 is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
                 evidence = cause if is_killed else None
@@ -225,9 +221,9 @@ class TaskExecution:
             self.engine.cancel(tasks, self._path)
         self.rows.progress.keep(f"tasks {'ended' if choice == 'cancel' else 'go on'}: {', '.join(tasks)}")
 
-    def _commands(self, tasks: Sequence[Sequence[int]], probe: str) -> list[list[str]]:
+    def _commands(self, rounds: Sequence[int], probe: str) -> list[list[str]]:
         head = [sys.executable, "-P", "-m", "lmbench.sweep.tasks", str(self._path)]
-        return [[*head, ",".join(map(str, rounds)), probe] for rounds in tasks]
+        return [[*head, str(repeat), probe] for repeat in rounds]
 
     def _submission(self) -> _Submission:
         """The last one; none where there is no file, or one that is not lmbench's."""
@@ -297,8 +293,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def become_task(folder: str, rounds: str, probe: str) -> ExitCode:
-    """Measure rounds of a sweep in this process, where its machine sees the folder and has what the sweep was planned
+def become_task(folder: str, repeat: str, probe: str) -> ExitCode:
+    """Measure a round of a sweep in this process, where its machine sees the folder and has what the sweep was planned
     with; else the exit code."""
     host = platform.node()
     try:
@@ -316,7 +312,7 @@ def become_task(folder: str, rounds: str, probe: str) -> ExitCode:
     # By these Lightning would take each cell for one of several ranks.
     for name in [name for name in os.environ if name.startswith("SLURM_") and name not in _SLURM_KEPT]:
         del os.environ[name]
-    words = ["-P", "-m", "lmbench", "sweep", folder, "--rounds", rounds, "--trust"]
+    words = ["-P", "-m", "lmbench", "sweep", folder, "--rounds", repeat, "--trust"]
     os.execv(sys.executable, [sys.executable, *words])
 
 
