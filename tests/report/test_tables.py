@@ -84,12 +84,3 @@ def beside(column, *cells):
 def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(column, cell, other, source, value):
     figure = beside(column, CELLS[cell] | other).get(source)
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
-
-
-def test_what_a_write_up_does_not_state_is_a_caveat_and_no_context_stands_beside_one_context_alone():
-    small, tf32 = CELLS["small"], CELLS["tf32"]
-    assert beside("step_s", small)["001"].notes == ("ref. 001, GPU unstated: batch, context, warm-up unstated",)
-    assert "TF32" in beside("step_s", tf32)["002"].notes[0]
-    assert beside("step_s", {**tf32, "size": "large", "mode": "forward", "batch": 32})["002"].text == "OOM"
-    sources = set(beside("step_s", small, {**small, "context": 512}))
-    assert ("003" in sources, "001" in sources) == (True, False)
