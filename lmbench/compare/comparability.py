@@ -65,7 +65,7 @@ def invalid_reasons(
             hint = f"--about {name.removeprefix('environment.')}, if that is what you compare"
             reasons.append(f"{title} differs: A {_listed(texts[0])}, B {_listed(texts[1])} ({hint})")
 
-    facts = MUST_MATCH if by_rounds else _facts(runs)
+    facts = MUST_MATCH if by_rounds else facts_of(runs)
     for name, setters in facts.items():
         # A script of the user's own records no settings: what could be chosen was.
         if not setters or first_a.config is not None:
@@ -96,14 +96,14 @@ def _texts(runs: Iterable[Run], name: str, default: object = None) -> set[str]:
     return {as_text(value) for value in known if value is not None}
 
 
-def _facts(runs: Sequence[Run]) -> dict[str, list[str]]:
+def facts_of(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The facts that have to be the same: GPU and flags, and the host where that is part of what was measured."""
     return MUST_MATCH | (HOST_MUST_MATCH if counts_host(runs) else {})
 
 
-def mixture(runs: Sequence[Run], facts: Iterable[str] = ()) -> list[str]:
-    """Why runs are not repeats of one thing, a line each: they differ in one of these facts, by default code, versions,
-    GPU or flags, and the host where that is part of what was measured."""
-    names = dict.fromkeys(name for run in runs for name in values_at(run.record, *CHOSEN, *(facts or _facts(runs))))
+def mixture(runs: Sequence[Run], facts: Iterable[str]) -> list[str]:
+    """Why runs are not repeats of one thing, a line each: they differ in code, versions, or one of these facts."""
+    names = dict.fromkeys(name for run in runs for name in values_at(run.record, *CHOSEN, *facts))
     texts = {name: _texts(runs, name) for name in names}
     return [f"{name} is {_listed(known)}" for name, known in texts.items() if len(known) > 1]
 

@@ -197,6 +197,7 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
     """Fill in a cell's figures, and what is to be known of them."""
     cell.differences = differences(a[0].record, b[0].record)
     noises = [] if cell.by_rounds else [floors.get(noise_key(run.record), {}) for run in (a[0], b[0])]
+    step_s = None
     for metric in METRICS:
         known = metric.of_all(a), metric.of_all(b)
         if all(known):
@@ -204,10 +205,11 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
             ratio = ratio_by_rounds(*known) if cell.by_rounds else ratio_of(*known)
             known_floors = [noise[metric.name].floor_fraction for noise in noises if metric.name in noise]
             floor = max(known_floors, default=None)
-            # Phases add up to the mean step.
-            step_s = next((figure.a for figure in cell.metrics if figure.name == MEAN_STEP.name), None)
             share = (mean_b - mean_a) / step_s if step_s and metric.unit == "s" else None
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
+            # Phases add up to the mean step.
+            if metric is MEAN_STEP:
+                step_s = mean_a
     step = cell.metrics[0]
     cell.notes = notes(a, b, step.ratio)
     if cell.by_rounds:

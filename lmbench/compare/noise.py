@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from msgspec import Meta, Struct
 
-from lmbench.compare.comparability import mixture
+from lmbench.compare.comparability import facts_of, mixture
 from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
@@ -126,7 +126,7 @@ def survey(given: Sequence[str]) -> Survey:
         left_out += others
         problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
         if len(usable) >= MIN_NOISE_REPEATS:
-            problem = "".join(f"not repeats of one thing: {line}" for line in mixture(usable)[:1])
+            problem = "".join(f"not repeats of one thing: {line}" for line in mixture(usable, facts_of(usable))[:1])
         if problem:
             survey.problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
             continue
