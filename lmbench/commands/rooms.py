@@ -84,7 +84,7 @@ def memory(
     from lmbench.memory.answer import history_answer, shortage_answer
     from lmbench.memory.blocks import SNAPSHOT_FILE
     from lmbench.memory.findings import examine
-    from lmbench.memory.shortage import explain
+    from lmbench.memory.forecast import explain
     from lmbench.records.load import is_run_folder, load_run
 
     loaded = load_run(Path(source), with_steps=False) if is_run_folder(Path(source)) else None

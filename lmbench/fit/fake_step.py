@@ -30,11 +30,10 @@ from lmbench.errors import UsageError
 from lmbench.fit.trainer import RepairedMixedPrecision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
-from lmbench.memory.allocator import Allocation, peaks_of
 from lmbench.memory.blocks import Category
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
-from lmbench.memory.predictor import EARLIER, Trial
+from lmbench.memory.predictor import EARLIER, Allocation, Trial, peaks_of
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES
 

@@ -13,8 +13,7 @@ from msgspec.structs import asdict
 
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
-from lmbench.memory.forecast import Forecast
-from lmbench.memory.shortage import EXPANDABLE, Shortage
+from lmbench.memory.forecast import EXPANDABLE, Forecast, Shortage
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.measured import RunError, SavedPerBlock, not_passed
 from lmbench.records.vocabulary import STEP

@@ -23,8 +23,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.overrides import _pop_mode_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lmbench.memory.allocator import Allocation
 from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
+from lmbench.memory.predictor import Allocation
 
 # Kernels that Inductor calls and does not generate (torch/_inductor/lowering.py, fallbacks and templates): their inputs
 # and outputs are in memory, whatever else is fused into one pass.

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmbench.memory.allocator import Allocation, Stretch
 from lmbench.memory.blocks import Category
+from lmbench.memory.predictor import Allocation, Stretch
 
 # What CUDA's autocast lists have and a CPU's have not, by operator (torch/include/ATen/autocast_mode.h, torch 2.13).
 # All run in float32 but some. These get it as their `dtype`, so that the operator converts as it goes, where another

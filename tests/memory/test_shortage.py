@@ -12,11 +12,10 @@ from torch import nn
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.memory import shortage as shortage_module
+from lmbench.memory import forecast as shortage_module
 from lmbench.memory.answer import advice
-from lmbench.memory.forecast import Forecast, Largest, PhasePeak
+from lmbench.memory.forecast import Forecast, Largest, PhasePeak, explain
 from lmbench.memory.recording import held_by
-from lmbench.memory.shortage import explain
 from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import as_dict
 from lmbench.records.load import load_run
