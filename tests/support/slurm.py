@@ -23,6 +23,8 @@ import pytest
 GPUS = 2
 _CPUS = 8
 _PACKAGES = {"sbatch": "slurm-wlm", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge"}
+# Where the daemons lie, whose folder is not on every user's path.
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 _START_S = 30
 
 
@@ -31,7 +33,7 @@ class Slurm:
 
     def __init__(self, folder, nodes, **settings):
         self._folder, self._daemons = folder, {}
-        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environment = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(folder / "slurm.conf")}
         self._host = socket.gethostname().partition(".")[0]
         # Ranks on several nodes look for the first one by its name.
         self._nodes = [self._host, "localhost"][:nodes]
@@ -152,7 +154,7 @@ class Slurm:
 @contextmanager
 def slurm_of_this_machine(nodes=1, **settings):
     """A running SLURM of one or two "nodes", with further lines of its slurm.conf. Skips a test where it cannot run."""
-    missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program)})
+    missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program, path=_PATH)})
     if missing:
         pytest.skip(f"SLURM is missing: apt-get install {' '.join(missing)}")
     if os.geteuid() != 0:
