@@ -31,7 +31,8 @@ from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder,
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import secrets_of
 from lmbench.records.codec import DamagedRecord, decode, indented_json
-from lmbench.records.load import is_run_folder, load_known
+from lmbench.records.load import is_run_folder
+from lmbench.records.run import RunRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, write_whole
 from lmbench.report.units import duration
 from lmbench.sweep.executor import End
@@ -181,13 +182,16 @@ class TaskExecution:
             progress.show()
 
     def _look(self) -> None:
-        """Tell of every run that was closed since the last look."""
+        """Tell of every run that came to its end since the last look. One that was interrupted did not: the engine may
+        put its task back into the queue."""
         for job in [*self._open.values()]:
-            path = self._folder.runs / job.name
-            if is_run_folder(path) and (record := load_known(path).record).sweep is not None:
-                del self._open[job.name]
-                self.rows.ended(job, record)
-                self.rows.progress.begin("")
+            if (record := self._folder.final(job)) is not None and record.sweep is not None:
+                self._close(job, record)
+
+    def _close(self, job: Job, record: RunRecord) -> None:
+        del self._open[job.name]
+        self.rows.ended(job, record)
+        self.rows.progress.begin("")
 
     def _is_settled(self, task: str, repeat: int, state: TaskState | None) -> bool:
         """Give every run of a task that was over at the last look its row: also the one that it was in, and those not
@@ -201,14 +205,14 @@ class TaskExecution:
         said = last_lines(state.log, 1) if state.log is not None else []
         last = f"its last words: {said[0]}" if said else "it said nothing"
         cause = f"task {task} ended: {state.word}; {last}"
+        self._look()
         for job in self._plan.round(repeat):
-            if self._folder.final(job) is None:
+            if job.name in self._open:
                 is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
                 evidence = cause if is_killed else None
                 end = End(-signal.SIGKILL, "itself" if is_killed else "task", 0.0, 0.0, evidence, cause)
-                self.rows.close(job, job.cell.words(self._folder.config_path(job.cell)), end)
+                self._close(job, self.rows.close(job, job.cell.words(self._folder.config_path(job.cell)), end))
         self._folder.close()
-        self._look()
         return True
 
     def _leave_or_cancel(self, tasks: Sequence[str]) -> None:

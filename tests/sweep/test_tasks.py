@@ -169,6 +169,23 @@ def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, 
     assert (engine.submitted, engine.cancelled, len(servers.started)) == (["0", "1", "2"], ["task1"], 4)
 
 
+def test_a_task_that_the_engine_puts_back_into_its_queue_is_waited_for(study, capsys):
+    engine, servers = study
+    servers.script = lambda name: "stopped" if name.endswith("r1") and servers.started.count(name) == 1 else "ok"
+    asked = engine.states
+
+    def states(self, names, folder):
+        if self.states_asked == 2:
+            become_task(str(folder), "1", json.loads((folder / "tasks.json").read_text())["probe"])
+        self.codes["task1"] = None if self.states_asked < 2 else 0
+        return asked(self, names, folder)
+
+    engine.states = states
+    assert sweep() == 0
+    assert (outcomes(), engine.submitted) == (ALL_OK, ["0", "1", "2"])
+    assert "6 of 6 runs: 6 ok" in capsys.readouterr().out
+
+
 def test_an_engine_that_is_silent_is_asked_again(study):
     engine, _ = study
     engine.fault, engine.silent = "dies", 5
