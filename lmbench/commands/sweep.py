@@ -27,7 +27,7 @@ from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Progress, announcement
-from lmbench.sweep.rows import Rows
+from lmbench.sweep.rows import Executor, Rows
 from lmbench.sweep.tasks import TaskExecution, make_engine
 from lmbench.sweep.tasks import merge as merge_runs
 from lmbench.wandb.publish import WandbProblem, upload_options, write_new
@@ -100,7 +100,6 @@ def sweep(
     plan = make_plan(path.name, file, rounds)
     if merge is not None:
         merge_runs(plan, path, merge)
-
     elsewhere = None if engine is None else partial(TaskExecution, engine=engine, on_interrupt=on_interrupt)
     return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places, elsewhere=elsewhere)
 
@@ -178,13 +177,14 @@ def carry_out(
                 print(f"{shown(cell.id)}\n    {shown(line)}")
             print(told)
             return ExitCode.OK
+        runner: Executor = execution
+        if tasks is None:
+            folder.open(plan, plan.chosen)
+        else:
+            executor.close()
+            runner = tasks
         try:
-            if tasks is not None:
-                executor.close()
-                tasks.run(is_enough)
-            else:
-                folder.open(plan, plan.chosen)
-                execution.run(is_enough)
+            runner.run(is_enough)
         finally:
             progress.line.clear()
             if not plan.file.sides:

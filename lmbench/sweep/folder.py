@@ -122,8 +122,7 @@ class SweepFolder:
         file = plan.file.as_mapping()
         texts = dict[str, str]()
         for options, name in _with_configs(file):
-            text = plan.configs[str(options[CONFIG])]
-            content = yaml.safe_load(text)
+            text, content = (kept[str(options[CONFIG])] for kept in (plan.configs, plan.contents))
             stored = masked_whole(content)
             texts[name] = text if stored == content else yaml.safe_dump(stored, sort_keys=False)
             options[CONFIG] = name

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
@@ -76,13 +74,14 @@ class Job:
 @dataclass(frozen=True)
 class Plan:
     """Everything about a sweep that is known before it runs. `configs` are the texts of configurations, by the names
-        that they were given by. Of its rounds of repeats those in `chosen` are measured here, which `is_part` says were
-    asked for."""
+    that they were given by, and `contents` what they hold. Of its rounds of repeats those in `chosen` are measured
+    here, which `is_part` says were asked for."""
 
     name: str
     file: SweepFile
     cells: list[GridCell]
     configs: Mapping[str, str]
+    contents: Mapping[str, Any]
     chosen: Sequence[int]
     is_part: bool = False
 
@@ -94,7 +93,7 @@ class Plan:
 
     def option(self, cell: GridCell, name: str) -> Any:
         """A cell's value of an option such as `trainer.devices`, its own or its configuration's."""
-        value = {} if cell.config is None else yaml.safe_load(self.configs[cell.config])
+        value = {} if cell.config is None else self.contents[cell.config]
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         return cell.options.get(name, value)
@@ -143,7 +142,7 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
         if not isinstance(contents[config], dict):
             raise UsageError(f"{problem} is no configuration: it holds no mapping")
     keep_secret(value for _, value in secrets_of([file.as_mapping(), *contents.values()]))
-    return Plan(name, file, _cells(file, contents), configs, rounds, chosen is not None)
+    return Plan(name, file, _cells(file, contents), configs, contents, rounds, chosen is not None)
 
 
 def find_sweep(study: str) -> Path:
