@@ -99,7 +99,7 @@ def sweep(
         make_catalogue().view(file.view, file.matrix)
     plan = make_plan(path.name, file, rounds)
     if merge is not None:
-        merge_runs(plan, path, merge)
+        merge_runs(plan, path, merge, dry_run)
     elsewhere = None if engine is None else partial(TaskExecution, engine=engine, on_interrupt=on_interrupt)
     return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places, elsewhere=elsewhere)
 

@@ -265,8 +265,9 @@ def make_engine(on: str, options: Options) -> Engine | None:
     return engine
 
 
-def merge(plan: Plan, path: Path, other: Path) -> None:
-    """Copy the runs of another folder of the same sweep, measured elsewhere, into its folder.
+def merge(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
+    """Copy the runs of another folder of the same sweep, measured elsewhere, into its folder; with `is_dry` only look
+    whether that can be done.
 
     Raises:
         UsageError: it is another sweep's, or both have a run of the same cell and repeat.
@@ -280,7 +281,7 @@ def merge(plan: Plan, path: Path, other: Path) -> None:
             raise UsageError(f"--merge {other}: {run.name} is no run of this sweep; merge folders of one study")
         if (path / RUNS_FOLDER / run.name).exists():
             raise UsageError(f"--merge {other}: {run.name} is here already; one would hide the other: remove one")
-    for run in runs:
+    for run in () if is_dry else runs:
         shutil.copytree(run, path / RUNS_FOLDER / run.name, symlinks=True)
 
 

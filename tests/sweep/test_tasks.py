@@ -198,6 +198,8 @@ def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study,
     for rounds, place in (("0,2", "a"), ("1", "b"), ("2", "c")):
         assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
     assert (outcomes("a/study")[1], outcomes("b/study")[1], len(servers.started)) == ({}, {"ok": 2}, 8)
+    assert main(["sweep", "a/study", "--merge", "b/study", "--dry_run"]) == 0
+    assert outcomes("a/study")[1] == {}
     assert main(["sweep", "a/study", "--merge", "b/study"]) == 0
     assert (len(servers.started), outcomes("a/study")) == (8, ALL_OK)
     assert main(["sweep", "a/study", "--merge", "c/study"]) == 2
