@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from textwrap import fill
 
-from lmbench.commands.signatures import check_options, check_sizes
+from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.named import RESULTS, find_result
@@ -27,7 +27,6 @@ def run(args: list[str]) -> int:
         print(help_text(command), end="")
         return ExitCode.OK
     check_options(words)
-    check_sizes(words)
     if _IN_PROCESSES & {word.partition("=")[0] for word in words} and "--print_config" not in words:
         from lmbench.commands.parser import run_typed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lmbench.commands import MEASURING
 from lmbench.commands.parser import PositiveFloat, PositiveInt
-from lmbench.commands.signatures import check_options, check_sizes
+from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
 from lmbench.masking import masked_words
@@ -74,7 +74,6 @@ def memory(
         source, settings = None, [f"--config={source}", *settings]
     if source is None and settings:
         check_options(settings)
-        check_sizes(settings)
         from lmbench.memory.answer import forecast_answer
         from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 

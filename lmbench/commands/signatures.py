@@ -6,17 +6,13 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from lmbench.configs import find_shipped, parse_yaml, read_yaml, shipped_configs
-from lmbench.errors import UsageError, check_at_least, check_divides, check_groups, suggest
-from lmbench.masking import leaves
-from lmbench.sizes import resolve_shape
+from lmbench.configs import shipped_configs
+from lmbench.errors import UsageError, suggest
 
 _OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
 #: The groups of `lmbench fit`'s options, with the classes whose arguments they are, as `module:name`.
@@ -71,36 +67,6 @@ def check_options(words: Sequence[str], places: Mapping[str, str] | None = None)
             lines.append(f"{''.join(place[:1])}unknown option --{name}{suggest(name, known, '--{}')}")
     if lines:
         raise UsageError(f"{'; '.join(lines)} (`lmbench fit --help` lists them all)")
-
-
-def check_sizes(words: Sequence[str]) -> None:
-    """Look for sizes of lmbench's own model, and of its ranks, that cannot be, in options and configurations.
-
-    Raises:
-        UsageError: the first of them. What cannot be read is left to whoever builds the model.
-    """
-    settings: dict[str, Any] = {}
-    for name, value in sorted(_options(words), key=lambda option: option[0] != "config"):
-        with suppress(UsageError):
-            if name == "config":
-                path = find_shipped(value, shipped_configs(), "configs", "")
-                settings |= {leaf.replace("init_args.", ""): value for leaf, value in leaves(read_yaml(path, "")[1])}
-            else:
-                settings[name] = parse_yaml(value, name)
-    if any(name in settings for name in ("model", "data", "model.class_path", "data.class_path")):
-        return
-    counts = {name: value for name, value in settings.items() if isinstance(value, int)}
-    sizes = {name: counts[f"data.{name}"] for name in ("batch_size", "context_length") if f"data.{name}" in counts}
-    check_at_least(1, **sizes)
-    dimensions = {name: counts.get(f"model.{name}") for name in ("d_model", "d_ff", "num_layers", "num_heads")}
-    size = settings.get("model.size", "small")
-    shape = resolve_shape(None if size is None else str(size), counts.get("model.vocab_size", 1), **dimensions)
-    devices = counts.get("trainer.devices", 1) * counts.get("trainer.num_nodes", 1)
-    is_split = settings.get("trainer.strategy") == "tensor_parallel"
-    split = devices if is_split else counts.get("trainer.strategy.tensor_parallel_size", 1)
-    if min(split, devices) > 0:
-        check_groups(split, devices)
-        check_divides(split, num_heads=shape.num_heads, d_ff=shape.d_ff)
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

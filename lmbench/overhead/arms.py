@@ -5,9 +5,10 @@ torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from statistics import fmean
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,7 +21,7 @@ from lmbench.records.run import Environment, RunRecord
 from lmbench.records.statistics import mean_interval
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.run import banner
-from lmbench.report.units import MS, Unit, whole
+from lmbench.report.units import MS, PERCENT, Unit, whole
 
 Arm = Literal["bare", "trainer", "harness"]
 #: In the order of the first round.
@@ -29,12 +30,6 @@ ARMS: dict[Arm, str] = {
     "trainer": "Lightning's Trainer with everything off",
     "harness": "lmbench fit without probe steps",
 }
-
-#: What the harness may cost: in step time where the device is the bottleneck, beyond the plain Trainer where the host
-#: is, and in device memory.
-TIME_LIMIT_FRACTION = 0.01
-HOST_LIMIT_S = 0.1e-3
-MEMORY_LIMIT_BYTES = 2**20
 
 _PEAKS = ("run_peak_allocated_bytes", "host_peak_rss_bytes")
 _MIB = Unit("MiB", 2**-20, lambda size_bytes: whole(size_bytes / 2**20))
@@ -59,107 +54,47 @@ def measurement_of(arm: Arm, index: int, record: RunRecord) -> Measurement:
     return facts | {peak: getattr(record.memory, peak) for peak in _PEAKS}
 
 
-class Interval(NamedTuple):
-    """A mean over rounds with Student's 95 % interval, in SI units."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Any) -> Interval:
-        """Of a series of one value a round, two rounds at least."""
-        return cls(float(values.mean()), *mean_interval(values.tolist()))
-
-    def against(self, most: float) -> str:
-        """Is it at most so much? `yes`, `no`, or `undecided` where the interval has both."""
-        if self.high <= most:
-            return "yes"
-        return "no" if self.low > most else "undecided"
-
-    def cell(self, scale: float, form: str, unit: str = "") -> Cell:
-        mean, low, high = (format(value * scale, form) for value in self)
-        return Cell(self.mean, low=self.low, high=self.high, text=f"{mean} [{low}, {high}]{unit}")
-
-
 def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], command: str) -> Answer:
     """What complete rounds of measurements say of the run that `pilot` describes; `command` repeats them.
 
-    Tables: arms by time per step, its difference to bare, and peak memory; and the questions, each with its answer and
-    the figure behind it, `n/a` where a question is not asked.
+    Its table has each arm by time per step, by the difference to bare, which is paired by round, and by peak memory:
+    the device's, or the host's where one process has none of the device.
     """
-    # Here: help does without it.
-    import pandas as pd
-
-    frame = pd.DataFrame(measurements)
-    # A row for each round and a column for each arm: differences are paired.
-    step_s = frame.pivot(columns="arm", index="round", values="step_s")[list(ARMS)]
-    over = step_s.sub(step_s["bare"], axis=0)
-    verdicts = {str(phase): str(lag.verdict) for phase, lag in (pilot.probe.verdicts or PerPhase()).items()}
-    limit = bottleneck(pilot.device_type, verdicts)
-    # A peak that one round does not know is not known.
-    peaks = frame.dropna(axis="columns").groupby("arm").max()
-    whose, peak = ("device", _PEAKS[0]) if _PEAKS[0] in peaks else ("host", _PEAKS[1])
-    more = (peaks[peak] - peaks[peak]["bare"]).astype(int)
-    arms: list[list[Any]] = [
-        [arm, step_s[arm].mean(), Interval.of(over[arm]).cell(1e3, "+.3f"), int(peaks[peak][arm]), int(more[arm])]
-        for arm in ARMS
-    ]
-    arms[0][2] = arms[0][4] = None
-    fraction = Interval.of(step_s["harness"] / step_s["bare"] - 1.0)
-    added = Interval.of(step_s["harness"] - step_s["trainer"])
-    by_time = "n/a" if limit in ("host", "cpu") else fraction.against(TIME_LIMIT_FRACTION)
-    by_host = "n/a" if limit == "device" else added.against(HOST_LIMIT_S)
-    by_memory, memory = "n/a", Cell(None, text="a CPU has no counter of it")
-    if whose == "device":
-        by_memory = "yes" if more["harness"] <= MEMORY_LIMIT_BYTES else "no"
-        memory = Cell(int(more["harness"]), text=f"{_MORE_MIB.text(more['harness'])} MiB")
-    questions: list[list[str | Cell]] = [
-        ["step within 1 % of bare", Cell(by_time, style="outcome"), fraction.cell(100, "+.2f", " %")],
-        ["harness - trainer at most 0.1 ms", Cell(by_host, style="outcome"), added.cell(1e3, "+.3f", " ms")],
-        ["device memory within 1 MiB of bare", Cell(by_memory, style="outcome"), memory],
-    ]
+    rounds = {arm: [each for each in measurements if each["arm"] == arm] for arm in ARMS}
+    whose, peak = ("host", _PEAKS[1]) if None in [each[_PEAKS[0]] for each in measurements] else ("device", _PEAKS[0])
+    rows: list[list[Any]] = []
+    for arm, measured in rounds.items():
+        pairs = [(each["step_s"], bare["step_s"]) for each, bare in zip(measured, rounds["bare"], strict=True)]
+        peak_bytes, bare_bytes = (max(each[peak] for each in rounds[key]) for key in (arm, "bare"))
+        over = [
+            _interval([step_s - bare_s for step_s, bare_s in pairs], 1e3, "+.3f"),
+            _interval([step_s / bare_s - 1 for step_s, bare_s in pairs], 100, "+.2f"),
+        ]
+        rows.append([arm, fmean(step_s for step_s, _ in pairs), *over, peak_bytes, peak_bytes - bare_bytes])
+    rows[0][2] = rows[0][3] = rows[0][5] = None
     columns = [
         Column("arm"), Column("mean", MS, "step_s"), Column("over bare", MS, "over_bare_s"),
-        Column("peak", _MIB, peak), Column("over", _MORE_MIB, f"over_bare_{peak}"),
+        Column("over bare", PERCENT, "over_bare_fraction"), Column("peak", _MIB, peak, is_extra=True),
+        Column("over", _MORE_MIB, f"over_bare_{peak}"),
     ]  # fmt: skip
-    steps, first_loss = measurements[0]["steps"], measurements[0]["first_loss"]
-    packages = (pilot.environment or Environment()).versions
+    steps, packages = measurements[0]["steps"], (pilot.environment or Environment()).versions
     versions = Line("versions", f"torch {packages.torch}, lightning {packages.lightning}, python {packages.python}")
-    title = f"{len(step_s)} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
+    verdicts = ", ".join(f"{phase} {lag.verdict}" for phase, lag in (pilot.probe.verdicts or PerPhase()).items())
+    title = f"{len(rounds['bare'])} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
     caption = f"time a step, [95 % interval] of the mean over rounds; {whose} peak memory"
     return Answer(
         headline=[*banner(pilot), versions, *(Line(arm, meaning) for arm, meaning in ARMS.items())],
-        tables=[
-            Table("arms", title, columns, arms, caption),
-            Table(
-                "answers", "Answers", [Column("question"), Column("answer"), Column("figure")], questions,
-                "means over rounds with 95 % intervals",
-            ),
-        ],
-        notes=[
-            Line("bottleneck", ", ".join([limit, *(f"{phase} {verdict}" for phase, verdict in verdicts.items())])),
-            Line("first loss", f"{first_loss:.4f} in every arm"),
-            Line("repeat", command, is_whole=True),
-        ],
-        figures={
-            "rounds": len(step_s), "steps": steps, "bottleneck": limit, "measurements": measurements, "run": pilot,
-        },
-    )  # fmt: skip
+        tables=[Table("arms", title, columns, rows, caption)],
+        notes=[*([Line("phases", verdicts)] if verdicts else []), Line("repeat", command, is_whole=True)],
+        figures={"rounds": len(rounds["bare"]), "steps": steps, "measurements": measurements, "run": pilot},
+    )
 
 
-def bottleneck(device_type: str | None, verdicts: Mapping[str, str]) -> str:
-    """What a step waits for: `device` where every phase has work queued, `host` where one waits for the host,
-    `cpu` where both are the same, `mixed` or `unknown` where the lag probes were undecided or did not run.
-
-    Args:
-        device_type: `cuda` or `cpu`.
-        verdicts: of the lag probes, by phase.
-    """
-    if device_type == "cpu":
-        return "cpu"
-    names = {"host-bound": "host", "mixed": "mixed", "queued": "device"}
-    return next((name for verdict, name in names.items() if verdict in verdicts.values()), "unknown")
+def _interval(values: Sequence[float], scale: float, form: str) -> Cell:
+    """A mean over rounds with Student's 95 % interval."""
+    mean, (low, high) = fmean(values), mean_interval(values)
+    shown = [format(value * scale, form) for value in (mean, low, high)]
+    return Cell(mean, low=low, high=high, text=f"{shown[0]} [{shown[1]}, {shown[2]}]")
 
 
 # More than rounding and the order of sums makes: the arms did not do the same task.

@@ -7,9 +7,9 @@ import json
 import shlex
 import signal
 from functools import partial
+from statistics import fmean, stdev
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from tables import rows
@@ -20,8 +20,6 @@ from lmbench.fit.ranks import run_ranks
 from lmbench.overhead import arms
 from lmbench.overhead.arms import (
     ARMS,
-    Interval,
-    bottleneck,
     check_same_work,
     measure_arm,
     measurement_of,
@@ -79,14 +77,6 @@ def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
     assert losses(bare) == (harness.loss.first, harness.loss.last)
 
 
-def test_an_interval_is_students_and_an_answer_needs_it_whole_on_one_side():
-    # t of 0.975 with 4 degrees of freedom is 2.776; the standard error of 1..5 is sqrt(2.5 / 5).
-    mean, low, high = Interval.of(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
-    assert (mean - low, high - mean) == pytest.approx((2.7764 * 0.5**0.5,) * 2, rel=1e-4)
-    intervals = Interval(0.5, 0.2, 0.9), Interval(2.0, 1.1, 2.9), Interval(0.9, 0.7, 1.1)
-    assert [interval.against(1.0) for interval in intervals] == ["yes", "no", "undecided"]
-
-
 def record_of(arm, costs_s, index=0, peaks=None):
     """A process of an arm with steps of the given time, pauses included, on a machine that slows in each round."""
     window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
@@ -101,23 +91,25 @@ def measurements(costs_s, peaks=None, rounds=4):
     ]
 
 
-@pytest.mark.parametrize(
-    ("peaks", "over", "answers"),
-    [
-        ({"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512}, [None, 2**24, 512], ["no", "no", "yes"]),
-        (None, [None, 0, 0], ["no", "no", "n/a"]),
-    ],
-)
-def test_differences_are_paired_by_round_and_compared_with_bares(peaks, over, answers):
-    """The drift of 1 ms a round is in all arms and cancels: nothing of it is in an interval."""
+PEAKS = {"bare": 2**30, "trainer": 2**30 + 2**24, "harness": 2**30 + 512}
+
+
+@pytest.mark.parametrize(("peaks", "over"), [(PEAKS, [None, 2**24, 512]), (None, [None, 0, 0])])
+def test_differences_are_paired_by_round_and_compared_with_bares(peaks, over):
+    """The drift of 1 ms a round is in all arms and cancels: nothing of it is in an interval of milliseconds."""
     found = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106}, peaks)
-    answer = overhead_answer(RunRecord(1, "ok", device_type="cuda"), found, "lmbench overhead")
-    measured, asked = (table.records() for table in answer.tables)
-    assert [row["over_bare_s"] for row in measured[1:]] == pytest.approx([0.4e-3, 0.6e-3])
-    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in measured[1:])
+    (table,) = overhead_answer(RunRecord(1, "ok", device_type="cuda"), found, "lmbench overhead").tables
+    _, trainer, harness = rows = table.records()
+    assert [row["over_bare_s"] for row in rows[1:]] == pytest.approx([0.4e-3, 0.6e-3])
+    assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in rows[1:])
+    # t of 0.975 with 3 degrees of freedom is 3.182; steps of bare are 10, 11, 12 and 13 ms.
+    fractions = [0.6 / step_ms for step_ms in (10, 11, 12, 13)]
+    half = 3.1824 * stdev(fractions) / 2
+    interval = [harness[f"over_bare{part}_fraction"] for part in ("", "_low", "_high")]
+    assert interval == pytest.approx([fmean(fractions) + part for part in (0, -half, half)], rel=1e-4)
+    assert trainer["over_bare_fraction"] < harness["over_bare_fraction"]
     key = f"over_bare_{'run_peak_allocated' if peaks else 'host_peak_rss'}_bytes"
-    assert [row[key] for row in measured] == over
-    assert [row["answer"] for row in asked] == answers
+    assert [row[key] for row in rows] == over
 
 
 @pytest.mark.parametrize(
@@ -130,20 +122,6 @@ def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
     found[-1] |= change
     with pytest.raises(ProcessFailed, match=message):
         check_same_work(found)
-
-
-@pytest.mark.parametrize(
-    ("device_type", "verdicts", "expected"),
-    rows("""
-    cuda | queued queued | device
-    cuda | host-bound mixed | host
-    cuda | queued mixed | mixed
-    cuda | - | unknown
-    cpu | - | cpu
-    """),
-)
-def test_bottleneck_follows_the_lag_probes(device_type, verdicts, expected):
-    assert bottleneck(device_type, dict(enumerate(verdicts.split()))) == expected
 
 
 def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
