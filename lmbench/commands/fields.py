@@ -13,7 +13,7 @@ from lmbench.report.units import COUNT
 
 _COLUMNS = (
     Column("group", is_extra=True), Column("field", name="name"), Column("unit"), Column("better"),
-    Column("meaning", narrowing="fold"),
+    Column("meaning"),
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def fields(*names: str) -> Answer:
         return Answer(tables=[table])
     groups = Counter(group for group, _ in rows).items()
     about: list[list[Value]] = [[_slug(group), count, group.partition(": ")[2]] for group, count in groups]
-    titles = (Column("group"), Column("fields", COUNT), Column("meaning", narrowing="fold"))
+    titles = (Column("group"), Column("fields", COUNT), Column("meaning"))
     return Answer(tables=[table, Table("groups", "Fields of a run and of its steps", titles, about)], first=["groups"])
 
 

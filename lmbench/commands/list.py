@@ -12,13 +12,22 @@ from lmbench.commands.parser import PositiveInt
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import UsageError, suggest
 from lmbench.records.load import Run, find_runs, load_known
-from lmbench.records.named import RESULTS, Result, find_result, given_names, name_result, results_in, shown_path
+from lmbench.records.named import (
+    RESULTS,
+    Result,
+    find_result,
+    given_names,
+    name_result,
+    results_in,
+    shown_path,
+    sweep_of,
+)
 from lmbench.records.passes import pass_of
 from lmbench.records.schema import leaves, recorded, value_at
-from lmbench.records.statistics import sample_std
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
-from lmbench.report.units import COUNT, GIB, MS, Unit, milliseconds
+from lmbench.report.frame import Frame, frame_of
+from lmbench.report.units import COUNT, GIB, MS
 from lmbench.runs import read_run
 
 #: Facts that tell what a run was. The first two stand in every line, the others where they differ between lines.
@@ -31,7 +40,7 @@ _FIGURES = (
 _COLUMNS = (
     Column("name"),
     Column("when (UTC)", name="started_at"),
-    Column("what", narrowing="wrap"),
+    Column("what"),
     *(column for column, _ in _FIGURES),
     Column("outcome"),
     Column("result", name="path", is_extra=True),
@@ -39,11 +48,11 @@ _COLUMNS = (
 
 
 class _Entry(NamedTuple):
-    """A result on its way to a line: the runs that are listed of it, and the facts that all of them share."""
+    """A result on its way to a line: the cells of the runs that are listed of it, and the facts that all share."""
 
     name: str
     result: Result
-    runs: Sequence[Run]
+    frame: Frame
     facts: Mapping[str, Value]
 
 
@@ -90,8 +99,8 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
         ]
         if runs:
             last = f"{home}last~{back}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
-            shared = dict(set.intersection(*(set(_facts(run).items()) for run in runs)))
-            entries = [*entries, _Entry(names.get(result.path, last), result, runs, shared)]
+            frame = frame_of(runs, sweep_of(runs[0].path))
+            entries = [*entries, _Entry(names.get(result.path, last), result, frame, frame.shared())]
         if len(entries) == limit:
             break
     for name in wanted if not entries else ():
@@ -113,39 +122,25 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
 def _values(run: Run, names: Iterable[str]) -> dict[str, str]:
     """What the run has under these names of facts, options or fields of its record."""
     options = leaves(run.record.config or {}) if names else ()
-    told = {**recorded(run.record), **dict(options), **_facts(run), "outcome": run.outcome} if names else {}
+    facts = read_facts(run.record, (value_at(run.record, "sweep.axes") or {}, {}, run.record.config)) if names else {}
+    told = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome} if names else {}
     return {name: str(plain(told.get(name))) for name in names}
 
 
-def _facts(run: Run) -> dict[str, Value]:
-    return read_facts(run.record, (value_at(run.record, "sweep.axes") or {}, {}, run.record.config))
-
-
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
-    runs, look = entry.runs, pass_of(entry.runs[0].record)
-    cells = {value_at(run.record, "sweep.cell") for run in runs}
-    count = f"{len(cells)} cells, " if len(cells) > 1 else f"{len(runs)} x " if runs[1:] else ""
+    frame, runs = entry.frame, [row.run for row in entry.frame.runs]
+    look = pass_of(runs[0].record)
+    count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x " if runs[1:] else ""
     label = "" if look.has_timing or runs[1:] else look.label
     words = count + ", ".join(filter(None, [in_words(entry.facts, names) or runs[0].damage, label]))
-    counted = [run.record for run in runs if run.outcome == "ok" and pass_of(run.record).has_timing]
-    figures = []
-    for column, field in _FIGURES:
-        values = [value for record in counted if (value := value_at(record, field)) is not None]
-        figures.append(_figure(column.unit, values, len(cells) > 1) if values else None)
+    # Of several cells a mean tells nothing.
+    numbers = [frame.numbers(field).get(0) for _, field in _FIGURES] if len(frame.rows) == 1 else [None] * len(_FIGURES)
+    figures = [fmean(values) if values else None for values in numbers]
     outcomes = Counter(run.outcome for run in runs if run.outcome != "ok" or not runs[1:])
     ended = ", ".join(f"{number} {outcome}" if runs[1:] else outcome for outcome, number in outcomes.most_common())
     began, place = entry.result.began[0], shown_path(entry.result.path)
     when = Cell(began, text=began[5:16].replace("T", " "))
     return [entry.name, when, words, *figures, ended or "ok", place]
-
-
-def _figure(unit: Unit, values: Sequence[float], is_range: bool) -> Cell:
-    """The mean of repeats, with the spread of a time; of several cells the range."""
-    low, high = min(values), max(values)
-    if is_range and low < high:
-        ends = [milliseconds(end, high - low) if unit is MS else unit.text(end) for end in (low, high)]
-        return Cell(None, low=low, high=high, text=" .. ".join(ends))
-    return Cell(fmean(values), std=sample_std(values) if unit is MS else None)
 
 
 def show(*results: str) -> Answer:

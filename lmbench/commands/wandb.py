@@ -108,7 +108,7 @@ def board(
     request = Request(project, entity, tuple({board.name: board for board in boards}.values()))
     if dry_run:
         titles = ("board", "section", "panel", "kind")
-        columns = [*map(Column, titles), Column("shows", narrowing="fold")]
+        columns = [*map(Column, titles), Column("shows")]
         rows = [
             [board.name, section, panel.title, panel.kind, ", ".join(panel.y)]
             for board in request.boards

@@ -241,9 +241,9 @@ def dtypes_answer(source: str) -> Answer:
 
 
 def _table(name: str, titles: str, rows: Iterable[Sequence[Value]], caption: str) -> Table:
-    """A table of words, all of which may fold, and of the number `n`."""
-    looks = {"n": Column("n", COUNT, "count"), "class": Column("class", narrowing="shorten")}
-    columns = [looks.get(title, Column(title, narrowing="fold")) for title in titles.split()]
+    """A table of words, and of the number `n`."""
+    looks = {"n": Column("n", COUNT, "count"), "class": Column("class", is_shortened=True)}
+    columns = [looks.get(title, Column(title)) for title in titles.split()]
     return Table(name, name.capitalize(), columns, list(rows), caption)
 
 

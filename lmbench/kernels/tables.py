@@ -69,7 +69,7 @@ def table(
             title = heading.format(**words)
             is_shortened = unit is WORDS and field not in description.get("whole", ())
             is_extra = field in description.get("extra", ())
-            columns.append(Column(title, unit, field, "shorten" if is_shortened else "keep", is_extra))
+            columns.append(Column(title, unit, field, is_shortened, is_extra))
             keys.append(field)
     shown, left = records(rows[:top]), rows[len(rows) if top is None else top :]
     if len(left) and "rest" in description:

@@ -17,7 +17,7 @@ from lmbench.memory.forecast import EXPANDABLE, Forecast, Shortage
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.measured import RunError, SavedPerBlock, not_passed
 from lmbench.records.vocabulary import STEP
-from lmbench.report.answer import Answer, Column, Line, Narrowing, Table
+from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.units import COUNT, PERCENT, WORDS, Unit, count, gib, percent
 
 #: Parts with less of the peak than this have no row.
@@ -66,9 +66,8 @@ def _table(name: str, title: str, frame: Any, caption: str = "GiB", has_total: b
         stem, _, ending = key.rpartition("_")
         unit = _MIB if key == "each_bytes" else _UNITS.get(ending, WORDS)
         heading = _HEADINGS.get(key, (key if unit is WORDS or not stem else stem).replace("_", " "))
-        narrowing: Narrowing = "fold" if key == "part" else "keep"
         is_extra = name == "largest" and key in ("phase", "saved_by")
-        columns.append(Column(heading, unit, key, narrowing, is_extra))
+        columns.append(Column(heading, unit, key, is_extra=is_extra))
     return Table(name, title, columns, frame.where(frame.notna(), None).to_numpy().tolist(), caption, has_total)
 
 

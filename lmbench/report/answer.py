@@ -18,10 +18,6 @@ from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
 Value = float | int | str | bool | None
 #: A Vega-Lite specification.
 Spec = Mapping[str, Any]
-#: How a column of words behaves on a narrow screen: `fold` (sentences, paths, whose ends and middles tell them apart)
-#: and the narrower `wrap` go on in the next line, `shorten` keeps beginning and end (generated names), `keep` never
-#: changes.
-Narrowing = Literal["keep", "fold", "wrap", "shorten"]
 
 
 class Line(NamedTuple):
@@ -43,13 +39,15 @@ _UNIT_AT_END = re.compile("(_s|_bytes|_fraction|_flops)?$")
 class Column:
     """A column of a table. `name` is its key in CSV and JSON and ends in the SI unit of its numbers (`forward_s`).
 
-    Where the screen is too narrow for the table, columns that are `is_extra` are the first to be left out.
+    Where the screen is too narrow for the table, columns that are `is_extra` are the first to be left out, those that
+    are `is_shortened` keep the beginning and end of their texts (generated names), and other words go on in the
+    next line.
     """
 
     title: str
     unit: Unit = WORDS
     name: str = ""
-    narrowing: Narrowing = "keep"
+    is_shortened: bool = False
     is_extra: bool = False
 
     @property

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report import shipped
@@ -159,22 +157,16 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """Columns on top of each other, a lying bar for each cell that has them, without those that are small in all."""
+    """Columns on top of each other, a lying bar for each cell that has them."""
     columns, rows = list(map(column_of, spec.of)), rows_of(frame)
-    values = {column.title: {cell: figure.value for cell, figure in column.of(frame).items()} for column in columns}
-    table = pd.DataFrame(values, [cell for _, cell in rows], dtype=float).dropna(how="all").fillna(0.0)
-    if table.empty or len(table) > MAX_BARS:
-        return None
-    shares, unit = table.div(table.sum(axis=1), axis=0).max(), columns[0].unit
-    small = [name for name in table if 0 < shares[name] < _SMALL_FRACTION]
+    unit = columns[0].unit
     points = [
-        {"series": name, "x": row, "y": value, "tip": f"{row}: {name} {value:.3g} {unit.word}"}
-        for name in table
+        {"series": column.title, "x": row, "y": y, "tip": f"{row}: {column.title} {y:.3g} {unit.word}"}
+        for column, figures in [(column, column.of(frame)) for column in columns]
         for row, cell in rows
-        if cell in table.index and shares[name] >= _SMALL_FRACTION
-        for value in [table[name][cell] * unit.scale]
+        if cell in figures and (y := figures[cell].value * unit.scale)
     ]
-    return Chart("", _rows(points, unit.word), f"Too small to be seen: {', '.join(small)}." if small else "")
+    return Chart("", _rows(points, unit.word)) if points and len(rows) <= MAX_BARS else None
 
 
 def steps_charts(path: Path) -> list[Chart]:

@@ -20,8 +20,8 @@ from lmbench.report.answer import BLANK, Column, Line, Table
 _WIDEST_TEXT, _NARROWEST = 100, 40
 _LABEL_WIDTH = 12
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
-#: Least width of a word by how its column narrows.
-_LEAST_WIDTH = {"fold": 20, "wrap": 12, "shorten": 12}
+#: Words longer than this may go on in the next line.
+_LONG_WORD = 20
 #: Width of a kernel's name within a sentence.
 KERNEL_WIDTH = 40
 
@@ -65,7 +65,8 @@ class _Fitted:
 
     def __init__(self, column: Column, texts: Sequence[str]) -> None:
         self.column, self.texts, self.width = column, texts, max(map(len, texts))
-        self.least = min(self.width, max(_LEAST_WIDTH.get(column.narrowing, self.width), len(column.heading)))
+        words = (min(_LONG_WORD, len(word)) for text in texts for word in text.split())
+        self.least = self.width if column.is_number else max(words, default=0)
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -127,7 +128,7 @@ def _total(widths: Iterable[int]) -> int:
 
 def _pieces(text: str, width: int, column: Column) -> list[str]:
     """A cell as lines of that width."""
-    if column.narrowing == "shorten" or len(text) <= width:
+    if column.is_shortened or len(text) <= width:
         return [shortened(text, width)]
     wrapper = TextWrapper(width, break_on_hyphens=False)
     # Paths break behind their separators.

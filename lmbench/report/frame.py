@@ -74,7 +74,6 @@ class RunRow(NamedTuple):
     row: str | None
     repeat: int
     seed: tuple[Any, ...] | None
-    is_trial: bool
     is_profiled: bool
     is_shown: bool
 
@@ -118,7 +117,9 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> tuple[
             with suppress(Unreadable, DamagedRecord):
                 sweep = decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep) if home else sweep
             groups[home] = Group(home, sweep)
-        groups[home].rows.append(_row(run, groups[home]))
+        # What a search tried on its way is no cell.
+        if value_at(run.record, "sweep.search") != "trial":
+            groups[home].rows.append(_row(run, groups[home]))
     if not groups:
         raise UsageError(unread[0])
     return sorted(groups.values(), key=lambda group: (not group.name, group.name)), unread
@@ -143,7 +144,6 @@ def _row(run: Run, group: Group) -> RunRow:
         json.dumps(others, sort_keys=True, default=str) if axes else cell,
         place.repeat or 0,
         None if None in seeds else (*seeds, record.data.source),
-        is_trial=place.search == "trial",
         is_profiled=bool(planned(settings, "trainer.profiler")) if is_profiled is None else is_profiled,
         is_shown=pass_of(record, axes).name == TIMING,
     )
@@ -302,13 +302,12 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     Args:
         is_profiled: show the profiled runs instead of those that are timed.
     """
-    rows = [row for row in group.rows if not row.is_trial]
-    gpus = {row.facts["gpu"] for row in rows if "gpu" in row.facts}
+    gpus = {row.facts["gpu"] for row in group.rows if "gpu" in row.facts}
     # A run that died before it could tell was on the only device.
     only = gpus.pop() if len(gpus) == 1 else "device unknown"
     numbers = dict[Any, int]()
     cells, known = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
-    for row in sorted(rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
+    for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
         facts = {"gpu": only, **row.facts}
         place = row.row if group.home else json.dumps(facts, sort_keys=True)
         cell = numbers.setdefault((facts["gpu"], place), len(numbers))
@@ -316,6 +315,13 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
         # Within a sweep another host or commit makes no other row: the axes do.
         known[cell] = {n: fact for n, fact in facts.items() if not group.home or n not in ENVIRONMENT} | known[cell]
     return Frame(cells, known)
+
+
+def frame_of(runs: Iterable[Run], home: Path | None) -> Frame:
+    """Runs and the cells that they make, by their records alone; `home` is their sweep's folder, if they have one."""
+    group = Group(home, _Sweep())
+    group.rows += [_row(run, group) for run in runs]
+    return make_frame(group)
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ from lmbench.report.frame import (
 from lmbench.report.headline import sentences
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import lines
-from lmbench.report.tables import failed_guards, spread_text, view_tables
+from lmbench.report.tables import failed_guards, view_tables
 from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Cells or runs named of those that met the same end, and environments.
@@ -235,14 +235,11 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
             first = next(iter(ok or runs), None)
             rows.append({
                 "sweep": group.name,
-                "view": view.name,
                 **{name: frame.known[cell].get(name) for name in facts},
                 "outcome": first.outcome if first else "ok",
-                "phase": value_at(first.record, "error.phase") if first else None,
                 "reason": first.damage or value_at(first.record, "error.message") if first else None,
                 "runs": len(runs),
                 "ok_runs": len(ok),
-                "spread": spread_text([len(ok)]) or None,
                 "failed_guards": "; ".join(failed_guards(frame, cell)) or None,
                 "warnings": "; ".join(sorted(_warned(ok))) or None,
                 "run_ids": " ".join(run.run_id for run in runs),

@@ -73,7 +73,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
 
 
 def _charts(path: Path | None) -> list[Chart]:
-    # Here: a terminal does without pandas.
+    # Here: a terminal does without what draws.
     from lmbench.report.charts import steps_charts
 
     return steps_charts(path) if path is not None else []

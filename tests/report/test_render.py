@@ -31,7 +31,7 @@ KINDS = Table(
     caption="H200",
     has_total=True,
 )
-OTHER = Table("names", "Names", [Column("name", narrowing="fold"), Column("n")], [["x" * 9, "1"]])
+OTHER = Table("names", "Names", [Column("name"), Column("n")], [["x" * 9, "1"]])
 ANSWER = Answer(
     headline=[Line("run", "small"), Line("WARN", "drifts"), Line("", "measure longer")],
     tables=[KINDS, OTHER],
@@ -152,7 +152,7 @@ def test_a_path_too_long_for_its_column_goes_on_in_the_next_line():
     path = "model.layers.*.self_attention.rotary_embedding.inverse_frequencies"
     console = make_console(stream := io.StringIO())
     console.width = 50
-    table = Table("p", "P", [Column("path", narrowing="fold"), Column("n")], [[path, "1"]])
+    table = Table("p", "P", [Column("path"), Column("n")], [[path, "1"]])
     print_answer(Answer(tables=[table]), console)
     lines = stream.getvalue().splitlines()[4:]
     assert re.sub(r"\s+1?\s*", "", "".join(lines)) == path

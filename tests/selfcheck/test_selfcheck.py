@@ -12,7 +12,7 @@ from lmbench.selfcheck import checks
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("check", [checks.training, checks.losses, checks.flops, checks.late_rank])
+@pytest.mark.parametrize("check", [checks.training, checks.losses, checks.late_rank])
 def test_what_was_planted_comes_back_on_a_cpu(check):
     results = list(check(CPU))
     assert results
