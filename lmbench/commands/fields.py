@@ -28,8 +28,7 @@ def fields(*names: str) -> Answer:
         names: a field, its last word, or a part of the record
     """
     known = [field for kind in RECORDS for field in fields_of(kind).values()]
-    # Of fields that differ only in their phase, the first.
-    rows: dict[tuple[str, str], list[Value]] = {}
+    chosen = []
     for name in names or [""]:
         part = re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")
         exact = [field for field in known if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
@@ -37,13 +36,14 @@ def fields(*names: str) -> Answer:
         if not matches:
             words = {word for field in known for word in (field.name, field.name.rpartition(".")[2])}
             raise UsageError(f"no field is called {name!r}{suggest(name, words)}; `lmbench fields` lists them all")
-        for field in matches:
-            row: list[Value] = [_slug(field.group), field.pattern, field.unit, field.about.better, field.about.meaning]
-            rows.setdefault((field.group, field.pattern), row)
-    table = Table("fields", "Fields", _COLUMNS, list(rows.values()))
+        chosen += matches
+    # Fields that differ only in their phase are one.
+    abouts = {(field.group, field.pattern): field.about for field in chosen}
+    rows = [[_slug(group), name, about.unit, about.better, about.meaning] for (group, name), about in abouts.items()]
+    table = Table("fields", "Fields", _COLUMNS, rows)
     if names:
         return Answer(tables=[table])
-    groups = Counter(group for group, _ in rows).items()
+    groups = Counter(group for group, _ in abouts).items()
     about: list[list[Value]] = [[_slug(group), count, group.partition(": ")[2]] for group, count in groups]
     titles = (Column("group"), Column("fields", COUNT), Column("meaning"))
     return Answer(tables=[table, Table("groups", "Fields of a run and of its steps", titles, about)], first=["groups"])

@@ -23,7 +23,7 @@ from lmbench.records.named import (
     sweep_of,
 )
 from lmbench.records.passes import pass_of
-from lmbench.records.schema import leaves, recorded, value_at
+from lmbench.records.schema import leaves, recorded
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
 from lmbench.report.frame import Frame, frame_of
@@ -122,7 +122,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
 def _values(run: Run, names: Iterable[str]) -> dict[str, str]:
     """What the run has under these names of facts, options or fields of its record."""
     options = leaves(run.record.config or {}) if names else ()
-    facts = read_facts(run.record, (value_at(run.record, "sweep.axes") or {}, {}, run.record.config)) if names else {}
+    facts = read_facts(run.record) if names else {}
     told = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome} if names else {}
     return {name: str(plain(told.get(name))) for name in names}
 

@@ -242,7 +242,7 @@ def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]
     try:
         write_whole(folder.path / CELLS_FILE, render(report_on([folder.path], make_catalogue()), "csv"))
         if modes == {"offline"}:
-            write_new(find_runs([folder.runs]), progress.line.show)
+            write_new(find_runs([folder.runs]))
             print(shown(f"W&B: offline, beside the results; upload: {later}"))
     except (WandbProblem, OSError) as problem:
         progress.keep(f"W&B did not get all of this sweep: {problem}; later: {later}")

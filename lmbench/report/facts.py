@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -143,8 +143,9 @@ SEEDS = ("seed_everything", "data.seed")
 NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.options))
 
 
-def read_facts(run: RunRecord, plan: Plan) -> dict[str, Value]:
-    """Every fact of FACT that the record or its plan tells."""
+def read_facts(run: RunRecord, plan: Plan | None = None) -> dict[str, Value]:
+    """Every fact of FACT that the record or its plan tells, which is by default what the record has of it."""
+    plan = plan or (value_at(run, "sweep.axes") or {}, {}, run.config)
     facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
     return {name: value for name, value in facts.items() if value is not None}
 
@@ -156,19 +157,19 @@ def fact_of(option: str) -> str:
 
 def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
     """The sweep's axes that no fact of FACT stands for, by their own names."""
-    return _others(axes.items(), NO_ROWS)
+    return _others(axes, NO_ROWS)
 
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
     """The configuration's settings that no fact of FACT stands for: what else tells two unrelated runs apart."""
-    return _others(((path, masked(value, path)) for path, value in leaves(config)), (*NO_ROWS, *_TABLES["left_out"]))
+    return _others(dict(leaves(config)), (*NO_ROWS, *_TABLES["left_out"]))
 
 
-def _others(settings: Iterable[tuple[str, Any]], left_out: tuple[str, ...]) -> dict[str, Value]:
+def _others(settings: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str, Value]:
     known = (*_SETTINGS, *left_out)
     return {
-        shown(name): plain(value)
-        for name, value in settings
+        shown(name): plain(masked(value, name))
+        for name, value in settings.items()
         if not any(name == option or name.startswith(f"{option}.") for option in known)
     }
 

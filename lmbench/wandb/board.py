@@ -97,11 +97,7 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
 
     def panel_of(chart: ChartSpec) -> Panel | None:
         """A chart as a panel; None where W&B has nothing of what it shows."""
-        if chart.kind in ("steps", "curves"):
-            series = logged.step_names().get("step_s" if chart.kind == "steps" else chart.y)
-            return None if series is None else Panel("series", chart.title, (f"series:{series}",))
-        shown = {"stack": chart.of, "bars": [chart.y], "rows": [chart.y], "lines": [chart.y]}.get(chart.kind, ())
-        keys = tuple(key for name in shown for key in key_of(name))
+        keys = tuple(key for name in chart.of or [chart.y] for key in key_of(name))
         if keys and chart.kind == "lines" and chart.x in _NUMBERS:
             return Panel("scatter", chart.title, keys, f"config:{chart.x}", chart.is_log)
         return Panel("bars", chart.title, keys) if keys else None

@@ -12,8 +12,9 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from lmbench.masking import masked, masked_words, shown
 from lmbench.records.codec import as_dict
-from lmbench.records.load import Run, load_run
+from lmbench.records.load import load_run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, WandbFiling
 from lmbench.records.schema import recorded, value_at
@@ -38,9 +39,7 @@ _NAME_WIDTH = 120
 
 def _facts_of(record: RunRecord) -> dict[str, Value]:
     """What tells this run from others: the facts of a report, and axes of its sweep that no fact stands for."""
-    axes = _axes(record)
-    others = {name: masked(value, name) for name, value in other_axes(axes).items()}
-    return read_facts(record, (axes, {}, record.config or {})) | others
+    return read_facts(record) | other_axes(_axes(record))
 
 
 def _axes(record: RunRecord) -> Mapping[str, Any]:
@@ -101,27 +100,6 @@ def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if value is not None}
 
 
-def series_of(run: Run) -> Iterator[dict[str, Any]]:
-    """A row for each step, at the time when it ended: near the record's times, which are to a second."""
-    record = run.record
-    began, ready_s = began_at(record), record.milestones.ready_s
-    ended_s = 0.0
-    for step in run.steps:
-        row: dict[str, Any] = {logged.STEP: step.step, **logged.of_step(step, record)}
-        if record.clock == "host":
-            # On a CPU the host's spans are the device's.
-            row = {name: value for name, value in row.items() if not name.startswith("host/")}
-        ended_s += (step.step_s or 0.0) + (step.excluded_s or 0.0)
-        yield row if began is None or ready_s is None else {**row, "_timestamp": began + ready_s + ended_s}
-
-
-def began_at(record: RunRecord) -> float | None:
-    """When the run's process began, in seconds of Unix time, to a second; None where the record does not tell."""
-    if record.ended_at is None or record.milestones.closed_s is None:
-        return None
-    return datetime.fromisoformat(record.ended_at).timestamp() - record.milestones.closed_s
-
-
 def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
     """Rows of the phases with their statistics, of several ranks, of the guards, and of the whole record in SI units;
     of a run that did not come so far those that there are."""
@@ -144,34 +122,31 @@ def main(results: list[str]) -> int:
     os.environ.pop("WANDB_API_KEY", None)
     # A full disk would otherwise be told of again with every line that wandb logs.
     logging.raiseExceptions = False
-    try:
-        import wandb
-
-        # As an upload will have it: the settings of a working directory are read too, and this one is empty.
-        print(f"{SERVER}{wandb.setup(wandb.Settings(silent=True)).settings.base_url}", flush=True)
-    except Exception as error:
-        return _complain(error)
+    works: list[Callable[[], None]] = [_tell_server, *(partial(write_run, Path(result)) for result in results)]
     code = 0
-    for result in results:
+    for work in works:
         try:
-            write_run(Path(result))
+            work()
         except Exception as error:
-            code = _complain(error)
+            is_missing = isinstance(error, ModuleNotFoundError) and error.name == "wandb"
+            problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
+            print(f"\n{'wandb is not installed' if is_missing else problem}", flush=True)
+            code = 1
     return code
 
 
-def _complain(error: Exception) -> int:
-    is_missing = isinstance(error, ModuleNotFoundError) and error.name == "wandb"
-    problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
-    print(f"\n{'wandb is not installed' if is_missing else problem}", flush=True)
-    return 1
+def _tell_server() -> None:
+    """Print where an upload goes: the settings of a working directory are read too, and this one is empty."""
+    import wandb
+
+    print(f"{SERVER}{wandb.setup(wandb.Settings(silent=True)).settings.base_url}", flush=True)
 
 
 def write_run(result: Path) -> None:
     """Write a result's offline run, in the place of one that is there.
 
-    W&B's own "created" is when it is uploaded: its interface takes no other time (UpsertBucket has no such input). Each
-    step has the time at which it ended, the runtime is the run's, and `started_at` is in the configuration.
+    W&B's own "created" is when it is uploaded: its interface takes no other time (UpsertBucket has no such input). The
+    runtime is the run's, and `started_at` is in the configuration.
 
     Raises OSError, or whatever wandb raises.
     """
@@ -212,14 +187,13 @@ def write_run(result: Path) -> None:
     )
     run.define_metric(STEP, summary="none")
     run.define_metric("*", step_metric=STEP, summary="none")
-    for row in series_of(loaded):
-        run.log(row)
+    for step in loaded.steps:
+        run.log({STEP: step.step, **logged.of_step(step, record)})
     run.summary.update(summary_of(record, loaded.outcome))
-    began, lasted_s = began_at(record), record.milestones.closed_s
-    if began is not None and lasted_s is not None:
+    if record.ended_at is not None and (lasted_s := record.milestones.closed_s) is not None:
         # W&B shows the first, and an older server the second.
-        times = {"_wandb": {"runtime": round(lasted_s)}, "_runtime": lasted_s, "_timestamp": began + lasted_s}
-        run.summary.update(times)
+        times = {"_wandb": {"runtime": round(lasted_s)}, "_runtime": lasted_s}
+        run.summary.update(times | {"_timestamp": datetime.fromisoformat(record.ended_at).timestamp()})
     for name, rows in tables_of(record).items():
         run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
     if filed.artifact:

@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
@@ -206,8 +206,8 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
         return Published(f"{problem}: {why}; later: {command}", is_problem=True)
 
 
-def write_new(results: Iterable[Path], say: Callable[[str], None]) -> None:
-    """Write a sweep's runs that W&B is to have and that were not written yet; `say` hears how many those are.
+def write_new(results: Iterable[Path]) -> None:
+    """Write a sweep's runs that W&B is to have and that were not written yet.
 
     Raises:
         WandbProblem: not all could be written.
@@ -215,7 +215,6 @@ def write_new(results: Iterable[Path], say: Callable[[str], None]) -> None:
     filings = {result: load_run(result, with_steps=False).record.wandb for result in results}
     asked = (result for result, filing in filings.items() if filing and filing.mode != "disabled")
     if new := [result for result in asked if not _files(result, "*.wandb")]:
-        say(f"runs to be written for W&B: {len(new)}")
         write(new, DEFAULT_TIMEOUT_S)
 
 
