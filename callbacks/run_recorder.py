@@ -34,7 +34,7 @@ from lmbench.instruments.ending import (
     judge,
 )
 from lmbench.instruments.environment import capture_environment
-from lmbench.instruments.subject import describe_data, describe_flops, describe_model
+from lmbench.instruments.subject import describe_data, describe_flops, describe_model, note_peak
 from lmbench.instruments.training import loss_facts
 from lmbench.instruments.window import refuse_unlike
 from lmbench.interruption import held, interrupt, received
@@ -107,8 +107,9 @@ class RunRecorder(Observer):
         run.model = describe_model(self.module, self.trainer.optimizers)
         if self.trainer.ckpt_path:
             run.model.is_fresh = False
-        gpu = run.environment.gpu.name
-        run.flops = describe_flops(self.module, run.mode, str(run.precision), run.matmul_precision, gpu)
+        run.model.fp8 = getattr(self.trainer.precision_plugin, "layers", None)
+        run.flops = describe_flops(self.module, run.mode)
+        note_peak(run)
         run.data = describe_data(self.trainer)
         self._write()
 

@@ -7,7 +7,7 @@ from typing import Any
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state
 from lmbench.instruments.environment import host_state, read_host
-from lmbench.instruments.subject import count_flops, token_counter
+from lmbench.instruments.subject import count_flops, note_peak, token_counter
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
@@ -50,6 +50,7 @@ class ThroughputMeter(Observer):
         if exception is None and self._sample is not None and stage is not None:
             run = self.session.run
             count_flops(run.flops, self.module, run.mode or "train_step", stage.value, *self._sample)
+            note_peak(run)
 
     def before_window(self) -> None:
         self._tokens = 0

@@ -24,7 +24,7 @@ class Precision(Struct, frozen=True):
 
     compute and weights are PyTorch's names of dtypes: that of matrix products (under a mixed precision the lower one),
     and that of parameters and optimizer state. peak is the datasheet's column for the products, None without one:
-    float64 and fp8 are not in lmbench's table. With a loss scaler the gradients of a step may be dropped.
+    float64 is not in lmbench's table. With a loss scaler the gradients of a step may be dropped.
     """
 
     name: str
@@ -74,7 +74,7 @@ def matmul_label(matmul_precision: str | None) -> str | None:
 
 
 def peak_column(precision: str, matmul_precision: str = "highest") -> str | None:
-    """The datasheet's column for a run's matrix products: `fp32`, `tf32`, `bf16` or `fp16`; None without one.
+    """The datasheet's column for a run's matrix products: `fp32`, `tf32`, `bf16`, `fp16` or `fp8`; None without one.
 
     On CUDA any float32 matmul precision but `highest` means TF32 (in cuBLAS `medium` acts like `high`).
     """
@@ -98,7 +98,7 @@ class Gpu(Struct, frozen=True):
     which PyTorch's matmuls use (GeForce cards run at half rate there). `tf32` is None where the product has no such
     unit. `fp32` is the rate without matrix units. `memory` is in GB/s; `size` in a datasheet's GB, which are 2^30 bytes
     (an H200's "141 GB" are 143 771 MiB to NVML), and of which CUDA offers up to 2 % less. `workspace` is in MiB (see
-    matmul_workspace_bytes).
+    matmul_workspace_bytes). `fp8` is None where the product has no such unit.
 
     The name is the one that NVML and torch.cuda.get_device_name report, without a leading "NVIDIA ".
     """
@@ -111,12 +111,14 @@ class Gpu(Struct, frozen=True):
     workspace: float
     source: str
     tf32: float | None = None
+    fp8: float | None = None
 
     def flops_per_s(self, dtype: str) -> float | None:
-        """The rate of matrix products in `bf16`, `fp16`, `tf32` or `fp32`; None where the GPU has no unit for them."""
+        """The rate of products in `fp8`, `bf16`, `fp16`, `tf32` or `fp32`; None where the GPU has no unit for them."""
         if dtype == "bf16" and self.tf32 is None:
             return None
-        teraflops = {"bf16": self.half, "fp16": self.half, "tf32": self.tf32, "fp32": self.fp32}[dtype]
+        rates = {"fp8": self.fp8, "bf16": self.half, "fp16": self.half, "tf32": self.tf32, "fp32": self.fp32}
+        teraflops = rates[dtype]
         return None if teraflops is None else teraflops * 1e12
 
 
@@ -167,13 +169,19 @@ def matmul_workspace_bytes(gpu_name: str) -> int:
     return int((32 if gpu is None else gpu.workspace) * 2**20)
 
 
-def peak_flops(gpu_name: str, precision: str, matmul_precision: str = "highest") -> Peak | None:
+def peak_flops(
+    gpu_name: str, precision: str, matmul_precision: str = "highest", fp8_fraction: float = 0.0
+) -> Peak | None:
     """Dense peak for a run's matmuls, or None where GPU, precision or such a unit is unknown: never a guess.
+
+    In fp8 it is the rate at which all FLOPs would be done if each product ran at its own peak, since attention and the
+    layers that are left out multiply in bf16. So 100 % is attainable, and the most.
 
     Args:
         gpu_name: as NVML or torch report it.
         precision: Lightning's precision string, e.g. ``32-true`` or ``bf16-mixed``.
         matmul_precision: PyTorch's float32 matmul precision. GPUs without TF32 compute in float32 whatever it is.
+        fp8_fraction: of an fp8 precision the share of FLOPs that are multiplied in fp8.
     """
     gpu, dtype = find_gpu(gpu_name), peak_column(precision, matmul_precision)
     if gpu is None or dtype is None:
@@ -181,4 +189,7 @@ def peak_flops(gpu_name: str, precision: str, matmul_precision: str = "highest")
     if dtype == "tf32" and gpu.tf32 is None:
         dtype = "fp32"
     rate = gpu.flops_per_s(dtype)
+    if dtype == "fp8" and rate is not None:
+        rate = 1 / (fp8_fraction / rate + (1 - fp8_fraction) / (gpu.half * 1e12))
+        dtype = f"fp8 for {fp8_fraction:.1%} of the FLOPs, bf16 for the rest"
     return None if rate is None else Peak(rate, dtype, gpu.source)

@@ -51,11 +51,20 @@ def test_names_are_told_apart_and_match_with_and_without_the_maker():
     assert find_gpu("A100-SXM4-40GB") == find_gpu("NVIDIA A100-SXM4-40GB")
     assert len({gpu.name.casefold() for gpu in GPUS}) == len(GPUS)
     # Figures are dense: one sparse figure would break the ratio of 2.
-    assert [gpu.name for gpu in GPUS if gpu.tf32 and gpu.half / gpu.tf32 != pytest.approx(2, rel=0.02)] == []
+    pairs = [(gpu.half, gpu.tf32) for gpu in GPUS if gpu.tf32] + [(gpu.fp8, gpu.half) for gpu in GPUS if gpu.fp8]
+    assert [pair for pair in pairs if pair[0] / pair[1] != pytest.approx(2, rel=0.02)] == []
+
+
+@pytest.mark.parametrize(("fraction", "teraflops"), [(0.0, 989.4), (0.5, 1319.2), (1.0, 1978.9)])
+def test_in_fp8_the_peak_is_that_of_each_product_in_its_own_precision(fraction, teraflops):
+    peak = peak_flops("NVIDIA H200", "fp8-tensorwise", fp8_fraction=fraction)
+    assert peak.flops_per_s / 1e12 == pytest.approx(teraflops, rel=1e-4)
+    assert f"fp8 for {fraction:.1%}" in peak.dtype
 
 
 def test_a_unit_that_a_gpu_lacks_and_a_precision_without_rates_are_not_guessed():
     assert peak_flops("Tesla V100-SXM2-16GB", "bf16-mixed") is None
     assert peak_flops("Tesla V100-SXM2-16GB", "32-true", "high").dtype == "fp32"
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp8-rowwise") is None
     for precision in ("64-true", "transformer-engine", "int8-training", "nonsense"):
         assert peak_flops("NVIDIA H200", precision) is None

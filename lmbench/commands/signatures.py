@@ -41,7 +41,9 @@ def arguments(module: str, name: str) -> tuple[str, ...]:
 
 def group_options(group: str) -> list[str]:
     """All options of a group by their full names: `trainer.precision`."""
-    return [f"{group}.{name}" for source in GROUPS[group] for name in arguments(*source.split(":"))]
+    names = [name for source in GROUPS[group] for name in arguments(*source.split(":"))]
+    # A class may take an argument of its base class's in another way.
+    return [f"{group}.{name}" for name in dict.fromkeys(names)]
 
 
 def check_options(words: Sequence[str], places: Mapping[str, str] | None = None) -> None:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from lmbench.callbacks.observer import LeanCallback
 from lmbench.errors import UsageError
-from lmbench.fit.trainer import RepairedMixedPrecision
+from lmbench.fit.mixed_precision import Fp8Precision, RepairedMixedPrecision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.blocks import Category
@@ -191,7 +191,7 @@ def precision_plugin(name: str) -> Precision:
     """Lightning's plugin of a precision for a GPU, without the loss scaler, which has no memory worth naming.
 
     Raises:
-        UsageError: Transformer Engine's, which replace layers.
+        UsageError: Transformer Engine's, which replace layers; fp8 without torchao.
     """
     precision = find_precision(name)
     if precision is None or not precision.runs_on_cpu:
@@ -199,6 +199,8 @@ def precision_plugin(name: str) -> Precision:
         raise UsageError(f"precision {name} cannot be predicted; allowed: {allowed}")
     if precision.compute == precision.weights == "float32":
         return Precision()
+    if precision.peak == "fp8":
+        return Fp8Precision(name, "cpu")
     plugin = RepairedMixedPrecision("bf16-mixed", "cpu") if precision.is_mixed else _FakeHalfPrecision()
     if isinstance(plugin, _FakeHalfPrecision):
         plugin._desired_input_dtype = precision.weight_dtype()

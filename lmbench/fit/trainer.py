@@ -6,19 +6,19 @@ import logging
 import sys
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-import torch
+from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
+from lmbench.fit.mixed_precision import REPAIRS, Fp8Tokens, RepairedMixedPrecision, fp8_precision
 from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import PRECISIONS, find_precision
@@ -41,29 +41,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 LIGHTNING_PROFILERS = ("simple", "advanced", "pytorch", "xla")
 
-#: What `RepairedMixedPrecision` repairs, for the record.
-REPAIRS = (
-    "autocast keeps its cache of cast weights (Lightning 2.6 turns it off: issue #21611)",
-    "clipping works with a fused optimizer where there is no loss scaler (Lightning 2.6 refuses: issue #21435)",
-)
 FLOAT16_ON_A_CPU = "16-mixed on a CPU is float16 with a loss scaler (Lightning 2.6 would take bfloat16)"
-
-
-class RepairedMixedPrecision(MixedPrecision):
-    """`MixedPrecision` with autocast's weight cache on, and clipping allowed for fused optimizers without a scaler."""
-
-    def autocast_context_manager(self) -> torch.autocast:
-        return torch.autocast(self.device, dtype=PRECISIONS[self.precision].compute_dtype())
-
-    def clip_gradients(
-        self,
-        optimizer: Any,
-        clip_val: int | float = 0.0,
-        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
-    ) -> None:
-        # Without a scaler a fused optimizer unscales nothing, and Lightning's refusal has no reason.
-        owner = Precision if self.scaler is None else MixedPrecision
-        owner.clip_gradients(self, optimizer, clip_val, gradient_clip_algorithm)
 
 
 def as_list(callbacks: Any) -> list[Any]:
@@ -77,13 +55,24 @@ class BenchTrainer(Trainer):
     """A Trainer whose defaults disturb nothing; takes every flag that Lightning's takes.
 
     Args:
+        precision: Lightning's, or fp8-tensorwise or fp8-rowwise: bf16-mixed with linear layers in fp8, by torchao.
         compile: compile the module in place: true, or options.
     """
 
-    def __init__(self, *args: Any, compile: bool | CompileOptions = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        precision: _PRECISION_INPUT | Literal["fp8-tensorwise", "fp8-rowwise"] | None = None,
+        compile: bool | CompileOptions = False,
+        **kwargs: Any,
+    ) -> None:
         options = CompileOptions() if compile is True else compile or None
-        kwargs["callbacks"] = [Compiler(options), *as_list(kwargs.get("callbacks"))]
-        precision = str(kwargs.get("precision") or "32-true")
+        name = str(precision or "32-true")
+        meaning = find_precision(name)
+        is_fp8 = meaning is not None and meaning.peak == "fp8"
+        kwargs["precision"] = "bf16-mixed" if is_fp8 else precision
+        own = [Compiler(options), *([Fp8Tokens()] if is_fp8 else [])]
+        kwargs["callbacks"] = [*own, *as_list(kwargs.get("callbacks"))]
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
         devices = str(kwargs.get("devices", 1))
         if devices.isdecimal():
@@ -112,10 +101,9 @@ class BenchTrainer(Trainer):
             )
         if isinstance(self.strategy.launcher, _MultiProcessingLauncher):
             raise UsageError("trainer.strategy spawns or forks processes of Python objects; give ddp in place of it")
-        meaning = find_precision(precision)
         if self.strategy.root_device.type == "cpu" and meaning is not None and not meaning.runs_on_cpu:
-            allowed = ", ".join(name for name, known in PRECISIONS.items() if known.runs_on_cpu)
-            raise UsageError(f"precision {precision} on a CPU; allowed there: {allowed}")
+            allowed = ", ".join(known for known, other in PRECISIONS.items() if other.runs_on_cpu)
+            raise UsageError(f"precision {name} on a CPU; allowed there: {allowed}")
         built_profiler: Profiler = self.profiler  # type: ignore[attr-defined]
         if built_profiler.filename is None:
             # Its report would go to a logger that lmbench keeps quiet; standard output may be a record's.
@@ -123,8 +111,11 @@ class BenchTrainer(Trainer):
         _leave_in_place(self.strategy)
         self.repairs: list[str] = []
         plugin = self.strategy.precision_plugin
-        if type(plugin) is MixedPrecision:
-            asked = "16-mixed" if precision in ("16-mixed", "16") else plugin.precision
+        if is_fp8:
+            self.strategy.precision_plugin = fp8_precision(name, self.strategy)
+            self.repairs = [*REPAIRS]
+        elif type(plugin) is MixedPrecision:
+            asked = "16-mixed" if name in ("16-mixed", "16") else plugin.precision
             # Without a scaler the plugin makes its own.
             self.strategy.precision_plugin = RepairedMixedPrecision(asked, plugin.device, plugin.scaler)  # type: ignore[arg-type]
             self.repairs = [*REPAIRS, *([FLOAT16_ON_A_CPU] if asked != plugin.precision else [])]

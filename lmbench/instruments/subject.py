@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lmbench.errors import UsageError
 from lmbench.precision import peak_flops
-from lmbench.records.run import Data, Flops, Model
+from lmbench.records.run import Data, Flops, Model, RunRecord
 from lmbench.sizes import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
 
 Facts = TypeVar("Facts", Model, Data)
@@ -70,19 +70,13 @@ def _described(facts: Facts, subject: object) -> Facts:
     return facts
 
 
-def describe_flops(
-    module: LightningModule, mode: str, precision: str, matmul_precision: str, gpu_name: str | None
-) -> Flops:
-    """Model FLOPs per token for the mode, from the module's `flops_per_token()`, and the device's peak.
-
-    Every figure is null where nobody knows it.
+def describe_flops(module: LightningModule, mode: str) -> Flops:
+    """Model FLOPs per token for the mode, from the module's `flops_per_token()`; null where nobody knows them.
 
     Raises:
         UsageError: `flops_per_token()` returned neither a FlopCount nor a whole number.
     """
     flops, name = Flops(multiplier=mode_multiplier(mode)), f"{type(module).__name__}.flops_per_token()"
-    if gpu_name and (peak := peak_flops(gpu_name, precision, matmul_precision)):
-        flops.peak_flops_per_s, flops.peak_source = peak.flops_per_s, peak.source
     method = getattr(module, "flops_per_token", None)
     if not callable(method):
         flops.reason = f"{type(module).__name__} has no flops_per_token()"
@@ -100,6 +94,19 @@ def _note_count(flops: Flops, count: FlopCount) -> None:
     flops.causal_per_token_flops = None if causal is None else causal * multiplier
     flops.recomputed_per_token_flops = again if again is None or multiplier > 1 else 0
     flops.source, flops.reason = count.source, None
+
+
+def note_peak(run: RunRecord) -> None:
+    """Note the device's peak for the run's FLOPs, and how many of them are in fp8; null where nobody knows it."""
+    flops, fp8 = run.flops, run.model.fp8
+    if fp8 is not None and flops.per_token_flops:
+        of_layers = 2 * (fp8.parameter_count or 0) * (flops.multiplier or 1)
+        # Whoever counts fewer FLOPs than that does not send every token through every layer.
+        flops.fp8_per_token_flops = min(of_layers, flops.per_token_flops)
+    share = (flops.fp8_per_token_flops or 0) / (flops.per_token_flops or 1)
+    gpu_name = run.environment.gpu.name if run.environment is not None else None
+    if gpu_name and (peak := peak_flops(gpu_name, str(run.precision), str(run.matmul_precision), share)):
+        flops.peak_flops_per_s, flops.peak_source = peak.flops_per_s, peak.source
 
 
 def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> None:

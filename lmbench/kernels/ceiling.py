@@ -124,7 +124,8 @@ def roofline(findings: Findings) -> Answer:
     if findings.why_no_kernels or run is None:
         return Answer()
     gpu, matmul = (run.environment.gpu.name if run.environment else None), str(run.matmul_precision)
-    peak = peak_flops(gpu or "", str(run.precision), matmul)
+    fp8 = (run.flops.fp8_per_token_flops or 0) / (run.flops.per_token_flops or 1)
+    peak = peak_flops(gpu or "", str(run.precision), matmul, fp8)
     dtype = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
     if peak:
         dtype = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
@@ -135,7 +136,7 @@ def roofline(findings: Findings) -> Answer:
     rows, reasons = _attained(findings, run)
     kinds = ["copy" if unit == "TB" else peak.dtype if peak else "" for unit in rows.unit]
     limits: dict[str, dict[str, float | None]] = {
-        "datasheet": {kind: datasheet_rate(gpu, kind) for kind in kinds},
+        "datasheet": {"copy": datasheet_rate(gpu, "copy"), **({peak.dtype: peak.flops_per_s} if peak else {})},
         "burst": {rate.name: rate.burst_per_s for rate in rates},
         "sustained": {rate.name: rate.sustained_per_s for rate in rates},
     }

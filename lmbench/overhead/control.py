@@ -156,6 +156,8 @@ def train_bare(
     clip = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
     with device:
         module.configure_model()
+    # Layers in fp8 are other layers.
+    trainer.precision_plugin.convert_module(module)
     module.to(device=device, dtype=precision.weight_dtype())
     step = _over_ranks(module, trainer)
     optimizer = module.configure_optimizers()

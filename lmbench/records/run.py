@@ -274,6 +274,24 @@ class AttentionCheck(Struct):
     refused: list[str] = []
 
 
+class Fp8Layers(Struct):
+    """Model: its linear layers, where torchao converted them to fp8.
+
+    Attributes:
+        converted: layers in fp8. Names of the converted layers, alike ones counted together.
+        left_out: layers not in fp8. Names of the other linear layers, each with the reason.
+        converted_count: number in fp8. Number of converted layers.
+        parameter_count: parameters in fp8. Weights of the converted layers, each a multiply-add per token and product.
+        torchao: torchao. Version of torchao.
+    """
+
+    converted: list[str] = []
+    left_out: list[str] = []
+    converted_count: Count = None
+    parameter_count: Count = None
+    torchao: Text = None
+
+
 class Model(Struct):
     """Model: what was measured.
 
@@ -312,6 +330,7 @@ class Model(Struct):
     attention_backend: Text = None
     attention_check: AttentionCheck | None = None
     checkpoint: Text = None
+    fp8: Fp8Layers | None = None
     optimizer: Text = None
     is_fresh: Flag = None
     described: dict[str, Any] = {}
@@ -327,7 +346,8 @@ class Flops(Struct):
         multiplier: multiplier. 1 for a forward pass, 3 with backward; already in both figures.
         source: FLOP source. Where the count comes from.
         reason: no FLOPs because. Why there is no count, where there is none.
-        peak_flops_per_s: peak. Datasheet peak for the precision, null for an unknown device.
+        fp8_per_token_flops: fp8 FLOP/token. Those of `per_token_flops` that are products of layers in fp8.
+        peak_flops_per_s: peak. Datasheet peak for the precision, null for an unknown device. In fp8 the rate at which all FLOPs would be done, the products of the converted layers at the fp8 peak and all others at that of bf16.
         peak_source: peak source. Datasheet that `peak_flops_per_s` comes from.
     """
 
@@ -337,6 +357,7 @@ class Flops(Struct):
     multiplier: Annotated[int | None, "1"] = None
     source: Text = None
     reason: Text = None
+    fp8_per_token_flops: FlopCount = None
     peak_flops_per_s: FlopsPerSecond = None
     peak_source: Text = None
 

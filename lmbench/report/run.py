@@ -18,13 +18,13 @@ from msgspec import Struct
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import PhaseSummary, not_passed
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Fp8Layers, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report import shipped, units
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
-from lmbench.report.units import GIB, MS, PERCENT, mean_and_std, milliseconds, percent
+from lmbench.report.units import GIB, MS, PERCENT, mean_and_std, milliseconds, percent, plain
 
 #: From this share of the step on it is the host that sets its time.
 _HOST_SETS_FRACTION = 0.5
@@ -91,6 +91,7 @@ def banner(run: RunRecord) -> list[Line]:
     host = run.environment.host.cpu_model if run.environment else None
     processor_name = value_at(run, "environment.gpu.name") or host or "CPU"
     shape = f"{data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
+    fp8 = model.fp8 or Fp8Layers()
     compiled = f"compiled ({run.compile.mode}{', regional' if run.compile.regional else ''})"
     return lines(
         "banner", run,
@@ -99,6 +100,9 @@ def banner(run: RunRecord) -> list[Line]:
         shape=shape if data.batch_size else "as the data gives it",
         micro_batches=window.micro_batches if (window.micro_batches or 1) > 1 else None,
         compiled=compiled if run.compile.is_enabled else "eager",
+        fp8=_listed(*fp8.converted),
+        not_fp8=_listed(*fp8.left_out),
+        fp8_peak=plain(run.flops.peak_flops_per_s * 1e-12) if run.flops.peak_flops_per_s else None,
         device=f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,
         steps=window.requested_steps or window.steps or "all",
         at_least=" at least" if look.has_timing else None,

@@ -1,0 +1,172 @@
+"""Lightning's mixed precision as a measurement needs it, and fp8 by torchao on top of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from torch import nn
+
+from lmbench.callbacks.observer import LeanCallback
+from lmbench.errors import UsageError
+from lmbench.instruments.subject import token_counter
+from lmbench.precision import PRECISIONS
+from lmbench.records.run import Fp8Layers
+
+#: What `RepairedMixedPrecision` repairs, for the record.
+REPAIRS = (
+    "autocast keeps its cache of cast weights (Lightning 2.6 turns it off: issue #21611)",
+    "clipping works with a fused optimizer where there is no loss scaler (Lightning 2.6 refuses: issue #21435)",
+)
+#: `torch._scaled_mm` takes sizes that this divides: both sides of a weight, and the tokens that its gradient sums over.
+FP8_MULTIPLE = 16
+#: The first compute capability with fp8 matrix units: Ada's.
+_FP8_CAPABILITY = (8, 9)
+
+
+class RepairedMixedPrecision(MixedPrecision):
+    """`MixedPrecision` with autocast's weight cache on, and clipping allowed for fused optimizers without a scaler."""
+
+    def autocast_context_manager(self) -> torch.autocast:
+        return torch.autocast(self.device, dtype=PRECISIONS[self.precision].compute_dtype())
+
+    def clip_gradients(
+        self,
+        optimizer: Any,
+        clip_val: int | float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        # Without a scaler a fused optimizer unscales nothing, and Lightning's refusal has no reason.
+        owner = Precision if self.scaler is None else MixedPrecision
+        owner.clip_gradients(self, optimizer, clip_val, gradient_clip_algorithm)
+
+
+class Fp8Precision(RepairedMixedPrecision):
+    """bf16-mixed whose linear layers are torchao's `Float8Linear` from `convert_module` to `teardown`.
+
+    Left as they are: the last layer, a language model's head, whose errors are the loss's own (torchao's example and
+    torchtitan leave it out); sides that 16 does not divide; layers that do more than `nn.Linear`, which torchao would
+    drop. The first layer is converted: a language model's is inside a block, since an embedding multiplies nothing.
+
+    Args:
+        name: `fp8-tensorwise` or `fp8-rowwise`.
+        device: type of the device.
+
+    Attributes:
+        layers: what was converted, None before that.
+
+    Raises:
+        UsageError: torchao is not installed, or (in `convert_module`) no layer can be converted.
+    """
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__("bf16-mixed", device)
+        self.precision = cast(Any, name)
+        self.layers: Fp8Layers | None = None
+        self._originals: dict[str, nn.Linear] = {}
+        try:
+            self._torchao = version("torchao")
+        except PackageNotFoundError:
+            raise UsageError(f"precision {name} needs torchao: pip install 'lightning-lmbench[fp8]'") from None
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        level = logging.root.manager.disable
+        # It tells of libraries that it has no GPU for, and of PyTorch's newer interfaces.
+        logging.disable(logging.WARNING)
+        try:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        finally:
+            logging.disable(level)
+        linears = {
+            name: child for name, child in module.named_modules(remove_duplicate=False) if isinstance(child, nn.Linear)
+        }
+        reasons = {name: _why_left_out(linear) for name, linear in linears.items()}
+        if linears:
+            reasons[list(linears)[-1]] = "the last"
+        self._module, self._originals = module, {name: linears[name] for name in linears if not reasons[name]}
+        left_out = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
+        if not self._originals:
+            told = f": {', '.join(_alike(left_out))}" if left_out else ", which has none"
+            raise UsageError(f"precision {self.precision} converts no linear layer of {type(module).__name__}{told}")
+        config = Float8LinearConfig.from_recipe_name(self.precision.removeprefix("fp8-"))
+        convert_to_float8_training(module, config=config, module_filter_fn=lambda _, name: name in self._originals)
+        if self.device != "cuda":
+            for name in self._originals:
+                module.get_submodule(name).register_forward_pre_hook(_cast_like_cuda)
+        self.layers = Fp8Layers(
+            converted=_alike(self._originals),
+            left_out=_alike(left_out),
+            converted_count=len(self._originals),
+            parameter_count=sum(linear.weight.numel() for linear in self._originals.values()),
+            torchao=self._torchao,
+        )
+        return module
+
+    def teardown(self) -> None:
+        # A module that was measured in a notebook is its owner's; the weights are shared.
+        for name, linear in self._originals.items():
+            parent, _, attribute = name.rpartition(".")
+            setattr(self._module.get_submodule(parent), attribute, linear)
+        self._originals = {}
+
+
+class Fp8Tokens(LeanCallback):
+    """Raises UsageError for a batch whose tokens, as far as anybody counts them, `FP8_MULTIPLE` does not divide."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        count = token_counter(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
+        tokens = None if batch is None else count(batch)
+        if (tokens or 0) % FP8_MULTIPLE:
+            raise UsageError(
+                f"precision {trainer.precision} with {tokens} tokens in a batch; give a multiple of {FP8_MULTIPLE}, "
+                "as of --data.context_length"
+            )
+
+
+def fp8_precision(name: str, strategy: Strategy) -> Fp8Precision:
+    """The plugin for a strategy and its device.
+
+    Raises:
+        UsageError: torchao is not installed, or nothing can be computed in fp8 there.
+    """
+    device = strategy.root_device
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+        given = type(strategy).__name__
+        raise UsageError(f"precision {name} with trainer.strategy {given}: not supported; allowed: auto, ddp")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"precision {name} on {device.type}; allowed: an NVIDIA GPU, or slowly a CPU")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        gpu = torch.cuda.get_device_name(device)
+        raise UsageError(f"precision {name} on {gpu}, which has no fp8 units; they begin with Ada and Hopper (SM 8.9)")
+    return Fp8Precision(name, device.type)
+
+
+def _why_left_out(linear: nn.Linear) -> str:
+    """Why a layer stays as it is; no text where nothing is against fp8."""
+    is_plain = type(linear).forward is nn.Linear.forward and isinstance(linear._parameters.get("weight"), nn.Parameter)
+    if not is_plain or isinstance(linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "no plain nn.Linear"
+    sides = (linear.in_features, linear.out_features)
+    return f"{sides[0]} x {sides[1]}" if any(side % FP8_MULTIPLE for side in sides) else ""
+
+
+def _cast_like_cuda(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """Cast the input as `Float8Linear` does, which asks for CUDA's autocast alone: else it keeps float32 inputs."""
+    if torch.is_autocast_enabled("cpu"):
+        return inputs[0].to(torch.get_autocast_dtype("cpu"))
+    return None
+
+
+def _alike(names: Iterable[str]) -> list[str]:
+    """Names with how many there are of each, numbers apart: `36 net.blocks.*.ffn.gate`."""
+    counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names)
+    return [name if count == 1 else f"{count} {name}" for name, count in counts.items()]

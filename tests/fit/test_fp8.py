@@ -1,0 +1,102 @@
+"""Linear layers in fp8, by torchao: they train like bf16, the record says which, and what cannot be is one line."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from strangers import OwnLoaders
+
+import lmbench
+from lmbench.errors import UsageError
+from lmbench.fit.mixed_precision import fp8_precision
+from lmbench.model.language_model import LanguageModel
+
+pytest.importorskip("torchao")
+
+TOKENS = torch.randint(96, (2, 2, 16), generator=torch.Generator().manual_seed(0))
+LAYERS = "attention.q attention.k attention.v attention.output ffn.gate ffn.up ffn.down"
+
+
+def model(**changes):
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 96, "context_length": 16}
+    return LanguageModel(size=None, **shape | changes)
+
+
+def measure(module, data=tuple(TOKENS), **settings):
+    flags = {"accelerator": "cpu", **settings.pop("trainer", {})}
+    window = {"steps": 4, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0}
+    return lmbench.measure(module, data, trainer=flags, **window, **settings)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "changes"),
+    [
+        ("tensorwise", {}, {"checkpoint": "block"}),
+        ("tensorwise", {"mode": "forward"}, {}),
+        ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}, {}),
+    ],
+)
+def test_it_trains_like_bf16_and_the_record_says_which_layers(recipe, settings, changes):
+    plain, module = measure(model(**changes), precision="bf16-mixed", **settings), model(**changes)
+    run = measure(module, precision=f"fp8-{recipe}", **settings)
+    losses, expected = ([step.loss for step in each.steps] for each in (run, plain))
+    assert losses == pytest.approx(expected, abs=0.01)
+    assert losses != expected
+    record, fp8 = run.record, run.record.model.fp8
+    assert (record.precision, plain.record.model.fp8) == (f"fp8-{recipe}", None)
+    assert fp8.converted == [f"2 network.blocks.*.{name}" for name in LAYERS.split()]
+    assert (fp8.left_out, fp8.converted_count) == (["network.head (the last)"], 14)
+    parameters = 2 * (4 * 32 * 32 + 3 * 32 * 64)
+    assert fp8.parameter_count == parameters
+    assert record.flops.per_token_flops == plain.record.flops.per_token_flops
+    assert record.flops.fp8_per_token_flops == 2 * parameters * record.flops.multiplier
+    assert "\nfp8 " in str(run)
+    # Of a caller the module is as it was.
+    assert {type(part).__name__ for part in module.modules()} & {"Float8Linear", "Projection"} == {"Projection"}
+
+
+def test_flops_of_a_users_module_are_counted_as_in_bf16():
+    class Users(OwnLoaders):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 20), torch.nn.Linear(20, 1))
+
+        def tokens_per_batch(self, batch):
+            return 16
+
+    batch = (torch.randn(16, 16),)
+    plain, run = (measure(Users(), batch, precision=name) for name in ("bf16-mixed", "fp8-tensorwise"))
+    assert run.record.model.fp8.left_out == ["net.1 (32 x 20)", "net.2 (the last)"]
+    assert run.record.flops.per_token_flops == plain.record.flops.per_token_flops == 6 * (16 * 32 + 32 * 20 + 20)
+    assert run.record.flops.fp8_per_token_flops == 6 * 16 * 32
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "flags", "line"),
+    [
+        (model(), (TOKENS[0, :, :15], TOKENS[1, :, :15]), {}, "with 30 tokens in a batch; give a multiple of 16"),
+        (OwnLoaders(12), None, {}, r"converts no linear layer of OwnLoaders: net.0 \(12 x 32\), net.2 \(the last\)"),
+        (model(), tuple(TOKENS), {"strategy": "fsdp2"}, "with trainer.strategy ModelParallel: not supported; allowed"),
+        (model(d_model=40), tuple(TOKENS), {}, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
+    ],
+)
+def test_what_cannot_be_in_fp8_is_one_line(module, data, flags, line):
+    with pytest.raises(UsageError, match=f"^precision fp8-rowwise .*{line}"):
+        measure(module, data, precision="fp8-rowwise", trainer=flags)
+
+
+def test_without_torchao_or_fp8_units_it_is_one_line(monkeypatch):
+    strategy = SingleDeviceStrategy(torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
+    with pytest.raises(UsageError, match=r"^precision fp8-rowwise on NVIDIA A100-SXM4-80GB, which has no fp8 units"):
+        fp8_precision("fp8-rowwise", strategy)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    assert fp8_precision("fp8-rowwise", strategy).precision == "fp8-rowwise"
+    monkeypatch.setattr(metadata.Distribution, "discover", lambda *_, **__: iter(()))
+    with pytest.raises(UsageError, match=r"^precision fp8-rowwise needs torchao: pip install"):
+        fp8_precision("fp8-rowwise", strategy)
