@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -57,27 +57,19 @@ _LIBRARY = re.compile(
     rf"|(?i:/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
 )
 _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:call|redispatch)\b")
-#: What tells a reader something where no line of the user's is: an operator, a module of PyTorch's, compiled code.
-_TELLING = re.compile(r"^aten::|[/\\]torch[/\\]nn[/\\]modules[/\\]|torchinductor")
-#: Between a module and the one that calls it are three frames of this file, which tell nothing.
-_CALLING = "/torch/nn/modules/module.py"
-
-
-def frame_lines(frames: Stack) -> Iterator[str]:
-    """A stack for a reader, from the innermost: the operator, where C++ frames name it, and the frames of Python."""
-    operator = next(filter(None, (_OPERATOR.match(frame.name) for frame in frames)), None)
-    if operator is not None:
-        yield f"aten::{operator[1]}"
-    for frame in frames:
-        if frame.is_python and not frame.path.endswith(_CALLING):
-            yield str(frame)
+#: What tells a reader something where no line of the user's is: a module of PyTorch's, or compiled code; but not what
+#: lies between a module and the one that calls it.
+_TELLING = re.compile(r"/torch/nn/modules/(?!module\.py$)|torchinductor")
 
 
 def user_frame(frames: Stack) -> str:
     """The innermost frame of the user's code, or of a library's that holds models; without one, the operator, or the
     innermost frame of PyTorch's modules or of compiled code; empty where only PyTorch's insides are."""
-    users = (str(frame) for frame in frames if frame.is_python and not _LIBRARY.search(frame.path))
-    return next(users, "") or next(filter(_TELLING.search, frame_lines(frames)), "")
+    python = [frame for frame in frames if frame.is_python]
+    operators = (f"aten::{match[1]}" for frame in frames if (match := _OPERATOR.match(frame.name)))
+    users = (str(frame) for frame in python if not _LIBRARY.search(frame.path))
+    modules = (str(frame) for frame in python if _TELLING.search(frame.path))
+    return next(chain(users, operators, modules), "")
 
 
 def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:

@@ -30,16 +30,13 @@ from lmbench.memory.blocks import (
     read_notes,
 )
 from lmbench.memory.snapshot import Replay, read_snapshot, replay
+from lmbench.records.guards import judge
 from lmbench.records.load import is_run_folder, load_run
-from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation, at_most
+from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, collapsed
 from lmbench.report.units import gib, percent
 
-#: Of the peak: more than this without a category is a warning.
-MAX_UNKNOWN_FRACTION = 0.05
-#: Of the peak: the replay and the allocator's counter are of the same bytes.
-MAX_REPLAY_FRACTION = 0.001
 #: What a block of the model is called that is none.
 OUTSIDE = "outside of blocks"
 #: Precisions whose stream between the blocks has 2 bytes an element; autocast and fp32 leave it in float32.
@@ -166,17 +163,14 @@ class Findings:
         """Whether the categories are known, the history is complete, and the replay agrees with the allocator's own
         counter of what was asked for: how it rounds depends on what it splits."""
         fraction = self.by_category.get("unknown", 0) / (self.peak["allocated_bytes"] or 1)
-        message = f"{percent(fraction)} of the peak has no category"
-        advice = "Switch the history on before the model is built; what no stack tells stays unknown."
-        guards = [at_most("memory_unknown", fraction, MAX_UNKNOWN_FRACTION, "fraction", message, advice)]
-        message = f"the history is not complete: {'; '.join(self.cuts)}" if self.cuts else "the history is complete"
-        guards.append(at_most("memory_history", len(self.cuts), 0, "count", message, self.remedy_of_cuts))
-        if self.notes is not None and self.notes.peaks is not None and self.notes.peaks.requested_bytes:
-            replayed, counted = self.played.entries["requested_bytes"].max(), self.notes.peaks.requested_bytes
-            message = f"the replayed peak of what was asked for is {gib(replayed)}, the allocator's own {gib(counted)}"
-            advice = "The history misses something; do not trust what it says of the peak."
-            fraction = abs(replayed - counted) / counted
-            guards.append(at_most("memory_replay", fraction, MAX_REPLAY_FRACTION, "fraction", message, advice))
+        guards = [
+            judge("memory_unknown", fraction, share=percent(fraction)),
+            judge("memory_history", len(self.cuts), cuts="; ".join(self.cuts), remedy=self.remedy_of_cuts),
+        ]
+        if self.notes is not None and self.notes.peaks is not None and (peak := self.notes.peaks.requested_bytes):
+            replayed = self.played.entries["requested_bytes"].max()
+            difference = abs(replayed - peak) / peak
+            guards.append(judge("memory_replay", difference, replayed=gib(replayed), counted=gib(peak)))
         return guards
 
     @property

@@ -53,12 +53,6 @@ class Guard(Struct, frozen=True):
     advice: str = ""
 
 
-def at_most(name: str, value: float, limit: float, unit: str, message: str, advice: str) -> Guard:
-    """A guard that warns above the limit, and gives `advice` only then."""
-    is_passed = value <= limit
-    return Guard(name, "pass" if is_passed else "warn", value, limit, unit, message, "" if is_passed else advice)
-
-
 def not_passed(guards: Iterable[Guard]) -> list[Guard]:
     """Those that somebody should read."""
     return [guard for guard in guards if guard.status in ("warn", "fail")]
