@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from lmbench.interruption import received
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.field import PerPhase
@@ -106,7 +105,7 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
 
     Args:
         fit_options: options of `lmbench fit`.
-        rounds: how many; two complete ones are shown when a signal ends them.
+        rounds: how many.
         folder: takes what the processes leave.
         command: how to repeat it all.
 
@@ -122,22 +121,14 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         fixed = f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false"
         options = [*fit_options, *fixed.split()]
         measurements: list[Measurement] = []
-        try:
-            for index in range(rounds):
-                turn = index % len(ARMS)
-                for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
-                    task.begin(arm)
-                    record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
-                    measurements.append(measurement_of(arm, index, record))
-                    check_same_work(measurements)
-                    task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1]['step_s'] * 1e3:.3f} ms/step")
-        except BaseException:
-            complete = len(measurements) // len(ARMS)
-            # An interval needs two rounds; with them, what was measured before a signal is shown.
-            if received() is None or complete < 2:
-                raise
-            del measurements[complete * len(ARMS) :]
-            task.keep(f"stopped; below is what {complete} complete rounds say")
+        for index in range(rounds):
+            turn = index % len(ARMS)
+            for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
+                task.begin(arm)
+                record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
+                measurements.append(measurement_of(arm, index, record))
+                check_same_work(measurements)
+                task.keep(f"round {index + 1} of {rounds}, {arm}: {measurements[-1]['step_s'] * 1e3:.3f} ms/step")
         return overhead_answer(pilot, measurements, command)
 
 

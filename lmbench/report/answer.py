@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from lmbench.masking import shown
 from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
@@ -72,8 +72,8 @@ class Column:
 class Cell:
     """A value with more than itself: its standard deviation, its interval, other words for it, notes about it.
 
-    `text` is shown instead of the value where the unit cannot say it (`OOM (forward)`); `style` names what the page
-    colours: an outcome that is not ok, or a value that is missing; `run_id` is the run that it leads to there.
+    `text` is shown instead of the value where the unit cannot say it (`OOM (forward)`). `style` is what a
+    page colours, such as `outcome`; `run_id` is the run that it leads to there.
     """
 
     value: Value
@@ -82,7 +82,7 @@ class Cell:
     high: float | None = None
     text: str = ""
     notes: tuple[str, ...] = ()
-    style: Literal["", "outcome", "missing"] = ""
+    style: str = ""
     run_id: str = ""
 
 

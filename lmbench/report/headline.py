@@ -91,5 +91,5 @@ def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) 
 def _fastest(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
     """Of how many shapes each way is the fastest."""
     rows = [fastest(p, spec.among, column) for p in frame.by([n for n in frame.differing() if n not in spec.among])]
-    wins = Counter(row[0].value for row in rows if row is not None and row[2].value is not None)
+    wins = Counter(row[0].value for row in rows if row and row[0] and row[2])
     return [f"fastest by {column.title}: {name} in {count} of {wins.total()}" for name, count in wins.most_common()]

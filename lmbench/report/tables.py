@@ -21,8 +21,7 @@ from lmbench.report.view import Catalogue, TableSpec, View
 #: Facts that a caption leaves out where all rows have what everybody has.
 _USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "strategy": "none", "zero_grad": "after_step"}
 #: By its cell, a row's entries beside its facts.
-_Rows = list[tuple[int, list[Value | Cell]]]
-_MISSING = Cell(None, style="missing")
+_Rows = list[tuple[int, list[Cell | None]]]
 #: The unit of a fact whose known values are all numbers: it is aligned like them.
 _FACT_NUMBER = Unit("", 1.0, str)
 _CHANGE = Unit("", 100.0, change_percent)
@@ -72,20 +71,18 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.known:
-            figures = [values[column.name].get(cell, _MISSING) for column in columns]
+            figures = [values[column.name].get(cell) for column in columns]
             about = [note for feature in features for note in feature.row_notes(frame, cell)]
             notes = [*_notes(frame, cell, columns, figures), *about]
             first = figures[0] if cell in frame.ok else Cell(None, text=frame.label(cell), style="outcome")
-            rows.append((cell, [replace(first, notes=tuple(notes)), *figures[1:]]))
+            rows.append((cell, [replace(first or Cell(None), notes=tuple(notes)), *figures[1:]]))
     facts = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
         facts.append(answer.Column(heading(name), _FACT_NUMBER if is_number else units.WORDS, name))
     for cell, figures in rows:
-        known = frame.known[cell]
-        told = [Cell(known[name]) if name in known else _MISSING for name in names]
-        # On a page the first one leads to the cell's first run.
-        figures[:0] = [replace(fact, run_id=frame.runs_of(cell)[0].run_id) for fact in told[:1]] + told[1:]
+        run_id = frame.runs_of(cell)[0].run_id
+        figures[:0] = [Cell(frame.known[cell].get(name), run_id=run_id) for name in names]
     said = [name for name in FACT if name in shared and name not in names and _is_said(name, shared[name])]
     has_spread = not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
@@ -103,14 +100,14 @@ def _is_said(name: str, value: Value) -> bool:
     return name in FACT and name not in ENVIRONMENT and value != _USUAL.get(name)
 
 
-def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence[Cell]) -> list[str]:
+def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence[Cell | None]) -> list[str]:
     """Failed guards, runs left out, what really ran, ratios that are not told from 1."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
     bad = Counter(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
     ends = ", ".join(f"{count} {label}" for label, count in sorted(bad.items()))
     skipped = sum(run.record.window.skipped_count or 0 for run in runs)
     is_fused = any(run.record.compile.is_attention_fused for run in runs)
-    ratios = [figure for column, figure in zip(columns, figures, strict=True) if column.is_relative]
+    ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
     is_undecided = any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios)
     has_skipped = any(column.name == "skipped_count" for column in columns)
     notes = {
@@ -151,10 +148,10 @@ def _fastest(
         answer.Column("second takes", _CHANGE), answer.Column("95 % interval", _CHANGE),
     ]  # fmt: skip
     rows = [(next(iter(part.known)), fastest(part, among, column)) for part in frame.by(names)]
-    return headings, [(cell, [*(cells or [_MISSING] * len(headings))]) for cell, cells in rows]
+    return headings, [(cell, [*(cells or [None] * len(headings))]) for cell, cells in rows]
 
 
-def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | None:
+def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | None] | None:
     """Judge cells that differ in the facts `among` alone, by a time that each process has one value of; None where no
     cell has it.
 
@@ -171,7 +168,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | 
     (time_s, first), *others = ways
     name, notes = frame.in_words(first, among), tuple[str, ...]()
     if not others:
-        return [Cell(name), Cell(time_s), *[_MISSING] * 3]
+        return [Cell(name), Cell(time_s), None, None, None]
     ratios = {frame.in_words(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
     verdicts = {way: ratio.verdict(_TOLERANCE_FRACTION) for way, ratio in ratios.items()}
     untold = [way for way, word in verdicts.items() if word in _VERDICT_NOTES]
@@ -179,7 +176,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell] | 
         word = "undecided" if "undecided" in verdicts.values() else "same"
         name, notes = f"{word}: {'; '.join([name, *untold])}", (_VERDICT_NOTES[word],)
     second, ratio = next(iter(ratios.items()))
-    interval = _MISSING
+    interval = None
     if ratio.low is not None and ratio.high is not None:
         low, high = ratio.low - 1, ratio.high - 1
         interval = Cell(None, low=low, high=high, text=change_range(low, high))
