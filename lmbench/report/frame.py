@@ -19,7 +19,7 @@ from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, decode
-from lmbench.records.load import Run, find_runs, load_run
+from lmbench.records.load import Run, find_runs, load_known
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
@@ -91,26 +91,19 @@ class Group:
         return (self.sweep.name or self.home.name) if self.home else ""
 
 
-def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> tuple[list[Group], list[str]]:
-    """Read every run at or below the paths, without its steps, and a line for each that cannot be shown.
-
-    A run that is damaged is kept as such; one of another schema version becomes a line.
+def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[Group]:
+    """Read every run at or below the paths, without its steps; one that cannot be read is kept as damaged.
 
     Args:
         is_by_sweep: whether the runs of a sweep are a group; all runs are one otherwise.
 
     Raises:
-        UsageError: a path that does not exist or holds no result, or nothing that this lmbench can read.
+        UsageError: a path that does not exist or holds no result.
     """
     groups: dict[Path | None, Group] = {}
-    unread: list[str] = []
     for folder in find_runs(Path(path).parent if Path(path).name == SWEEP_FILE else path for path in paths):
         home = sweep_of(folder) if is_by_sweep else None
-        try:
-            run = load_run(folder, with_steps=False)
-        except UsageError as error:
-            unread.append(str(error))
-            continue
+        run = load_known(folder)
         if home not in groups:
             sweep = _Sweep()
             # What is damaged tells nothing.
@@ -120,9 +113,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> tuple[
         # What a search tried on its way is no cell.
         if value_at(run.record, "sweep.search") != "trial":
             groups[home].rows.append(_row(run, groups[home]))
-    if not groups:
-        raise UsageError(unread[0])
-    return sorted(groups.values(), key=lambda group: (not group.name, group.name)), unread
+    return sorted(groups.values(), key=lambda group: (not group.name, group.name))
 
 
 def _row(run: Run, group: Group) -> RunRow:

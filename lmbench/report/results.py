@@ -68,7 +68,7 @@ def report_on(
     Raises:
         UsageError: no result, an unknown view, a baseline that no group has, or nothing that can be followed.
     """
-    groups, unread = read_groups(paths, is_by_sweep=over is None)
+    groups = read_groups(paths, is_by_sweep=over is None)
     asked = over_view(over) if over else view
     wanted = catalogue.view(asked, (over,) if over else ()) if asked is not None else None
     sections, refused = list[_Section](), list[UsageError]()
@@ -95,7 +95,6 @@ def report_on(
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
     return Answer(
         sections=[*(_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
-        notes=[Line("not read", line) for line in unread],
         # Worked out for CSV and JSON alone: of 1,000 cells it takes a second.
         data=lambda: _data(sections, catalogue),
     )

@@ -31,18 +31,18 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
 @pytest.mark.parametrize(
     ("is_right", "is_timed", "waited", "code", "counts"),
     [
-        (True, False, 0.3, 0, "1 passed, 0 failed, 0 undecided, 1 need a GPU"),
-        (False, True, 0.01, 1, "0 passed, 1 failed, 0 undecided, 1 need a GPU"),
-        (False, False, 0.3, 1, "0 passed, 1 failed, 0 undecided, 1 need a GPU"),
+        (True, False, 0.3, 0, "1 passed, 0 failed, 0 undecided; 1 checks need a GPU"),
+        (False, True, 0.01, 1, "0 passed, 1 failed, 0 undecided; 1 checks need a GPU"),
+        (False, False, 0.3, 1, "0 passed, 1 failed, 0 undecided; 1 checks need a GPU"),
         # A clock that fails on a busy machine.
-        (False, True, 0.3, 11, "0 passed, 0 failed, 1 undecided, 1 need a GPU"),
+        (False, True, 0.3, 11, "0 passed, 0 failed, 1 undecided; 1 checks need a GPU"),
     ],
 )
 def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
     monkeypatch, capsys, is_right, is_timed, waited, code, counts
 ):
     planted = checks.Check(lambda device: [checks.Truth("planted truth", is_right, "one", "two")], is_timed)
-    monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, on_cpu="is none")})
+    monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, needs_gpu=True)})
     monkeypatch.setattr(checks, "host_state", lambda *_: HostState(waited_fraction=waited))
     assert main(["selfcheck", "cpu"]) == code
     text = " ".join(capsys.readouterr().out.split())
