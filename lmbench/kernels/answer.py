@@ -75,7 +75,7 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
     figures = {
         "trace": str(findings.trace.path), "phase_source": timeline.source, "steps": steps,
         "kernel_s": findings.work.total_s(), "completeness": count, "devices": records(clocks.devices.reset_index()),
-        "phases": records(findings.phases.reset_index()), "guards": findings.guards, **roof.figures,
+        "phases": records(findings.phases.reset_index()), "guards": findings.guards,
     }  # fmt: skip
     tables = _operator_tables(findings, top) if findings.why_no_kernels else _tables(findings, top)
     return Answer(
@@ -211,7 +211,7 @@ def _tables(findings: Findings, top: int) -> list[Table]:
     work, per, clocks = findings.work, per_what(findings), findings.clocks
     sums = work.by("phase").set_index("phase").reindex(work.phases)
     sums = sums.assign(matmul_fraction=[work.fraction("kind", MATMUL, phase) for phase in sums.index])
-    rows = findings.phases.assign(gap_s=findings.phases.queued_gap_s / findings.phases.queued_gaps)
+    rows = findings.phases
     step = {
         "phase": STEP, **sums[["kernel_s", "share_fraction", "kernel_count"]].sum(),
         "matmul_fraction": work.fraction("kind", MATMUL),

@@ -22,13 +22,13 @@ from msgspec import Meta, Struct
 from lmbench.errors import UsageError
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.names import MATMUL
-from lmbench.kernels.tables import records, table
+from lmbench.kernels.tables import table
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, read_packed
 from lmbench.records.run import Environment, RunRecord
 from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer, Line
-from lmbench.report.units import milliseconds, whole
+from lmbench.report.units import whole
 
 #: A run of a sweep lies three folders below the results.
 _LEVELS = 3
@@ -40,14 +40,12 @@ ADAMW_READS, ADAMW_WRITES = 4, 3
 class Rate(Struct, kw_only=True):
     """What one kind of work attains, in FLOP/s, `copy` in byte/s.
 
-    `burst_per_s` is the best of `bursts` stretches of about `burst_s`; `sustained_per_s` the mean of a stretch of
-    `seconds`, with that stretch's mean power, the share of it that was power-capped, and the clock at its end.
+    `burst_per_s` is the best of some short stretches; `sustained_per_s` the mean of a stretch of `seconds`, with that
+    stretch's mean power, the share of it that was power-capped, and the clock at its end.
     """
 
     name: str
     burst_per_s: float
-    bursts: int | None = None
-    burst_s: float | None = None
     sustained_per_s: float
     seconds: float
     sm_clock_hz: float | None = None
@@ -101,8 +99,7 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     rows["label"] = [f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}" for rate in rates]
     rows["share_fraction"] = rows.sustained_per_s / rows.sheet.astype(float)
     seconds = f"{max(rate.seconds for rate in rates):.1f}"
-    bursts, burst = whole(rates[0].bursts), milliseconds(rates[0].burst_s)
-    result = table("ceiling", rows, seconds=seconds, bursts=bursts, burst=burst)
+    result = table("ceiling", rows, seconds=seconds)
     device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
     return Answer(
         [Line("device", device)], [result], [Line("result", str(path), is_whole=True)], figures=as_dict(record)
@@ -146,8 +143,7 @@ def roofline(findings: Findings) -> Answer:
         rows[f"{name}_fraction"] = rows.per_s / rows[f"{name}_per_s"]
     unknown = [Line("", f"no figure for {name}: {reason}") for name, reason in reasons.items()]
     notes = [Line("peak", dtype), *unknown, Line("ceiling", measured)]
-    figures = {"roofline": {"matmul_dtype": dtype, "ceiling": measured, "rows": records(rows)}}
-    return Answer(tables=[table("roofline", rows)], notes=notes, figures=figures)
+    return Answer(tables=[table("roofline", rows)], notes=notes)
 
 
 def _attained(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[str, str]]:

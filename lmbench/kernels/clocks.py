@@ -46,9 +46,9 @@ class Clocks:
     kernel beside it that computes (neither communication nor copies), and `rank_wait_s` how much of that before the
     last rank had come, as far as several ranks' traces tell.
 
-    `queued_gaps` is the number of gaps in `queued_gap_s`. `pauses` are all other idle times, a row each: `device`,
-    `start_ns` and `end_ns`, `waited_ns` up to when it waited for the host, and the kernels `before` and `after`, as
-    indexes of the trace's, NONE behind the last.
+    `pauses` are the idle times that are not in `queued_gap_s`, a row each: `device`, `start_ns` and `end_ns`,
+    `waited_ns` up to when it waited for the host, and the kernels `before` and `after`, as indexes of the trace's, NONE
+    behind the last.
 
     `collectives` are by phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s` and their number,
     `calls`; of those whose size is known `message_bytes`, `bus_bytes` and `cost_s`, see `describe`.
@@ -122,11 +122,8 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     # The host may have launched for long before the device's clock begins.
     begun, ended, _ = cut(np.array([first]), np.array([end]), ranges)
     host_ns = pd.Series(ended - begun).groupby(timeline.at(begun)).sum()
-    in_phase, gaps = counted.groupby("phase"), clocked[clocked.name == "queued_gap_s"]
-    numbers = {
-        "host_s": host_ns / 1e9, "launches": launched.size(), "kernels": in_phase.size(),
-        "queued_gaps": gaps.groupby("phase").size(),
-    }  # fmt: skip
+    in_phase = counted.groupby("phase")
+    numbers = {"host_s": host_ns / 1e9, "launches": launched.size(), "kernels": in_phase.size()}
     by_phase = (
         pd.concat([_means(clocked, "phase", steps), pd.DataFrame(numbers) / steps], axis=1)
         .fillna(0)

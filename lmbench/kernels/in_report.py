@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
@@ -16,22 +16,16 @@ from lmbench.report.answer import Cell
 from lmbench.report.columns import Column, Read, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.units import COUNT, MS, PERCENT, Unit
+from lmbench.report.units import MS, PERCENT, Unit
 from lmbench.report.view import Feature
 
 #: What shares are of; `step` is the whole of any mode, `forward` also that of inference.
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
-#: The parts of attention written out, in their order.
-_INSIDE = ("scores", "mask", "softmax", "values")
 # Of a kernel's name among other words.
 _NAME_WIDTH = 40
 _NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
 
 # columns
-
-
-def _profiled(name: str, title: str, field: Expression, unit: Unit = PERCENT, modes: Sequence[str] = ()) -> Column:
-    return Column(name, title, field, unit, modes=modes)
 
 
 def _share(kind: str, span: Span, name: str) -> Expression:
@@ -77,49 +71,43 @@ def _busy(span: Span) -> Read:
     return of
 
 
-def _columns(span: Span) -> Iterator[Column]:
-    """Columns of a phase: its kernels, and what is inside attention written out."""
-    yield Column(f"{span}_busy_s", f"{span}, device busy", _busy(span), MS, None)
-    attention = f"kernels.attention.{span}"
-    for name in (*_INSIDE, "matmul"):
-        yield _profiled(f"{span}_{name}_s", name, f"{attention}.{name}_s", MS)
-    for name, title, digits in (("time", "time", "{:.2f}"), ("flop", "FLOPs", "{:.4f}")):
-        field = f"softmax_matmul_{name}_ratio"
-        unit = Unit("", 1.0, digits.format)
-        yield _profiled(f"{span}_{field}", f"softmax / matmul, {title}", f"{attention}.{field}", unit)
-
-
 _TRAINING = ("forward", "forward_backward", "train_step")
-_PHASES: tuple[Span, ...] = ("forward", "backward", "optimizer")
+_MATMUL: tuple[tuple[str, Span, Sequence[str]], ...] = (
+    ("inference", "forward", ("inference",)), ("forward", "forward", _TRAINING), ("backward", "backward", ()),
+    ("step", "step", ("train_step",)),
+)  # fmt: skip
+_RATIO = "softmax_matmul_time_ratio"
+#: Other numbers of the record stand in views by their dotted names.
 COLUMNS: tuple[Column, ...] = (
-    _profiled("kernel_count", "kernels", "kernels.phases.step.kernel_count", COUNT),
-    _profiled("kernel_s", "kernel time", "kernels.phases.step.kernel_s", MS),
     *(
-        _profiled(f"{name}_matmul_fraction", f"matmul, {name}", f"kernels.phases.{span}.matmul_fraction", modes=modes)
-        for name, span, modes in (
-            ("inference", "forward", ("inference",)),
-            ("forward", "forward", _TRAINING),
-            ("backward", "backward", ()),
-            ("step", "step", ("train_step",)),
+        Column(
+            f"{name}_matmul_fraction", f"matmul, {name}", f"kernels.phases.{span}.matmul_fraction", PERCENT,
+            modes=modes,
         )
+        for name, span, modes in _MATMUL
     ),
     Column(
         "top_other_fraction", "top kernel but matmul", per_cell(_top_other),
         Unit("", 100.0, units.percent_number), None,
     ),
-    _profiled("trace_host_wait_fraction", "waits for host", _wait_fraction),
-    _profiled("unclassified_part_fraction", "no part", "kernels.unclassified_part_fraction"),
-    *(_profiled(f"{span}_kernel_s", span, f"kernels.phases.{span}.kernel_s", MS) for span in _PHASES),
+    Column("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
     *(
-        _profiled(
-            f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name),
-        )
+        Column(f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name), PERCENT)
         for span in SHARED_SPANS
         for kind in ("kind", "part")
         for name in _NAMES[kind]
     ),
-    *_columns("forward"),
-    *_columns("backward"),
+    *(
+        column
+        for span in SHARED_SPANS[:2]
+        for column in (
+            Column(f"{span}_busy_s", f"{span}, device busy", _busy(span), MS, None),
+            Column(
+                f"{span}_{_RATIO}", "softmax / matmul, time", f"kernels.attention.{span}.{_RATIO}",
+                Unit("", 1.0, "{:.2f}".format),
+            ),
+        )
+    ),
 )  # fmt: skip
 
 

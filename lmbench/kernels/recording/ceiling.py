@@ -112,8 +112,6 @@ def measure_rate(
     return Rate(
         name=name,
         burst_per_s=max(bursts),
-        bursts=BURSTS,
-        burst_s=BURST_S,
         sustained_per_s=amount * calls * (len(stamps) - 1) / total_s,
         seconds=total_s,
         sm_clock_hz=closed.sm_clock_hz,
