@@ -190,6 +190,8 @@ def tensor_reasons(
     }
     if meaning.is_mixed:
         reasons["parameters"] += "; autocast casts copies of them"
+        if meaning.peak == "fp8":
+            reasons["parameters"] += ", torchao those of its layers to fp8"
     elif meaning.weights != "float32":
         # Lightning's plugin casts modules and batches themselves.
         reasons |= dict.fromkeys(("parameters", "buffers", "batch"), f"precision {precision} casts what is floating")

@@ -6,6 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -27,8 +28,14 @@ REPAIRS = (
     "autocast keeps its cache of cast weights (Lightning 2.6 turns it off: issue #21611)",
     "clipping works with a fused optimizer where there is no loss scaler (Lightning 2.6 refuses: issue #21435)",
 )
+#: What fp8 changes beside the layers, for the record; the last only where Inductor compiles rowwise fp8.
+FP8_CHANGES = (
+    "validation runs under no_grad (torchao's tensors cannot be cast in inference mode)",
+    "Inductor rounds wherever eager code does (else rowwise fp8 got NaN of a compiled norm: PyTorch issue #150859)",
+)
 #: `torch._scaled_mm` takes sizes that this divides: both sides of a weight, and the tokens that its gradient sums over.
 FP8_MULTIPLE = 16
+ROWWISE = "fp8-rowwise"
 #: The first compute capability with fp8 matrix units: Ada's.
 _FP8_CAPABILITY = (8, 9)
 
@@ -73,17 +80,21 @@ class Fp8Precision(RepairedMixedPrecision):
         self.precision = cast(Any, name)
         self.layers: Fp8Layers | None = None
         self._originals: dict[str, nn.Linear] = {}
+        self._settings = ExitStack()
         try:
             self._torchao = version("torchao")
         except PackageNotFoundError:
             raise UsageError(f"precision {name} needs torchao: pip install 'lightning-lmbench[fp8]'") from None
 
     def convert_module(self, module: nn.Module) -> nn.Module:
+        from torch._inductor import config as inductor
+
         level = logging.root.manager.disable
         # It tells of libraries that it has no GPU for, and of PyTorch's newer interfaces.
         logging.disable(logging.WARNING)
         try:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+            from torchao.float8.float8_linear import Float8Linear
         finally:
             logging.disable(level)
         linears = {
@@ -98,10 +109,20 @@ class Fp8Precision(RepairedMixedPrecision):
             told = f": {', '.join(_alike(left_out))}" if left_out else ", which has none"
             raise UsageError(f"precision {self.precision} converts no linear layer of {type(module).__name__}{told}")
         config = Float8LinearConfig.from_recipe_name(self.precision.removeprefix("fp8-"))
+        if self.precision == ROWWISE:
+            self._settings.enter_context(inductor.patch(emulate_precision_casts=True))
         convert_to_float8_training(module, config=config, module_filter_fn=lambda _, name: name in self._originals)
-        if self.device != "cuda":
-            for name in self._originals:
-                module.get_submodule(name).register_forward_pre_hook(_cast_like_cuda)
+
+        class OnCpu(Float8Linear):  # type: ignore[misc]
+            """Casts its input as on CUDA, whose autocast alone torchao asks for; else float32 inputs are kept."""
+
+            def forward(self, input: torch.Tensor) -> torch.Tensor:
+                is_cast = torch.is_autocast_enabled("cpu")
+                output: torch.Tensor = super().forward(input.to(torch.bfloat16) if is_cast else input)
+                return output
+
+        for name in self._originals if self.device == "cpu" else ():
+            module.get_submodule(name).__class__ = OnCpu
         self.layers = Fp8Layers(
             converted=_alike(self._originals),
             left_out=_alike(left_out),
@@ -117,6 +138,7 @@ class Fp8Precision(RepairedMixedPrecision):
             parent, _, attribute = name.rpartition(".")
             setattr(self._module.get_submodule(parent), attribute, linear)
         self._originals = {}
+        self._settings.close()
 
 
 class Fp8Tokens(LeanCallback):
@@ -157,13 +179,6 @@ def _why_left_out(linear: nn.Linear) -> str:
         return "no plain nn.Linear"
     sides = (linear.in_features, linear.out_features)
     return f"{sides[0]} x {sides[1]}" if any(side % FP8_MULTIPLE for side in sides) else ""
-
-
-def _cast_like_cuda(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """Cast the input as `Float8Linear` does, which asks for CUDA's autocast alone: else it keeps float32 inputs."""
-    if torch.is_autocast_enabled("cpu"):
-        return inputs[0].to(torch.get_autocast_dtype("cpu"))
-    return None
 
 
 def _alike(names: Iterable[str]) -> list[str]:

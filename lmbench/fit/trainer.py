@@ -18,7 +18,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
-from lmbench.fit.mixed_precision import REPAIRS, Fp8Tokens, RepairedMixedPrecision, fp8_precision
+from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
 from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import PRECISIONS, find_precision
@@ -72,6 +72,9 @@ class BenchTrainer(Trainer):
         is_fp8 = meaning is not None and meaning.peak == "fp8"
         kwargs["precision"] = "bf16-mixed" if is_fp8 else precision
         own = [Compiler(options), *([Fp8Tokens()] if is_fp8 else [])]
+        if is_fp8:
+            # torchao's tensors cannot be cast in inference mode.
+            kwargs["inference_mode"] = False
         kwargs["callbacks"] = [*own, *as_list(kwargs.get("callbacks"))]
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
         devices = str(kwargs.get("devices", 1))
@@ -113,7 +116,7 @@ class BenchTrainer(Trainer):
         plugin = self.strategy.precision_plugin
         if is_fp8:
             self.strategy.precision_plugin = fp8_precision(name, self.strategy)
-            self.repairs = [*REPAIRS]
+            self.repairs = [*REPAIRS, *FP8_CHANGES[: 2 if options is not None and name == ROWWISE else 1]]
         elif type(plugin) is MixedPrecision:
             asked = "16-mixed" if name in ("16-mixed", "16") else plugin.precision
             # Without a scaler the plugin makes its own.

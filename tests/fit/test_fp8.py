@@ -14,8 +14,6 @@ from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import fp8_precision
 from lmbench.model.language_model import LanguageModel
 
-pytest.importorskip("torchao")
-
 TOKENS = torch.randint(96, (2, 2, 16), generator=torch.Generator().manual_seed(0))
 LAYERS = "attention.q attention.k attention.v attention.output ffn.gate ffn.up ffn.down"
 
@@ -36,7 +34,7 @@ def measure(module, data=tuple(TOKENS), **settings):
     ("recipe", "settings", "changes"),
     [
         ("tensorwise", {}, {"checkpoint": "block"}),
-        ("tensorwise", {"mode": "forward"}, {}),
+        ("tensorwise", {"mode": "inference"}, {}),
         ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}, {}),
     ],
 )
@@ -55,6 +53,7 @@ def test_it_trains_like_bf16_and_the_record_says_which_layers(recipe, settings, 
     assert record.flops.per_token_flops == plain.record.flops.per_token_flops
     assert record.flops.fp8_per_token_flops == 2 * parameters * record.flops.multiplier
     assert "\nfp8 " in str(run)
+    assert record.compile.graph_count == (1 if "compile" in settings else None)
     # Of a caller the module is as it was.
     assert {type(part).__name__ for part in module.modules()} & {"Float8Linear", "Projection"} == {"Projection"}
 

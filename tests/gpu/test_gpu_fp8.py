@@ -1,0 +1,41 @@
+"""fp8 on a GPU that has it: products run in it and nowhere else, it trains like bf16, and its memory is predicted.
+
+python -m pytest -q -m gpu tests/gpu/test_gpu_fp8.py
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch  # noqa: F401  (for the mark)
+
+from lmbench.cli import main
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif("torch.cuda.get_device_capability() < (8, 9)", reason="no fp8 units")]
+
+CONFIG = ["--config", "small_bf16", "--data.batch_size", "8", "--measure.steps", "10", "--measure.min_window_s", "0"]
+
+
+def fitted(tmp_path, capsys, precision, *words):
+    named = ["--measure.results_dir", str(tmp_path), "--measure.run_id", precision]
+    assert main(["fit", *CONFIG, "--trainer.precision", precision, *words, *named, "--quiet"]) == 0
+    capsys.readouterr()
+    return json.loads((tmp_path / precision / "run.json").read_text())
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys):
+    compiled = ["--trainer.compile", "true", "--trainer.profiler", "kernels"]
+    plain, run = fitted(tmp_path, capsys, "bf16-mixed"), fitted(tmp_path, capsys, f"fp8-{recipe}", *compiled)
+    assert run["loss"]["mean"] == pytest.approx(plain["loss"]["mean"], rel=0.01)
+    assert run["compile"]["graph_break_count"] == 0
+    assert 1 < run["flops"]["peak_flops_per_s"] / plain["flops"]["peak_flops_per_s"] < 2
+    assert main(["kernels", str(tmp_path / f"fp8-{recipe}"), "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["tables"]["all_kernels"]]
+    assert any("nvjet" in name and "qq" in name for name in names) or any("e4m3" in name for name in names)
+
+
+def test_eager_memory_is_predicted(tmp_path, capsys):
+    run = fitted(tmp_path, capsys, "fp8-tensorwise", "--memory.predict", "true")
+    assert abs(run["memory_prediction"]["error_fraction"]) < 0.03
