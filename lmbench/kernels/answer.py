@@ -14,7 +14,6 @@ from lmbench.kernels.ceiling import roofline
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.sums import STEP
-from lmbench.kernels.tables import records, table
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
@@ -22,6 +21,7 @@ from lmbench.records.measured import not_passed
 from lmbench.records.run import RunRecord
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.console import KERNEL_WIDTH, shortened
+from lmbench.report.described import records, table
 from lmbench.report.units import milliseconds, percent
 
 # Parts, kinds and operators that are named in the answer; kernels that are named there.
@@ -112,7 +112,7 @@ def communication_table(findings: Sequence[Findings]) -> Table:
     waits, when = "waits: of exposed, until the last rank came; ", "once the last rank came"
     if len(findings) == 1:
         rows, waits, when = rows.drop(columns="rank_wait_s"), "", "waits for other ranks included"
-    return table("communication", rows, None, [total], per=per_what(findings[0]), waits=waits, when=when)
+    return table("kernels/communication", rows, None, [total], per=per_what(findings[0]), waits=waits, when=when)
 
 
 def per_what(findings: Findings) -> str:
@@ -196,14 +196,14 @@ def _longest(label: str, key: str, rows: pd.DataFrame) -> Line:
 def _operator_tables(findings: Findings, top: int) -> list[Table]:
     """The longest operators of each phase, of a trace without kernels."""
     phases = findings.operators.groupby("phase", sort=False)
-    return [table("operators", rows, top, per=per_what(findings), phase=phase) for phase, rows in phases]
+    return [table("kernels/operators", rows, top, per=per_what(findings), phase=phase) for phase, rows in phases]
 
 
 def _data(findings: Findings) -> Table:
     """Every kernel by part, or every operator, of every phase, for CSV."""
     if findings.why_no_kernels:
-        return table("all_operators", findings.operators)
-    return table("all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
+        return table("kernels/all_operators", findings.operators)
+    return table("kernels/all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
 
 
 def _tables(findings: Findings, top: int) -> list[Table]:
@@ -217,26 +217,26 @@ def _tables(findings: Findings, top: int) -> list[Table]:
         "matmul_fraction": work.fraction("kind", MATMUL),
     }  # fmt: skip
     long = sums[sums.share_fraction >= _LONG_FRACTION]
-    tables = [table("phases", sums.join(rows).reset_index(), None, [step], per=per)]
+    tables = [table("kernels/phases", sums.join(rows).reset_index(), None, [step], per=per)]
     for axis in ("kind", "part"):
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})
         times = times.assign(share_fraction=times.step_s / work.total_s()).rename_axis(axis)
         order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
-        tables.append(table(f"{axis}s", times.loc[order].reset_index(), per=per))
-    tables += [table("kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long.index]
+        tables.append(table(f"kernels/{axis}s", times.loc[order].reset_index(), per=per))
+    tables += [table("kernels/kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long.index]
     if len(annotations := findings.annotations):
         annotations = annotations.assign(share_fraction=annotations.own_s / (work.total_s() or 1.0))
-        tables.append(table("annotations", annotations, top, per=per))
+        tables.append(table("kernels/annotations", annotations, top, per=per))
     shown = (rows if clocks.total.comm_s else rows.drop(columns="comm_exposed_s")).reset_index()
     total = {**clocks.total, "phase": "all"}
     tables += [
-        table("clocks", shown, None, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
-        table("waits", findings.waits, top, per=per),
-        table("pauses", _pauses(findings), top),
+        table("kernels/clocks", shown, None, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
+        table("kernels/waits", findings.waits, top, per=per),
+        table("kernels/pauses", _pauses(findings), top),
     ]
     if clocks.total.comm_s:
         tables.append(communication_table([findings]))
     if attention := findings.attention:
         rows = pd.DataFrame([{"phase": phase, **asdict(times)} for phase, times in attention.items()])
-        tables.append(table("attention", rows))
+        tables.append(table("kernels/attention", rows))
     return tables

@@ -22,12 +22,12 @@ from msgspec import Meta, Struct
 from lmbench.errors import UsageError
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.names import MATMUL
-from lmbench.kernels.tables import table
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, read_packed
 from lmbench.records.run import Environment, RunRecord
 from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer, Line
+from lmbench.report.described import table
 from lmbench.report.units import whole
 
 #: A run of a sweep lies three folders below the results.
@@ -99,7 +99,7 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     rows["label"] = [f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}" for rate in rates]
     rows["share_fraction"] = rows.sustained_per_s / rows.sheet.astype(float)
     seconds = f"{max(rate.seconds for rate in rates):.1f}"
-    result = table("ceiling", rows, seconds=seconds)
+    result = table("kernels/ceiling", rows, seconds=seconds)
     device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
     return Answer(
         [Line("device", device)], [result], [Line("result", str(path), is_whole=True)], figures=as_dict(record)
@@ -143,7 +143,7 @@ def roofline(findings: Findings) -> Answer:
         rows[f"{name}_fraction"] = rows.per_s / rows[f"{name}_per_s"]
     unknown = [Line("", f"no figure for {name}: {reason}") for name, reason in reasons.items()]
     notes = [Line("peak", dtype), *unknown, Line("ceiling", measured)]
-    return Answer(tables=[table("roofline", rows)], notes=notes)
+    return Answer(tables=[table("kernels/roofline", rows)], notes=notes)
 
 
 def _attained(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[str, str]]:

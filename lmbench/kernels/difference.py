@@ -11,12 +11,12 @@ from lmbench.errors import UsageError
 from lmbench.kernels.answer import per_what, run_line
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.sums import STEP
-from lmbench.kernels.tables import signed_ms, table
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.records.measured import not_passed
 from lmbench.records.settings import differences
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.console import KERNEL_WIDTH, shortened
+from lmbench.report.described import signed_ms, table
 from lmbench.report.units import milliseconds, signed_percent, whole
 
 #: Two recordings of the same work agree to this share of a kernel's time.
@@ -83,14 +83,14 @@ def difference_answer(*sources: str | Path, top: int = 15) -> Answer:
         total = {"name": "all", **rows[_SUMMED].sum(min_count=1)}
         shown = top if name == "kernels" else None
         what = name.removesuffix("s")
-        tables.append(table("differences", rows, shown, [total], name, per=per, what=what))
+        tables.append(table("kernels/differences", rows, shown, [total], name, per=per, what=what))
     for label, side in zip("AB", sides, strict=True):
         lines += [Line(guard.status.upper(), f"{label}: {guard.message}") for guard in not_passed(side.guards)]
     before, after = a.clocks.phases, b.clocks.phases
     windows = ["window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]
     changes = after[windows].sub(before[windows], fill_value=0.0).assign(a_s=before.window_s, b_s=after.window_s)
     changes = changes.reindex([name for name in PHASE_ORDER if name in changes.index]).reset_index()
-    clocks = table("clock_differences", changes, name="clocks", per=per)
+    clocks = table("kernels/clock_differences", changes, name="clocks", per=per)
     return Answer(lines, [tables[0], clocks, *tables[1:]], first=())
 
 

@@ -16,7 +16,6 @@ from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
-from lmbench.kernels.tables import Row, records
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
@@ -25,6 +24,7 @@ from lmbench.records.intervals import NONE
 from lmbench.records.measured import AttentionTimes, Guard, KernelSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
+from lmbench.report.described import Row, records
 from lmbench.report.units import percent
 
 #: Kernels of each phase that are kept in run.json, the longest first; the same of annotations.

@@ -16,14 +16,7 @@ import msgspec
 
 from lmbench.records.vocabulary import MODULE
 
-
-def read_toml(file: str) -> dict[str, Any]:
-    """A file beside this one."""
-    content: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name(file).read_bytes())
-    return content
-
-
-NAMES = read_toml("names.toml")
+NAMES: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name("names.toml").read_bytes())
 
 
 def reader(key: str) -> Callable[[str], str]:

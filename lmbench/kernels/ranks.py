@@ -15,7 +15,6 @@ from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_line
 from lmbench.kernels.findings import Findings, examine_trace
 from lmbench.kernels.recording import TRACE_FILE
-from lmbench.kernels.tables import table
 from lmbench.kernels.trace import POINT_TO_POINT, Trace, load_trace
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
@@ -23,6 +22,7 @@ from lmbench.progress import progress
 from lmbench.records.load import is_run_folder
 from lmbench.records.measured import not_passed
 from lmbench.report.answer import Answer, Line
+from lmbench.report.described import table
 from lmbench.report.units import milliseconds, percent
 
 _STAGE = ["group", "stage"]
@@ -90,12 +90,12 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
     exposed, waiting = (float(time_s / (mean.window_s or 1.0)) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
     parts, least = "no collectives match, to tell what of it is waiting", "at least " if len(rows) < number else ""
     figures, per = {"comm_exposed_fraction": exposed}, per_what(first)
-    tables = [table("ranks", rows.reset_index(), per=per)]
+    tables = [table("kernels/ranks", rows.reset_index(), per=per)]
     lines = _straggler(findings, rows)
     if mean.comm_s:
         tables.append(communication_table([*findings.values()]))
     if len(last):
-        tables.append(table("collectives", last, top))
+        tables.append(table("kernels/collectives", last, top))
         figures["rank_wait_fraction"] = waiting
         parts = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         worst, mean_ms, longest_ms = last.iloc[0], *map(milliseconds, (last.longest_s.mean(), last.longest_s.max()))

@@ -17,8 +17,9 @@ from lmbench.memory.forecast import EXPANDABLE, Forecast, Shortage
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.measured import RunError, SavedPerBlock, not_passed
 from lmbench.records.vocabulary import STEP
-from lmbench.report.answer import Answer, Column, Line, Table
-from lmbench.report.units import COUNT, PERCENT, WORDS, Unit, count, gib, percent
+from lmbench.report.answer import Answer, Line, Table
+from lmbench.report.described import table
+from lmbench.report.units import count, gib, percent
 
 #: Parts with less of the peak than this have no row.
 _PART_FRACTION = 0.005
@@ -30,12 +31,8 @@ _COLUMN_BYTES = 2**20
 _MOST_ROWS = 15
 #: Phases of a forecast that do the work; another one is shown only where it has the highest peak.
 _FORECAST_PHASES = ("forward", "backward", "optimizer")
-#: Headings of narrow columns, by the key; others are the key in words.
-_HEADINGS = {
-    "parameters_bytes": "params", "gradients_bytes": "grads", "optimizer_state_bytes": "optim",
-    "activations_bytes": "acts", "temporaries_bytes": "temps", "workspaces_bytes": "work", "count": "n",
-    "size_bytes": "GiB", "total_bytes": "GiB", "each_bytes": "MiB each",
-}  # fmt: skip
+#: A category's column.
+_KEYS = {name: f"{name}_bytes" for name in CATEGORIES}
 #: The folder of a line of code.
 _FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
 #: What makes less of the largest category, each in a clause.
@@ -49,26 +46,6 @@ _REMEDIES = {
     "temporaries": "a smaller batch accumulated, or compiling, which does without most of them",
     "inputs": "fewer batches on the device at a time",
 }
-
-
-# The captions or headings name these units, once for all columns.
-_GIB = Unit("", 2.0**-30, lambda size_bytes: f"{size_bytes / 2**30:,.3f}")
-_MIB = Unit("", 2.0**-20, lambda size_bytes: f"{size_bytes / 2**20:,.2f}")
-_UNITS = {"bytes": _GIB, "fraction": PERCENT, "count": COUNT, "value": COUNT}
-
-
-def _table(name: str, title: str, frame: Any, caption: str = "GiB", has_total: bool = False) -> Table:
-    """A frame as a table: a column's unit is what its key ends in, with MiB for `each_bytes`; a category's key is its
-    name. `phase` and `saved_by` are left out first where the screen is narrow."""
-    frame = frame.rename(columns={category: f"{category}_bytes" for category in CATEGORIES}).astype(object)
-    columns = []
-    for key in frame:
-        stem, _, ending = key.rpartition("_")
-        unit = _MIB if key == "each_bytes" else _UNITS.get(ending, WORDS)
-        heading = _HEADINGS.get(key, (key if unit is WORDS or not stem else stem).replace("_", " "))
-        is_extra = name == "largest" and key in ("phase", "saved_by")
-        columns.append(Column(heading, unit, key, is_extra=is_extra))
-    return Table(name, title, columns, frame.where(frame.notna(), None).to_numpy().tolist(), caption, has_total)
 
 
 # a recorded history
@@ -88,18 +65,13 @@ def history_answer(findings: Findings) -> Answer:
     saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
     saved["total_bytes"] = saved["count"] * saved["each_bytes"]
     tables = [
-        _table("peak", "At the peak", made_of, has_total=True),
-        _table(
-            "phases", "Each phase's peak", findings.phases[["peak_bytes", *used]].reset_index(),
-            "GiB; the most that was allocated in a phase, over all steps",
-        ),
+        table("memory/peak", made_of),
+        table("memory/phases", findings.phases[["peak_bytes", *used]].rename(columns=_KEYS).reset_index()),
         _part_table(findings),
         _largest_table(findings),
-        _table("segments", "Segments", segments, "GiB reserved when the snapshot was taken; free: in no block"),
-        _table(
-            "saved", "Saved for the backward", saved, "storages made in the forward, each once, without parameters"
-        ),
-    ]  # fmt: skip
+        table("memory/segments", segments),
+        table("memory/saved", saved),
+    ]
     keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
     history = f"device {played.device}, {entry_count:,} entries, {len(findings.bands[STEP].names)} steps"
     name = (run and run.run_id) or findings.path.name
@@ -115,7 +87,7 @@ def history_answer(findings: Findings) -> Answer:
             "device": played.device, "entries": entry_count, "is_complete": not findings.cuts, "cuts": findings.cuts,
             "peak": {key: peak[key] for key in keys}, "guards": findings.guards,
         },
-        data=lambda: _table("allocations", "Held at the peak", findings.largest),
+        data=lambda: table("memory/allocations", findings.largest),
         first=("peak",) if run else ("peak", "largest") if played.has_history else ("peak", "segments", "largest"),
     )  # fmt: skip
 
@@ -162,13 +134,9 @@ def _part_table(findings: Findings) -> Table:
     """Bytes at the peak by part of the model, with columns for large categories."""
     sizes, peak_bytes = findings.parts.drop("", errors="ignore"), findings.peak["allocated_bytes"]
     names = [name for name in sizes if sizes[name].sum() >= _COLUMN_FRACTION * peak_bytes]
-    frame = sizes[names].rename_axis("part").reset_index()
-    frame.insert(1, "all_bytes", sizes.sum(axis=1).to_numpy())
-    caption = (
-        "GiB at the peak, by the module that made it (in the backward: whose output's gradient came last), or whose "
-        "parameter it belongs to; * is any block"
-    )
-    return _table("parts", "By part of the model", frame[frame["all_bytes"] >= _PART_FRACTION * peak_bytes], caption)
+    frame = sizes[names].rename(columns=_KEYS).rename_axis("part").reset_index()
+    frame["all_bytes"] = sizes.sum(axis=1).to_numpy()
+    return table("memory/parts", frame[frame["all_bytes"] >= _PART_FRACTION * peak_bytes])
 
 
 def _largest_table(findings: Findings) -> Table:
@@ -177,12 +145,7 @@ def _largest_table(findings: Findings) -> Table:
     rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
     # The file without its folder, and without the function.
     rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.partition(" ")[0]
-    keys = ["each_bytes", "count", "total_bytes", "category", "part", "line", "phase", "saved_by"]
-    keys = [key for key in keys if (rows[key] != "").any()]
-    caption = "n alike, together GiB; the first line that is not PyTorch's or Lightning's, or the operator"
-    if len(rows) > _MOST_ROWS:
-        caption += f"; {len(rows) - _MOST_ROWS} more kinds have {gib(rows['total_bytes'][_MOST_ROWS:].sum())} (see CSV)"
-    return _table("largest", "Largest at the peak", rows[keys][:_MOST_ROWS], caption)
+    return table("memory/largest", rows.loc[:, (rows != "").any()], _MOST_ROWS)
 
 
 # a run that ran out of memory
@@ -213,7 +176,7 @@ def shortage_answer(shortage: Shortage) -> Answer:
         rows.append((" ".join(word.removeprefix("--") for word in change.words) or change.change, *known))
     frame = pd.DataFrame(rows, columns=["options", "peak_bytes", "reserved_bytes", "fits"])
     frame["fits"] = frame["fits"].map({True: "yes", False: "no"}).fillna("not known")
-    caption = f"on {gpu.name} with {gib(gpu.total_bytes)}; GiB" if gpu is not None else "GiB"
+    where = f"on {gpu.name} with {gib(gpu.total_bytes)}; " if gpu is not None else ""
     reasons = dict.fromkeys(change.reason for change in changes if change.reason)
     figures = {
         "refused": refused, "gpu": gpu, "as_it_is": shortage.as_it_is, "remedies": shortage.remedies,
@@ -221,7 +184,7 @@ def shortage_answer(shortage: Shortage) -> Answer:
     }  # fmt: skip
     return Answer(
         headline=lines,
-        tables=[_table("remedies", "What would fit, predicted", frame, caption)],
+        tables=[table("memory/remedies", frame, gpu=where)],
         notes=[*(Line("not known", reason) for reason in reasons), Line("do", advice(shortage))],
         figures={"shortage": figures},
     )
@@ -254,18 +217,14 @@ def forecast_answer(forecast: Forecast) -> Answer:
     context = "" if forecast.context_length is None else f", context {count(forecast.context_length)}"
     compiled = "compiled" if forecast.is_compiled else "eager"
     rank = f"rank 0 of {forecast.world_size} ({forecast.strategy}), each " if forecast.world_size > 1 else ""
-    caption = (
-        f"{rank}batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}, "
-        f"zero_grad {forecast.zero_grad}; GiB"
-    )
-    frame = sizes.rename_axis("category").reset_index()
-    tables = [_table("predicted", "Predicted peak of each phase", frame, caption, has_total=True)]
+    settings = f"{rank}batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}"
+    settings += f", zero_grad {forecast.zero_grad}"
+    tables = [table("memory/predicted", sizes.rename_axis("category").reset_index(), settings=settings)]
     borders = {"batch size": forecast.largest_batch_size, "context length": forecast.largest_context_length}
     largest = [(name, each.value, each.reserved_bytes, each.has_more) for name, each in borders.items() if each]
     if largest:
         frame = pd.DataFrame(largest, columns=["option", "value", "reserved_bytes", "more_fit"])
-        caption = "GiB; no value where not even the smallest fits"
-        tables.append(_table("largest", "The largest that fits", frame, caption))
+        tables.append(table("memory/borders", frame, name="largest"))
     highest, gpu = forecast.highest, forecast.gpu
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, as in --gpu H200, and it is said whether this fits and what does"

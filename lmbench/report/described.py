@@ -1,11 +1,14 @@
-"""Tables by their descriptions in tables.toml: a heading, a unit, and the key of each row's value."""
+"""Frames as tables by a room's tables.toml: for each column a heading, a unit, and the key of each row's value."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from lmbench.kernels.names import read_toml
+import msgspec
+
 from lmbench.report.answer import Column, Table
 from lmbench.report.units import COUNT, WORDS, Unit, instances, microseconds, milliseconds, percent
 
@@ -30,6 +33,8 @@ _UNITS = {
     # TFLOP/s or TB/s, as the row says.
     "tera": Unit("", 1e-12, lambda value: f"{value / 1e12:.3g}"),
     "giga": Unit("", 1e-9, lambda value: f"{value / 1e9:.1f}"),
+    "bytes": Unit("", 2.0**-30, lambda value: f"{value / 2**30:,.3f}"),
+    "MiB": Unit("", 2.0**-20, lambda value: f"{value / 2**20:,.2f}"),
     "MB": Unit("", 1e-6, lambda value: f"{value / 1e6:.3g}"),
     "mega": Unit("", 1e-6, lambda value: f"{value / 1e6:.0f}"),
     "ratio": Unit("", 1.0, "{:.2f}".format), "small_ratio": Unit("", 1.0, "{:.4f}".format),
@@ -37,7 +42,10 @@ _UNITS = {
 }  # fmt: skip
 
 
-_DESCRIPTIONS = read_toml("tables.toml")
+@cache
+def _descriptions(room: str) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.toml.decode((files(f"lmbench.{room}") / "tables.toml").read_bytes())
+    return content
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
@@ -49,17 +57,18 @@ def records(frame: pd.DataFrame) -> list[Row]:
 def table(
     key: str, rows: pd.DataFrame, top: int | None = None, more: Iterable[Row] = (), name: str = "", **words: object
 ) -> Table:
-    """The table that tables.toml describes under the key, without columns that the frame lacks.
+    """A frame as the table that a room describes, without columns that the frame lacks.
 
     Args:
-        key: in tables.toml.
+        key: room and table: `kernels/clocks` is [clocks] in lmbench/kernels/tables.toml.
         rows: by the keys of the columns.
         top: rows that are shown; one with sums of all others follows, if those have any.
         more: rows behind them; what they lack is left blank.
-        name: of the table where it is not the key.
+        name: of the table where it is not that of the key.
         words: what the description leaves to the caller.
     """
-    description = _DESCRIPTIONS[key]
+    room, _, own_name = key.partition("/")
+    description = _descriptions(room)[own_name]
     columns, keys = [], []
     for heading, reading in description["columns"].items():
         field, _, unit_name = reading.partition(" ")
@@ -77,4 +86,4 @@ def table(
         shown.append({keys[0]: f"{len(left)} more {description['rest'].format(**words)}", **records(sums)[0]})
     title, caption = (description.get(part, "").format(**words) for part in ("title", "caption"))
     cells = [[row.get(field, "") for field in keys] for row in [*shown, *more]]
-    return Table(name or key, title, columns, cells, caption)
+    return Table(name or own_name, title, columns, cells, caption, description.get("has_total", False))
