@@ -212,7 +212,8 @@ class Measurement:
         except BaseException as error:
             failure = error
             if received() is None and is_of_other_checkpoint(error):
-                failure = UsageError(f"the checkpoint is of another model: {str(error).splitlines()[1].strip()[:200]}")
+                reason = str(error).splitlines()[:2][-1].strip()
+                failure = UsageError(f"the checkpoint is of another model: {reason[:200]}")
             with held():
                 self.recorder.end_by(failure)
             return failure

@@ -56,8 +56,9 @@ def is_usage_error(exception: BaseException) -> bool:
 
 
 def is_of_other_checkpoint(exception: BaseException) -> bool:
-    """Whether a checkpoint does not fit the model (`nn.Module.load_state_dict`)."""
-    return isinstance(exception, RuntimeError) and str(exception).startswith("Error(s) in loading state_dict")
+    """Whether a checkpoint does not fit the model (`nn.Module.load_state_dict`), or its optimizer."""
+    is_refused = isinstance(exception, RuntimeError | ValueError)
+    return is_refused and str(exception).startswith(("Error(s) in loading state_dict", "loaded state dict"))
 
 
 def _is_of_shared_tensors(exception: BaseException) -> bool:

@@ -263,22 +263,36 @@ def keep_mask(module: nn.Module, mask: Any) -> None:
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention with rotary positions: ``batch seq embed`` -> ``batch seq embed``."""
+    """Multi-head causal self-attention with rotary positions: ``batch seq embed`` -> ``batch seq embed``.
 
-    def __init__(self, shape: ModelShape, kind: AttentionKind, residual_scale: float) -> None:
+    q, k and v are one product if fused.
+    """
+
+    def __init__(self, shape: ModelShape, kind: AttentionKind, residual_scale: float, is_fused: bool = False) -> None:
         super().__init__()
         width, std = shape.d_model, shape.d_model**-0.5
-        self.head_dim = shape.head_dim
-        self.q, self.k, self.v = (Projection(width, width, std) for _ in "qkv")
+        self.head_dim, self._is_fused = shape.head_dim, is_fused
+        if is_fused:
+            self.qkv = Projection(width, width, std, parts=3)
+        else:
+            self.q, self.k, self.v = (Projection(width, width, std) for _ in "qkv")
         self.rope = RotaryEmbedding()
         self.core = kind.core(shape.head_dim, True)
         self.output = Projection(width, width, std * residual_scale)
 
     def forward(self, x: Tensor, tables: Tables) -> Any:
-        q = self.rope(self._split(self.q(x)), tables.cos, tables.sin)
-        k = self.rope(self._split(self.k(x)), tables.cos, tables.sin)
-        mixed = self.core(q, k, self._split(self.v(x)), tables.mask)
+        if self._is_fused:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            # A copy: v is kept for the backward pass, and as a view it would keep the q and k that rotation replaces.
+            # Of `large` at batch 64 x 1024 that is 11.3 GiB less, for 0.3 % of the step (estimated from its bytes).
+            q, k, v = self._rotate(q, tables), self._rotate(k, tables), v.contiguous()
+        else:
+            q, k, v = self._rotate(self.q(x), tables), self._rotate(self.k(x), tables), self.v(x)
+        mixed = self.core(q, k, self._split(v), tables.mask)
         return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _rotate(self, x: Tensor, tables: Tables) -> Any:
+        return self.rope(self._split(x), tables.cos, tables.sin)
 
     def _split(self, x: Tensor) -> Any:
         """``batch seq embed`` -> ``batch heads seq head_dim``, of the heads that this device has."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lmbench.errors import check_at_least, check_divides, unknown
+from lmbench.errors import UsageError, check_at_least, check_divides, unknown
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
-from lmbench.model.layers import split_blocks
-from lmbench.model.optimizers import choose_optimizer
+from lmbench.model.layers import convert_projections, has_fused, split_blocks
+from lmbench.model.optimizers import BY_MATRIX, choose_optimizer
 from lmbench.model.transformer import CHECKPOINTS, Transformer, recomputed_flops
+from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.sizes import DEFAULT_VOCAB_SIZE, FlopCount, forward_flops, resolve_shape, size_name
 
@@ -38,6 +40,12 @@ class LanguageModel(LightningModule):
             of your own, my_module:my_attention, called as PyTorch's scaled_dot_product_attention is.
         checkpoint: which activations the backward pass computes again: none, block (all blocks), every_2 (every second
             block) or selective (everything in a block but its linear layers and fused attention).
+        residual_dtype: bf16 keeps the residual stream in bfloat16 under bfloat16 autocast; null is the embedding's
+            float32.
+        fused_projections: q, k and v are one product, gate and up another; the network is the same, and so are its
+            state dicts, either of which loads into the other.
+        loss: whole, or chunked: in chunks of tokens whose logits the backward pass computes again, so that never all
+            of them are in memory.
         optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
         optimizer_variant: how it is implemented: fused (one kernel), foreach (horizontally fused) or loop (over
             parameters); null is fused for Adam, AdamW and SGD.
@@ -64,6 +72,9 @@ class LanguageModel(LightningModule):
         context_length: int = 512,
         attention: str = "sdpa",
         checkpoint: str = "none",
+        residual_dtype: Literal["bf16"] | None = None,
+        fused_projections: bool = False,
+        loss: Literal["whole", "chunked"] = "whole",
         optimizer: str = "AdamW",
         optimizer_variant: str | None = None,
         learning_rate: float = 3e-4,
@@ -83,11 +94,26 @@ class LanguageModel(LightningModule):
         self.context_length = context_length
         self.attention = attention
         self.checkpoint = checkpoint
+        self.residual_dtype = residual_dtype
+        self.fused_projections = fused_projections
+        self.loss = loss
         self.optimizer = choose_optimizer(
             optimizer, optimizer_variant, lr=learning_rate, weight_decay=weight_decay, betas=betas
         )
+        name = self.optimizer.label.split()[0]
+        if fused_projections and name in BY_MATRIX:
+            raise UsageError(
+                f"model.fused_projections makes one matrix of several, and {name} treats each matrix by itself: that "
+                "is another training; leave out one of them"
+            )
 
     def setup(self, stage: str) -> None:
+        precision = find_precision(str(self.trainer.precision)) or PRECISIONS["bf16-mixed"]
+        if self.residual_dtype and (precision.compute != "bfloat16" or not precision.is_mixed):
+            raise UsageError(
+                f"model.residual_dtype {self.residual_dtype} is for autocast to bfloat16, and trainer.precision is "
+                f"{precision.name}; give bf16-mixed, or leave it out"
+            )
         batch_size = getattr(self.trainer.datamodule, "batch_size", 1)  # type: ignore[attr-defined]
         size = Size(batch_size, self.shape.num_heads, self.context_length, self.shape.head_dim)
         self._use = use_in(self.trainer, size, True, stage, is_strided=True)
@@ -101,7 +127,34 @@ class LanguageModel(LightningModule):
         """Build the network once, on the current device; Lightning calls this before fit and validate."""
         self._is_fresh = not hasattr(self, "network")
         if self._is_fresh:
-            self.network = Transformer(self.shape, self.context_length, self.attention, self.checkpoint)
+            self.network = Transformer(
+                self.shape,
+                self.context_length,
+                self.attention,
+                self.checkpoint,
+                residual_dtype=torch.bfloat16 if self.residual_dtype else None,
+                is_fused=self.fused_projections,
+                is_chunked=self.loss == "chunked",
+            )
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Convert what an optimizer kept of parameters, where projections were fused and are not, or the other way
+        round; the network converts its weights itself."""
+        names, is_fused = list(checkpoint["state_dict"]), self.fused_projections
+        if has_fused(names) == is_fused:
+            return
+        new_names = list(convert_projections(checkpoint["state_dict"], is_fused))
+        for optimizer in checkpoint.get("optimizer_states", ()):
+            slots = defaultdict[str, dict[str, Tensor]](dict)
+            # LBFGS keeps one state for all parameters, and it stays.
+            if len(optimizer["state"]) == len(names):
+                for index, values in optimizer["state"].items():
+                    for slot, value in values.items():
+                        slots[slot][names[index]] = value
+                of_slots = {slot: convert_projections(values, is_fused) for slot, values in slots.items()}
+                states = ({slot: values[name] for slot, values in of_slots.items()} for name in new_names)
+                optimizer["state"] = dict(enumerate(states))
+            optimizer["param_groups"][0]["params"] = list(range(len(new_names)))
 
     def forward(self, tokens: Tensor) -> Any:
         """Logits, ``batch seq vocab``."""
@@ -121,7 +174,9 @@ class LanguageModel(LightningModule):
 
     def flops_per_token(self) -> FlopCount:
         """Model FLOPs of one forward pass per token, at the model's context length."""
-        again = recomputed_flops(self.checkpoint, self.shape, self.context_length, self._kind.is_written_out)
+        again = recomputed_flops(
+            self.checkpoint, self.shape, self.context_length, self._kind.is_written_out, self.loss == "chunked"
+        )
         return replace(forward_flops(self.shape, self.context_length), recomputed_per_token_flops=again)
 
     def describe(self) -> dict[str, Any]:
@@ -132,6 +187,9 @@ class LanguageModel(LightningModule):
             "attention": self.attention,
             "attention_check": self._attention_check,
             "checkpoint": self.checkpoint,
+            "residual_dtype": self.residual_dtype,
+            "fused_projections": self.fused_projections,
+            "loss": self.loss,
             "optimizer": self.optimizer.label,
             # One that was trained before in this process is not.
             "is_fresh": self._is_fresh,
@@ -141,8 +199,11 @@ class LanguageModel(LightningModule):
         """What is split over `size` devices: each block's heads, and the width of its feed-forward layer.
 
         Raises:
-            UsageError: it does not divide them.
+            UsageError: it does not divide them, or projections are fused: a device would get other parts of q, k and v
+                than its heads'.
         """
+        if self.fused_projections:
+            raise UsageError("model.fused_projections cannot be split over devices by heads; leave it out")
         check_divides(size, num_heads=self.shape.num_heads, d_ff=self.shape.d_ff)
         return split_blocks("network.blocks.*", attention="q k v output", ffn="gate up down")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,22 +25,54 @@ class Projection(nn.Linear):
     """A linear map without bias, its weights drawn from a normal distribution of the given deviation.
 
     The weights are float32 whatever the default dtype, so that one seed gives the same weights in every
-    precision.
+    precision. With several `parts` it is as many maps of one input to `out_features` each, in one product; they are
+    drawn one after the other, so that one seed also gives the same weights to projections of their own.
     """
 
-    def __init__(self, in_features: int, out_features: int, std: float) -> None:
-        self.std = std
-        super().__init__(in_features, out_features, bias=False, dtype=torch.float32)
+    def __init__(self, in_features: int, out_features: int, std: float, parts: int = 1) -> None:
+        self.std, self.parts = std, parts
+        super().__init__(in_features, parts * out_features, bias=False, dtype=torch.float32)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        for part in self.weight.detach().chunk(self.parts):
+            nn.init.normal_(part, std=self.std)
+
+
+#: Projections of one input that may be one product, by its name.
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+
+def convert_projections(state: Mapping[str, Tensor], is_fused: bool) -> dict[str, Tensor]:
+    """Tensors by the names of parameters (weights, or what an optimizer keeps of them) as a network has them whose
+    projections are fused, or not fused; in the order of its parameters."""
+    wholes = {part: whole for whole, parts in FUSED.items() for part in parts} if is_fused else {}
+    pieces = defaultdict[str, list[Tensor]](list)
+    for name, tensor in state.items():
+        *path, layer, kind = name.split(".")
+        parts = FUSED.get(layer, (layer,))
+        # A count of steps belongs to each part.
+        tensors = tensor.chunk(len(parts)) if tensor.dim() else [tensor] * len(parts)
+        for part, piece in zip(parts, tensors, strict=True):
+            pieces[".".join([*path, wholes.get(part, part), kind])].append(piece)
+    return {name: torch.cat(parts) if parts[0].dim() else parts[0] for name, parts in pieces.items()}
+
+
+def has_fused(names: Iterable[str]) -> bool:
+    """Whether these are names of parameters of a network with fused projections."""
+    return any(layer in FUSED for name in names for layer in name.split("."))
 
 
 class Embedding(nn.Embedding):
-    """Token embedding with unit-normal weights, float32 whatever the default dtype."""
+    """Token embedding with unit-normal weights, float32 whatever the default dtype; `output_dtype` is that of the
+    vectors it gives, None for the weights'."""
 
-    def __init__(self, vocab_size: int, d_model: int) -> None:
+    def __init__(self, vocab_size: int, d_model: int, output_dtype: torch.dtype | None = None) -> None:
         super().__init__(vocab_size, d_model, dtype=torch.float32)
+        self._output_dtype = output_dtype
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = super().forward(tokens)
+        return x if self._output_dtype is None else x.to(self._output_dtype)
 
 
 class RMSNorm(nn.Module):
@@ -55,15 +89,22 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated feed-forward layer, down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+    """Gated feed-forward layer, down(silu(gate(x)) * up(x)) (Shazeer 2020); gate and up are one product if fused."""
 
-    def __init__(self, d_model: int, d_ff: int, residual_scale: float) -> None:
+    def __init__(self, d_model: int, d_ff: int, residual_scale: float, is_fused: bool = False) -> None:
         super().__init__()
-        self.gate = Projection(d_model, d_ff, d_model**-0.5)
-        self.up = Projection(d_model, d_ff, d_model**-0.5)
+        if is_fused:
+            self.gate_up = Projection(d_model, d_ff, d_model**-0.5, parts=2)
+        else:
+            self.gate = Projection(d_model, d_ff, d_model**-0.5)
+            self.up = Projection(d_model, d_ff, d_model**-0.5)
         self.down = Projection(d_ff, d_model, residual_scale * d_ff**-0.5)
+        self._is_fused = is_fused
 
     def forward(self, x: Tensor) -> Any:
+        if self._is_fused:
+            gate, up = self.gate_up(x).chunk(2, -1)
+            return self.down(functional.silu(gate) * up)
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
@@ -78,7 +119,7 @@ class NextTokenLoss(nn.Module):
     """Mean cross entropy over all tokens, reduced in float32 whatever the logits' dtype."""
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
 def rope_tables(context_length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:

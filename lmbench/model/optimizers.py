@@ -26,6 +26,8 @@ _VARIANTS = {
 _FUSED = ("Adam", "AdamW", "SGD")
 #: No optimizer, and one that takes sparse gradients alone.
 _UNFIT = ("Optimizer", "SparseAdam")
+#: Those whose update of a matrix depends on all of it: of two that are one they make another update.
+BY_MATRIX = ("Muon", "Adafactor")
 #: Matrices that Muon leaves to AdamW, by their names: its update is for hidden layers.
 _NOT_HIDDEN = re.compile(r"embed|head|\bw[tp]e\b")
 

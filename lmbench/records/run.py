@@ -310,6 +310,9 @@ class Model(Struct):
         attention: attention. Attention by name: `naive`, `sdpa`, `flex`, or a function of the user's own.
         attention_backend: back end taken. What PyTorch took for plain `sdpa`, by the name that asks for it alone; of attention by itself.
         checkpoint: checkpoint. Activation checkpointing by name: `none`, `block`, `every_2`, `selective`.
+        residual_dtype: residual stream. `bf16` where it is cast to that under autocast; null: as the embedding gives it.
+        fused_projections: fused. q, k and v are one product, gate and up another.
+        loss: loss by. `whole`, or `chunked`: in chunks of tokens, so that never all logits are in memory.
         optimizer: optimizer. Optimizer with its variant, such as `AdamW fused`.
         is_fresh: fresh. Weights come from initialisation, not from a checkpoint.
         described: more. What else the module says of itself by `describe()`.
@@ -331,6 +334,9 @@ class Model(Struct):
     attention_check: AttentionCheck | None = None
     checkpoint: Text = None
     fp8: Fp8Layers | None = None
+    residual_dtype: Text = None
+    fused_projections: Flag = None
+    loss: Text = None
     optimizer: Text = None
     is_fresh: Flag = None
     described: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from lmbench.masking import masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASSES
-from lmbench.records.run import RunRecord
+from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import leaves, value_at
 from lmbench.records.vocabulary import MODES
 from lmbench.report import shipped
@@ -57,8 +57,8 @@ class Fact:
         """What the run was, or what it was to be."""
         value = value_at(run, self.read) if self.read else _READ[self.name](run)
         settings = [planned(plan, option) for option in self.settings]
-        if value is None and self.name == "size" and all(settings[1:]):
-            value = "{} x {}".format(*settings[1:])
+        if value is None and self.name in _PLANNED:
+            value = _PLANNED[self.name](*settings)
         if value is None:
             value = next((value for value in settings if value is not None), None)
         return None if value is None else self.labelled(value)
@@ -81,6 +81,19 @@ def _size(run: RunRecord) -> str | None:
     if model.d_model and model.num_layers and not model.size:
         return f"{model.num_layers} x {model.d_model}"
     return model.size or (model.name or "").rpartition(".")[2] or None
+
+
+def choices(residual_dtype: str | None, is_fused: bool | None, loss: str | None) -> str:
+    """How lmbench's own model is computed where that is not the plain way; empty where it is."""
+    chosen = {
+        f"{residual_dtype} residual": residual_dtype, "fused projections": is_fused, f"{loss} loss": loss == "chunked",
+    }  # fmt: skip
+    return " + ".join(word for word, is_chosen in chosen.items() if is_chosen)
+
+
+def choices_of(model: Model) -> str:
+    """The choices of a run's model."""
+    return choices(model.residual_dtype, model.fused_projections, model.loss)
 
 
 def _strategy(run: RunRecord) -> str | None:
@@ -113,10 +126,16 @@ _READ: Mapping[str, Callable[[RunRecord], Any]] = {
     # `lmbench validate` is inference.
     "mode": lambda run: "inference" if run.command == "validate" else run.mode,
     "compile": lambda run: as_dict(run.compile) if run.compile.is_enabled else run.compile.is_enabled,
+    "choices": lambda run: choices_of(run.model) or ("plain" if run.model.name else None),
     "heads": lambda run: run.model.num_heads if run.model.head_dim else None,
     "micro_batches": lambda run: run.window.micro_batches or None,
     "strategy": _strategy,
     "commit": revision,
+}
+#: What the settings of a run tell together that died before its record could.
+_PLANNED: Mapping[str, Callable[..., str | None]] = {
+    "size": lambda _, *dimensions: "{} x {}".format(*dimensions) if all(dimensions) else None,
+    "choices": lambda *settings: choices(*settings) or "plain",
 }
 _LABELS: Mapping[str, Callable[[Any], Any]] = {
     "matmul": matmul_label, "compile": _compile_label, "causal": lambda is_causal: CAUSAL if is_causal else "none",

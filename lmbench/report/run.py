@@ -24,6 +24,7 @@ from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report import shipped, units
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
+from lmbench.report.facts import choices_of
 from lmbench.report.units import GIB, MS, PERCENT, mean_and_std, milliseconds, percent, plain
 
 #: From this share of the step on it is the host that sets its time.
@@ -97,6 +98,7 @@ def banner(run: RunRecord) -> list[Line]:
         "banner", run,
         name=model.size or model.name or "(not built)",
         checkpoint=None if model.checkpoint == "none" else model.checkpoint,
+        choices=choices_of(model),
         shape=shape if data.batch_size else "as the data gives it",
         micro_batches=window.micro_batches if (window.micro_batches or 1) > 1 else None,
         compiled=compiled if run.compile.is_enabled else "eager",

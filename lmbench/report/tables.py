@@ -19,7 +19,10 @@ from lmbench.report.units import Unit, change_percent, change_range
 from lmbench.report.view import Catalogue, TableSpec, View
 
 #: Facts that a caption leaves out where all rows have what everybody has.
-_USUAL = {"checkpoint": "none", "micro_batches": 1, "ranks": 1, "strategy": "none", "zero_grad": "after_step"}
+_USUAL = {
+    "checkpoint": "none", "choices": "plain", "micro_batches": 1, "ranks": 1, "strategy": "none",
+    "zero_grad": "after_step",
+}  # fmt: skip
 #: By its cell, a row's entries beside its facts.
 _Rows = list[tuple[int, list[Cell | None]]]
 #: The unit of a fact whose known values are all numbers: it is aligned like them.

@@ -80,7 +80,11 @@ def test_a_checkpoint_is_continued_from_and_another_models_is_refused(tmp_path, 
     checkpoint = str(next(tmp_path.glob("checkpoints/*.ckpt")))
     code, run, _, _ = fit("--ckpt_path", checkpoint)
     assert (code, run.outcome, run.record.model.is_fresh, len(run.steps)) == (0, "ok", False, 8)
-    code, _, printed, _ = fit("--ckpt_path", checkpoint, "--model.num_layers=2", "--measure.results_dir=other")
-    assert (code, printed.err.count("\n")) == (2, 1)
-    assert "the checkpoint is of another model" in printed.err
-    assert list((tmp_path / "other").iterdir()) == []
+    code, fused, _, _ = fit("--ckpt_path", checkpoint, "--model.fused_projections=true")
+    assert (code, fused.outcome) == (0, "ok")
+    assert fused.record.loss.last == pytest.approx(run.record.loss.last, abs=1e-5)
+    for other in ("--model.num_layers=2", "--model.optimizer=Muon"):
+        code, _, printed, _ = fit("--ckpt_path", checkpoint, other, "--measure.results_dir=other")
+        assert (code, printed.err.count("\n")) == (2, 1)
+        assert "the checkpoint is of another model" in printed.err
+        assert list((tmp_path / "other").iterdir()) == []

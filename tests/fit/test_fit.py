@@ -93,6 +93,7 @@ def test_a_guard_that_fails_makes_a_strict_run_exit_4(tmp_path, words, name):
 
 def test_shipped_configurations_all_parse():
     sizes = ("small", "medium", "large", "xl", "2_7b")
-    assert {*shipped_configs()} == {"smoke", "toy_fp16", *(f"{size}_{p}" for size in sizes for p in ("fp32", "bf16"))}
+    names = {"smoke", "toy_fp16", "flagship_bf16", "flagship_fp8"}
+    assert {*shipped_configs()} == names | {f"{size}_{p}" for size in sizes for p in ("fp32", "bf16")}
     for name in shipped_configs():
         assert main(["fit", "--config", name, "--print_config"]) == 0

@@ -208,6 +208,10 @@ def test_a_module_that_cannot_be_built_is_one_message(capfd):
             "num_heads is 2, which 3 devices cannot share",
         ),
         (
+            [*TINY, "--trainer.strategy=tensor_parallel", "--model.fused_projections=true"],
+            "model.fused_projections cannot be split over devices by heads",
+        ),
+        (
             ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=3"],
             "does not divide 2 devices",
         ),

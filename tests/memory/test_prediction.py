@@ -17,6 +17,7 @@ from lmbench.errors import UsageError
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, PhasePeak, Request, gpu_for
 from lmbench.memory.predictor import SHARED, Predictor, Trial, by_phase, largest_that_fits
+from lmbench.model.transformer import LOSS_CHUNKS
 
 ROOM = Gpu("test", 100 * 2**30, 0)
 TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
@@ -218,6 +219,13 @@ def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way():
         activations_of("--trainer.compile=true", "--model.checkpoint", name) for name in ("block", "selective", "none")
     )
     assert block < selective < none
+
+
+def test_a_chunked_loss_has_never_all_logits_in_memory():
+    words = (TINY[0], "--model.vocab_size=50000", "--data.batch_size=16", "--data.context_length=64", "--model.loss")
+    whole, chunked = (peak_of(predict(*words, loss), "backward") for loss in ("whole", "chunked"))
+    assert chunked.logits == pytest.approx(whole.logits / LOSS_CHUNKS, rel=0.01)
+    assert whole.total_bytes - chunked.total_bytes > 0.8 * whole.logits
 
 
 # several ranks

@@ -16,9 +16,9 @@ CONTEXT = 24
 TOKENS = torch.randint(SHAPE.vocab_size, (2, CONTEXT), generator=torch.Generator().manual_seed(0))
 
 
-def network(attention, checkpoint, num_layers=SHAPE.num_layers):
+def network(attention, checkpoint, num_layers=SHAPE.num_layers, **choices):
     torch.manual_seed(0)
-    return Transformer(replace(SHAPE, num_layers=num_layers), CONTEXT, attention, checkpoint)
+    return Transformer(replace(SHAPE, num_layers=num_layers), CONTEXT, attention, checkpoint, **choices)
 
 
 def gradients(model, autocast=False):
@@ -36,19 +36,20 @@ def test_loss_and_gradients_are_those_without_checkpoints(name, attention, autoc
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_what_is_computed_again_is_what_the_counter_finds(name, attention):
-    def flops(checkpoint):
+@pytest.mark.parametrize(("name", "is_chunked"), [(name, False) for name in CHECKPOINTS] + [("selective", True)])
+def test_what_is_computed_again_is_what_the_counter_finds(name, is_chunked, attention):
+    def flops(checkpoint, **choices):
         with FlopCounterMode(display=False) as counter:
-            network(attention, checkpoint)(TOKENS, TOKENS).backward()
+            network(attention, checkpoint, **choices)(TOKENS, TOKENS).backward()
         return counter.get_total_flops()
 
     is_fused = attention == "sdpa_flash"
-    again = recomputed_flops(name, SHAPE, CONTEXT, not is_fused)
+    again = recomputed_flops(name, SHAPE, CONTEXT, not is_fused, is_chunked)
     if is_fused and not CHECKPOINTS[name].keeps_matmuls:
         # The counter knows no formula for the fused kernel of a CPU: its products are not in its count.
         again -= len(CHECKPOINTS[name].blocks(SHAPE.num_layers)) * 4 * CONTEXT * SHAPE.d_model
-    assert flops(name) - flops("none") == again * TOKENS.numel()
+    chosen = flops(name, is_chunked=is_chunked, is_fused=is_chunked)
+    assert chosen - flops("none") == again * TOKENS.numel()
 
 
 @pytest.mark.parametrize(("name", "by_block"), [("block", False), ("selective", True)])

@@ -63,11 +63,56 @@ def test_shorter_sequences_run_and_longer_ones_are_refused():
         network(*batch(seq=33))
 
 
+#: Each choice of how the network is computed, and all of them.
+CHOICES = [{"is_fused": True}, {"is_chunked": True}, {"residual_dtype": torch.bfloat16}]
+CHOICES.append({name: value for choice in CHOICES for name, value in choice.items()})
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("choices", CHOICES, ids=" ".join)
+def test_choices_are_the_plain_networks_loss_and_gradients(choices, compiled):
+    def run(autocast, **choices):
+        torch.manual_seed(0)
+        network, dtypes = Transformer(SHAPE, context_length=64, **choices), []
+        network.norm.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
+        if compiled and choices:
+            torch._dynamo.reset()
+            network.compile(backend="aot_eager", fullgraph=True)
+        # 252 tokens are no multiple of the chunks.
+        torch.manual_seed(1)
+        inputs = batch(seq=63)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            with torch.inference_mode():
+                inference = network(*inputs)
+            loss = network(*inputs)
+        assert inference.item() == pytest.approx(loss.item(), rel=1e-6)
+        assert {*dtypes} == {choices.get("residual_dtype", torch.float32)}
+        loss.backward()
+        # Of fused projections one after the other, and so are the plain ones.
+        return loss.item(), torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+
+    for autocast, of_loss, of_gradients in ((False, 1e-6, 1e-6), (True, 1e-4, 2e-2)):
+        if autocast or "residual_dtype" not in choices:
+            (plain, gradients), (chosen, others) = run(autocast), run(autocast, **choices)
+            assert chosen == pytest.approx(plain, rel=of_loss)
+            assert (others - gradients).norm() < of_gradients * gradients.norm()
+
+
+def test_networks_with_fused_projections_and_without_load_each_others_weights():
+    for is_fused in (True, False):
+        source, target = (Transformer(SHAPE, context_length=8, is_fused=fused) for fused in (is_fused, not is_fused))
+        inputs = batch(seq=8)
+        assert source(*inputs) != target(*inputs)
+        target.load_state_dict(source.state_dict())
+        torch.testing.assert_close(source(*inputs), target(*inputs))
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize(
     ("attention", "inner"), [("naive", {"scores", "mask", "softmax", "values"}), ("sdpa", {"attention"})]
 )
-def test_every_module_that_computes_belongs_to_a_part(attention, inner):
-    network = Transformer(SHAPE, context_length=32, attention=attention)
+def test_every_module_that_computes_belongs_to_a_part(attention, inner, is_fused):
+    network = Transformer(SHAPE, context_length=32, attention=attention, is_fused=is_fused)
     leaves = [name for name, module in network.named_modules() if name and not list(module.children())]
     parts = {name: part_of(name) for name in leaves}
     assert set(parts.values()) == PARTS | inner, parts

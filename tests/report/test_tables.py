@@ -6,7 +6,7 @@ import pytest
 import yaml
 from paths import DATA
 from report_golden import make_attention
-from runs import rows_of, section_of, table_rows
+from runs import ended, make_sweep, rows_of, section_of, table_rows
 
 from lmbench.commands.report import make_catalogue
 from lmbench.report.frame import Frame
@@ -64,6 +64,21 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
     home = make_attention(tmp_path / "a", [16384], [64], repeats=repeats, change=widen)
     tables = tables_of(home, "attention_backends")
     assert [table_rows(table)[0]["fastest"] for table in tables[:2]] == [forward, backward]
+
+
+def test_choices_of_the_model_are_one_column_against_the_plain_one(tmp_path):
+    def change(run, _repeat):
+        # A run that died before it could tell of its model has them from its plan.
+        return {**ended("error", "setup"), "model": {}} if run["model"]["residual_dtype"] else {}
+
+    names = ("model.residual_dtype", "model.fused_projections", "model.loss")
+    cells = [(None, False, "whole"), (None, True, "whole"), (None, False, "chunked"), ("bf16", True, "chunked")]
+    axes = [dict(zip(names, cell, strict=True)) for cell in cells]
+    first = tables_of(make_sweep(tmp_path / "s", axes, view="choices", change=change))[0]
+    assert [(row["choices"], "x" in row["speed-up vs plain"]) for row in table_rows(first)] == [
+        ("plain", True), ("fused projections", True), ("chunked loss", True),
+        ("bf16 residual + fused projections + chunked loss", False),
+    ]  # fmt: skip
 
 
 # published figures
