@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import HalfPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import distributed, nn
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from lmbench.callbacks.observer import LeanCallback
 from lmbench.errors import UsageError
-from lmbench.fit.mixed_precision import Fp8Precision, RepairedMixedPrecision
+from lmbench.fit.mixed_precision import RepairedMixedPrecision, fp8_precision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.blocks import Category
@@ -187,11 +187,11 @@ class _FakeHalfPrecision(HalfPrecision):
         return module.apply(lower)
 
 
-def precision_plugin(name: str) -> Precision:
+def precision_plugin(name: str, strategy: Strategy) -> Precision:
     """Lightning's plugin of a precision for a GPU, without the loss scaler, which has no memory worth naming.
 
     Raises:
-        UsageError: Transformer Engine's, which replace layers; fp8 without torchao.
+        UsageError: Transformer Engine's, which replace layers; fp8 without torchao, or with another strategy than DDP.
     """
     precision = find_precision(name)
     if precision is None or not precision.runs_on_cpu:
@@ -200,7 +200,7 @@ def precision_plugin(name: str) -> Precision:
     if precision.compute == precision.weights == "float32":
         return Precision()
     if precision.peak == "fp8":
-        return Fp8Precision(name, "cpu")
+        return fp8_precision(name, strategy)
     plugin = RepairedMixedPrecision("bf16-mixed", "cpu") if precision.is_mixed else _FakeHalfPrecision()
     if isinstance(plugin, _FakeHalfPrecision):
         plugin._desired_input_dtype = precision.weight_dtype()

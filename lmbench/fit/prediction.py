@@ -144,7 +144,7 @@ class Prediction:
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
             strategy = trainer.strategy
-            strategy.precision_plugin = precision_plugin(self.precision)
+            strategy.precision_plugin = precision_plugin(self.precision, strategy)
             # It is where it shall be; and a fake parameter cannot be moved in place.
             strategy.model_to_device = strategy.teardown = lambda: None  # type: ignore[method-assign]
             if isinstance(strategy, ParallelStrategy):

@@ -34,7 +34,7 @@ from lmbench.sizes import ModelShape
 
 #: What `selective` keeps, by the operator's name without its overload.
 _KEPT = re.compile(
-    "aten::(mm|addmm|_scaled_dot_product_(flash_attention(_for_cpu)?|efficient_attention|cudnn_attention"
+    "aten::(mm|addmm|_scaled_mm|_scaled_dot_product_(flash_attention(_for_cpu)?|efficient_attention|cudnn_attention"
     "|fused_attention_overrideable))"
 )
 

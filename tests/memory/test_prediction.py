@@ -112,6 +112,11 @@ def test_the_efficient_kernel_writes_values_so_that_none_are_copied():
     assert kept("efficient", "32-true") == kept("flash", "32-true")
 
 
+def test_in_fp8_no_copies_of_weights_are_kept():
+    kept, in_fp8 = (activations_of("--trainer.precision", name) for name in ("bf16-mixed", "fp8-tensorwise"))
+    assert kept - in_fp8 == 2 * 2 * (4 * 64 * 64 + 3 * 64 * 128)
+
+
 def test_compiled_peaks_are_within_five_percent_of_an_h200s():
     """The README's flagship run."""
     words = ["--config=large_bf16", "--data.batch_size=16", "--data.context_length=1024"]
@@ -199,6 +204,8 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, wo
          r"cannot be predicted: hand_module.py:\d+ `self.last = loss.item\(\)`"),
         ([*TINY, "--trainer.precision=transformer-engine"],
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
+        ([*TINY, "--trainer.precision=fp8-rowwise", "--trainer.devices=2", "--trainer.strategy=fsdp2"],
+         "precision fp8-rowwise with trainer.strategy ModelParallel: not supported"),
         (["--model.siz=tiny"], r"model\.siz"),
         ([*TINY, "--trainer.devices=[]"], r"trainer.devices is \[\]; a prediction needs a number"),
         ([*TINY, "--trainer.num_nodes=0"], "trainer.num_nodes is 0; it must be at least 1"),
