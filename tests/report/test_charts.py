@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 
 import pytest
 from browser import look, needs_browser, operate
@@ -11,8 +10,7 @@ from report_golden import CASES
 from runs import make_sweep, section_of
 
 from lmbench.cli import main
-from lmbench.kernels.names import FUSED, KINDS, PARTS
-from lmbench.records.vocabulary import PHASES
+from lmbench.report.page import chart_html, svg
 
 
 def make_page(tmp_path, *cases):
@@ -27,11 +25,6 @@ def make_page(tmp_path, *cases):
     return page
 
 
-def points_of(chart):
-    points = chart.spec["data"]["values"]
-    return points
-
-
 def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tmp_path):
     first, second = (make_page(tmp_path / name, "step_times", "any_sweep").read_text() for name in ("a", "b"))
     assert first == second
@@ -43,7 +36,7 @@ def test_whiskers_are_a_standard_deviation_between_processes(tmp_path):
     means = [0.1, 0.101, 0.104, 0.103]
     make_sweep(tmp_path / "s", {}, repeats=4, change=lambda _, repeat: {"phases.step.mean_s": means[repeat]})
     chart = section_of(tmp_path).charts()[0]
-    (point,) = points_of(chart)
+    (point,) = chart.spec["data"]["values"]
     # std of 100, 101, 104, 103 ms
     deviations = point["high"] - point["y"], point["y"] - point["low"]
     assert (point["y"], *deviations) == pytest.approx((102, 1.825742, 1.825742))
@@ -56,11 +49,14 @@ def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path):
     assert any("left out" in chart.caption for chart in section.charts())
 
 
-def test_each_kind_part_and_phase_has_a_colour_of_its_own():
-    style = (files("lmbench.report") / "page.css").read_text(encoding="utf-8")
-    colours = dict(re.findall(r"--of-(\w+): var\(--series-(\d+)\)", style))
-    for names in ((*PARTS, FUSED), KINDS, [phase for phase in PHASES if phase != "other"]):
-        assert len({colours[name] for name in names}) == len(names)
+def test_a_picture_of_a_file_has_its_colours_and_neither_script_nor_what_is_not_drawn():
+    rows = [{"x": 1, "text": "<b> </script> \u202e"}]
+    encoding = {"x": {"field": "x", "type": "quantitative"}, "color": {"field": "text", "type": "nominal"}}
+    spec = {"data": {"values": rows}, "mark": "point", "encoding": encoding}
+    picture = svg(spec)
+    assert (picture[:4], "--series-1: #2f6fde" in picture, "<script" in picture) == ("<svg", True, False)
+    assert "\u202e" not in chart_html(spec)
+    assert chart_html(spec).count("</script") == 1
 
 
 @needs_browser

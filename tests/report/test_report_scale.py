@@ -62,7 +62,6 @@ def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
 @pytest.mark.parametrize(
     ("words", "absent"),
     yaml.safe_load("""
-- [[-h], [torch, lightning, pandas, scipy, jinja2, numpy]]
 - [[results], [torch, lightning, vl_convert, jinja2]]
 - [[results, --output=page.html], [torch, lightning]]
 """),

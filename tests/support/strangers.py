@@ -62,13 +62,6 @@ class OwnLoaders(Regression):
         return Data(width=self.width).val_dataloader()
 
 
-class SlowToValidate(OwnLoaders):
-    """Sleeps 0.1 s in every batch of its validation."""
-
-    def validation_step(self, batch, batch_idx):
-        time.sleep(0.1)
-
-
 class Needy(Regression):
     def __init__(self, width: int, depth: int):
         super().__init__(width)

@@ -142,11 +142,10 @@ def test_a_wandb_that_is_not_installed_is_told_and_written_another_time(tmp_path
     ("part", "raised", "is_interrupted", "said"),
     [
         ("write", KeyboardInterrupt(), False, "W&B got nothing of this run: stopped"),
-        ("write", OSError(28, "full"), False, "W&B got nothing of this run: [Errno 28] full"),
         ("sync", WandbProblem("the server is\nnot there"), False, "not uploaded to W&B: the server is not there"),
         ("sync", AssertionError("sent"), True, "not uploaded to W&B: the run was interrupted"),
     ],
-    ids=["a second Ctrl-C", "full disk", "no server", "interrupted"],
+    ids=["a second Ctrl-C", "no server", "interrupted"],
 )
 def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
     monkeypatch, tmp_path, part, raised, is_interrupted, said
