@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from lmbench.commands.parser import PositiveInt
 from lmbench.configs import shipped_configs, shipped_studies
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError
 from lmbench.records.load import Run, find_runs, load_known
 from lmbench.records.named import (
     RESULTS,
@@ -91,23 +91,16 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     wanted = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
     entries: Sequence[_Entry] = ()
     for back, result in enumerate(newest):
-        # `highest` is that of `highest (fp32)`.
-        runs = [
-            run
-            for run in map(load_known, result.runs)
-            if all(f"{value} ".startswith(f"{wanted[name]} ") for name, value in _values(run, wanted).items())
-        ]
+        runs = [run for run in map(load_known, result.runs) if not wanted or _is_so(run, wanted)]
         if runs:
             last = f"{home}last~{back}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
             frame = frame_of(runs, sweep_of(runs[0].path))
             entries = [*entries, _Entry(names.get(result.path, last), result, frame, frame.shared())]
         if len(entries) == limit:
             break
-    for name in wanted if not entries else ():
-        known = {_values(load_known(run), [name])[name] for result in newest for run in result.runs} - {"None"}
-        hint = suggest(name, FACT) or f"; facts are {', '.join(FACT)}"
-        reason = f"{name} is one of {', '.join(sorted(known))}" if known else f"no run has a {name!r}{hint}"
-        raise UsageError(f"--where {where}: no run is so (NAME=VALUE); {reason}")
+    if not entries:
+        known = ", ".join(FACT)
+        raise UsageError(f"--where {where}: no run is so; give NAME=VALUE of a fact ({known}), an option or a field")
     # A run that was never built knows little: what it lacks is no difference.
     built = [entry.facts for entry in entries if "precision" in entry.facts]
     common = [name for name in _WORDS[2:] if len({facts.get(name) for facts in built}) == 1]
@@ -119,12 +112,12 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
 
 
-def _values(run: Run, names: Iterable[str]) -> dict[str, str]:
-    """What the run has under these names of facts, options or fields of its record."""
-    options = leaves(run.record.config or {}) if names else ()
-    facts = read_facts(run.record) if names else {}
-    told = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome} if names else {}
-    return {name: str(plain(told.get(name))) for name in names}
+def _is_so(run: Run, wanted: Mapping[str, str]) -> bool:
+    """Whether the run has these values of facts, options or fields of its record."""
+    options, facts = leaves(run.record.config or {}), read_facts(run.record)
+    told = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome}
+    # `highest` is that of `highest (fp32)`.
+    return all(f"{plain(told.get(name))} ".startswith(f"{value} ") for name, value in wanted.items())
 
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:

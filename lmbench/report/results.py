@@ -66,26 +66,20 @@ def report_on(
         over: show all runs as configurations that are followed over commits or time.
 
     Raises:
-        UsageError: no result, an unknown view, a baseline that no group has, or nothing that can be followed.
+        UsageError: no result, an unknown view, a baseline that a group lacks, or nothing that can be followed.
     """
     groups = read_groups(paths, is_by_sweep=over is None)
     asked = over_view(over) if over else view
     wanted = catalogue.view(asked, (over,) if over else ()) if asked is not None else None
-    sections, refused = list[_Section](), list[UsageError]()
+    sections = list[_Section]()
     for group in groups:
         notes = list[str]()
         shown_by = wanted or _own_view(group, catalogue, notes)
         frame = frame_over(group, over) if over else make_frame(group, shown_by.is_profiled)
-        try:
-            frame = frame.against(parse_baseline(baseline, frame) if baseline else shown_by.baseline)
-        except UsageError as error:
-            refused.append(error)
-            notes.append(str(error))
+        frame = frame.against(parse_baseline(baseline, frame) if baseline else shown_by.baseline)
         # A fact that a view sorts by comes before those that it does not name.
         frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()]))
         sections.append(_Section(group, shown_by, frame, frame.timed(), notes))
-    if len(refused) == len(groups):
-        raise refused[0]
     rows = [
         (run.run_id, run.outcome, masked_message(run.record.replay_command or ""))
         for section in sections
