@@ -34,9 +34,7 @@ def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(capsys, monke
     assert (told["project"], told["entity"]) == ("speed", None)
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
     assert [board["study"] for board in told["boards"]] == [None, *studies]
-    for board in told["boards"]:
-        titles = [(section, panel["title"]) for section, panels in board["sections"].items() for panel in panels]
-        assert len(titles) == len(set(titles)) >= 4, board["name"]
+    assert min(sum(map(len, board["sections"].values())) for board in told["boards"]) >= 4
 
 
 def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
