@@ -36,6 +36,21 @@ def results(tmp_path, monkeypatch):
     return folder
 
 
+#: Words of commands, and what they print.
+NAMED = rows("""
+show | results/day3
+show baseline last~3 | results/day1
+show results/last~3 | results/day1
+report last~1 | grid
+compare baseline last | UNDECIDED
+compare last~1@precision=32-true,model.size=small last~1/small-bf16-mixed | results/grid/small-bf
+kernels last | day3
+memory last | day3
+dtypes last | day3
+noise last | 1 repeats
+""")
+
+
 def listed(capsys, *words):
     assert main(["list", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)["tables"]["results"]
@@ -81,22 +96,11 @@ def test_where_picks_by_fact_option_or_field(where, names, results, capsys):
 def test_every_command_takes_names_for_results(results, capsys):
     assert main(["list", "--name=baseline", "last~3"]) == 0
     assert main(["list", "--name=baseline", "results/day2"]) == 0
-    assert [row["name"] for row in listed(capsys.readouterr() and capsys)] == ["last", "last~1", "baseline", "last~3"]
-    for words, told in (
-        (["show"], "results/day3"),
-        (["show", "baseline", "last~3"], "results/day1"),
-        (["show", "results/last~3"], "results/day1"),
-        (["report", "last~1"], "grid"),
-        (["compare", "baseline", "last"], "UNDECIDED"),
-        (["compare", "last~1@precision=32-true,model.size=small", "last~1/small-bf16-mixed"], "results/grid/small-bf"),
-    ):
-        code = main(words)
-        printed = capsys.readouterr()
-        assert code in (0, 11), printed.err
-        assert told in printed.out, words
-    for command, told in (("kernels", "day3"), ("memory", "day3"), ("dtypes", "day3"), ("noise", "1 repeats")):
-        main([command, "last"])
-        assert told in capsys.readouterr().err, command
+    capsys.readouterr()
+    assert [row["name"] for row in listed(capsys)] == ["last", "last~1", "baseline", "last~3"]
+    for line, told in NAMED:
+        assert main(line.split()) in (0, 2, 11)
+        assert told in "".join(capsys.readouterr()), line
     assert [run.run_id for run in lmbench.load("baseline")] == ["day2"]
     # A name is a link: whoever walks over the results meets each once.
     assert len(lmbench.load("results")) == 11

@@ -112,12 +112,11 @@ def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
-    commits = []
     for day in (1, 2, 3):
         date = {"GIT_COMMITTER_DATE": f"2026-11-0{day}T00:00:00Z", "PATH": "/usr/bin:/bin"}
         subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, env=date)
-        head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-        commits.append(head.strip())
+    history = subprocess.run(["git", "rev-list", "--reverse", "HEAD"], check=True, capture_output=True, text=True)
+    commits = history.stdout.split()
     # The oldest was measured last.
     for hour, commit in enumerate((commits[1], commits[2], commits[0])):
         revision = {"environment.code.project.commit": commit, "environment.code.project.is_dirty": False}

@@ -26,7 +26,7 @@ view:
   tables:
     - title: Power by batch
       rows: [size, batch]
-      columns: [device_state.mean_power_w, device_state.mean_temperature_c, phases.step.p95_s, peak_bytes, speedup]
+      columns: [device_state.mean_power_w, phases.step.p95_s, peak_bytes, speedup]
     - {title: Hottest, rows: [size], among: [batch], columns: [step_s]}
   charts:
     - {title: Power, kind: lines, y: device_state.mean_power_w, x: batch, series: [size]}
@@ -41,25 +41,13 @@ def study(tmp_path):
     return path
 
 
-def measured(tmp_path, view):
-    """What `lmbench sweep` leaves of the study, its view in sweep.json as the file was read."""
-
-    def change(run, repeat):
-        return {
-            "device_state.mean_power_w": 300.0 + 40 * run["data"]["batch_size"] + repeat,
-            "device_state.mean_temperature_c": 51.5 + repeat,
-            "device_state.close": {"temperature_c": 60.0},
-            "phases.step.p95_s": 0.0125,
-        }
-
-    axes = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}
-    return make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=change)
-
-
 def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
     assert main(["sweep", str(study), "--dry_run"]) == 0
-    home = measured(tmp_path, read_sweep_file(study).view)
+    axes, view = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}, read_sweep_file(study).view
+    home = make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=lambda run, repeat: {
+        "device_state.mean_power_w": 300.0 + 40 * run["data"]["batch_size"] + repeat, "phases.step.p95_s": 0.0125,
+    })  # fmt: skip
     # Its results carry the view: neither the file nor the folder is needed any more.
     study.unlink()
     capsys.readouterr()
@@ -69,15 +57,10 @@ def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, capsys):
     assert main(["report", str(home), f"--output={page}"]) == 0
     assert text.startswith("## Power and heat\n\n- **question**: What does a bigger batch draw?\n")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
-    assert lines[0][:7] == [
-        "size", "batch", "power (W)", "mean temperature (°C)", "step p95 (ms)", "peak memory (GiB)",
-        "speed-up vs batch 1",
-    ]  # fmt: skip
-    assert lines[2][:5] == ["small", "1", "340.5", "52", "12.50"]
-    assert lines[3][:3] == ["small", "8", "620.5"]
+    assert lines[0] == ["size", "batch", "power (W)", "step p95 (ms)", "peak memory (GiB)", "speed-up vs batch 1"]
+    assert [line[:4] for line in lines[2:4]] == [["small", "1", "340.5", "12.50"], ["small", "8", "620.5", "12.50"]]
     assert ["size", "fastest", "step (ms)"] in [line[:3] for line in lines]
     assert page.read_text().count('<div class="vega">') == 1
-    assert '"title":"power (W)"' in page.read_text()
 
 
 def test_every_number_of_a_record_is_a_column_with_its_unit():
@@ -104,7 +87,7 @@ title: Power and heat | titel: Power and heat | unknown field titel
 columns: [device_state.mean_power_w | colums: [device_state.mean_power_w | unknown field colums - at $.tables[
 device_state.mean_power_w, | device_state.mean_powr_w, | did you mean device_state.mean_power_w?
 phases.step.p95_s | phases.*.p98_s | no column is like 'phases.*.p98_s'
-device_state.mean_temperature_c | environment.gpu.name | column 'environment.gpu.name' is text
+phases.step.p95_s | environment.gpu.name | column 'environment.gpu.name' is text
 rows: [size, batch] | rows: [size, batches] | fact 'batches' is unknown
 kind: lines | kind: line | unknown chart kind 'line'; choose one of bars, lines
 baseline: {batch: 1} | baseline: {bach: 1} | did you mean batch?
