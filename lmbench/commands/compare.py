@@ -19,7 +19,6 @@ def compare(
     gate: str | None = None,
     about: list[str] | None = None,
     kernels: bool = False,
-    top: int | None = None,
     run: bool = False,
     budget: str | None = None,
     revision: tuple[str, str] | None = None,
@@ -51,7 +50,6 @@ def compare(
         gate: changes up to this count as none (1%)
         about: dotted name of what is compared: nothing else may differ
         kernels: compare kernel times of two traces, no verdict
-        top: kernels shown per table (15)
         run: measure both sides now
         budget: time for --run: 90s, 10m, 1h (10m)
         revision: A and B of the code; `.` is the tree as it is
@@ -66,7 +64,6 @@ def compare(
     sides: dict[str, Any] = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
                              "name": name, "timeout_s": timeout_s, "on": on}  # fmt: skip
     misplaced = (
-        ({"top": top}, not kernels, "belongs to --kernels"),
         ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),
         ({**sides, "budget": budget}, not run, "belongs to --run"),
     )
@@ -85,12 +82,10 @@ def compare(
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")
     if kernels:
-        if top is not None and top < 1:
-            raise UsageError(f"--top is {top}; give 1 or more kernels")
         # Here: verdicts on times do without it.
         from lmbench.kernels.difference import difference_answer
 
-        return difference_answer(*results, top=15 if top is None else top)
+        return difference_answer(*results)
     return comparison_answer(compare_results(*results, tolerance, about or []))
 
 

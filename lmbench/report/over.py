@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, Literal
 
 from lmbench.configs import parse_yaml
@@ -119,13 +119,15 @@ _COLUMNS = tuple(
 
 def _headline(frame: Frame) -> Iterator[str]:
     """Each configuration's changes, or that it has none."""
-    names = [name for name in frame.differing() if name not in frame.course]
-    for over, part in product(frame.course, _courses(frame)):
-        count, title = len(part.known), part.in_words(next(iter(part.known)), names)
-        none = f"none over {count} points{', and it takes four' if count < 4 else ''}"
-        for column in _COLUMNS:
-            texts = [f"{cell.text} at {part.known[place][over]}" for place, cell in column.of(part).items()]
-            yield ": ".join(filter(None, [title, column.title, ", ".join(texts) or none]))
+    names, (over,) = [name for name in frame.differing() if name not in frame.course], frame.course
+    for part in _courses(frame):
+        changes = [
+            f"{column.title} {cell.text} at {part.known[place][over]}"
+            for column in _COLUMNS
+            for place, cell in column.of(part).items()
+        ]
+        none = f"no change over {len(part.known)} points{', and it takes four' if len(part.known) < 4 else ''}"
+        yield ": ".join(filter(None, [part.in_words(next(iter(part.known)), names), ", ".join(changes) or none]))
 
 
 def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
@@ -145,4 +147,4 @@ def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     return Chart("", picture("lines", marks, x=x, y=y)) if len(levels) > 1 else None
 
 
-OVER = Feature(columns=_COLUMNS, chart_kinds={"levels": ChartKind(_chart)}, headline=lambda frame: [*_headline(frame)])
+OVER = Feature(columns=_COLUMNS, chart_kinds={"levels": ChartKind(_chart)}, headline=_headline)

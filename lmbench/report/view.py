@@ -121,7 +121,7 @@ class Feature:
     columns: tuple[Column, ...] = ()
     chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
     row_notes: Callable[[Frame, int], list[str]] = lambda frame, cell: []
-    headline: Callable[[Frame], list[str]] = lambda frame: []
+    headline: Callable[[Frame], Iterable[str]] = lambda frame: ()
     beside: Callable[[Column], Iterable[Column]] = lambda column: ()
 
 

@@ -67,7 +67,6 @@ def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     rows("""
-A B --top 0 | --top is 0
 A /nowhere | is missing
 A cpu | has no kernels
 """),
