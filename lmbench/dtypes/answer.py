@@ -75,7 +75,6 @@ class NotedOperator(Struct):
 class NotedCall(Struct):
     """Calls of a module that are alike: dtypes of the tensors that it got and returned."""
 
-    count: int
     inputs: list[str]
     outputs: list[str]
 
@@ -267,7 +266,7 @@ def _module_tables(modules: Sequence[NotedModule]) -> list[Table]:
             first.reason,
         )
         for first, *more in groups.values()
-        for call in first.calls or [NotedCall(0, [], [])]
+        for call in first.calls or [NotedCall([], [])]
     ]  # fmt: skip
     operators = [(name, calls[name, given, gives, why], given, gives, why) for name, given, gives, why in ordered]
     alike = "n modules are alike; each call with dtypes of its own has a row"

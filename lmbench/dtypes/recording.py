@@ -79,7 +79,7 @@ class StepDtypes(TorchFunctionMode):
         # By the path of the calling module, name, inputs, output, and whether autocast was on.
         self._operators: Counter[tuple[str, str, _Dtypes, str, bool]] = Counter()
         # By the module's path, what it got and what it returned.
-        self._calls: dict[str, Counter[tuple[_Dtypes, _Dtypes]]] = defaultdict(Counter)
+        self._calls: dict[str, dict[tuple[_Dtypes, _Dtypes], None]] = defaultdict(dict)
         self._running: list[tuple[str, _Dtypes]] = []
         self._latest: _Dtypes = ()
         self._gradients: dict[str, str] = {}
@@ -114,7 +114,7 @@ class StepDtypes(TorchFunctionMode):
         if not _is_recomputed() and self._running:
             path, given = self._running.pop()
             self._latest = dtypes_in(output)
-            self._calls[path][given, self._latest] += 1
+            self._calls[path][given, self._latest] = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -193,7 +193,7 @@ class StepDtypes(TorchFunctionMode):
             class_name=type(module).__name__,
             reason=reason,
             parameters=counted(module.parameters(recurse=False)),
-            calls=[NotedCall(count, *map(list, dtypes)) for dtypes, count in alike.items()],
+            calls=[NotedCall(*map(list, dtypes)) for dtypes in alike],
             operators=operators,
         )
 

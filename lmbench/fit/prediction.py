@@ -230,8 +230,8 @@ def forecast(words: list[str], request: Request) -> Forecast:
     if gpu is not None:
         result.fits = gpu.fits(predictor.reserved_bytes)
     if gpu is not None and request.finds_largest:
-        result.largest_batch_size = predictor.largest_batch(gpu)
-        result.largest_context_length = predictor.largest_context(gpu) if plan.has_context else None
+        result.largest_batch_size = predictor.largest(gpu)
+        result.largest_context_length = predictor.largest(gpu, is_context=True) if plan.has_context else None
         if plan.is_sharded:
 
             def reserve(count: int) -> int:

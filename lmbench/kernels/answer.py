@@ -58,7 +58,15 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
         if len({*timeline.step_names}) == 1:
             slowest += f"; each ends with {timeline.step_names[0]}"
         headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
-    headline += _operator_lines(findings) if findings.why_no_kernels else _headline(findings)
+    if findings.why_no_kernels:
+        operators = findings.operators.groupby("phase", sort=False)
+        headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
+        headline += [_longest(str(phase), "name", rows) for phase, rows in operators]
+        per = per_what(findings)
+        tables = [table("kernels/operators", rows, top, per=per, phase=phase) for phase, rows in operators]
+    else:
+        headline += _headline(findings)
+        tables = _tables(findings, top)
     world_size = findings.trace.events.distributed.world_size or 1
     if world_size > 1:
         notes.append(
@@ -77,7 +85,6 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
         "kernel_s": findings.work.total_s(), "completeness": count, "devices": records(clocks.devices.reset_index()),
         "phases": records(findings.phases.reset_index()), "guards": findings.guards,
     }  # fmt: skip
-    tables = _operator_tables(findings, top) if findings.why_no_kernels else _tables(findings, top)
     return Answer(
         headline, [*tables, *roof.tables], [*notes, *roof.notes], figures=figures, data=lambda: _data(findings),
         first=(),
@@ -118,13 +125,6 @@ def communication_table(findings: Sequence[Findings]) -> Table:
 def per_what(findings: Findings) -> str:
     """What times and numbers are sums or means of."""
     return "per step" if findings.trace.timeline.has_step_count else "in the whole trace"
-
-
-def _operator_lines(findings: Findings) -> list[Line]:
-    """Of a trace without kernels, why, and each phase's longest operators."""
-    operators = findings.operators.groupby("phase", sort=False)
-    note = Line("note", f"no kernels in this trace: {findings.why_no_kernels}")
-    return [note, *(_longest(str(phase), "name", rows) for phase, rows in operators)]
 
 
 def _headline(findings: Findings) -> list[Line]:
@@ -191,12 +191,6 @@ def _pauses(findings: Findings) -> pd.DataFrame:
 def _longest(label: str, key: str, rows: pd.DataFrame) -> Line:
     shares = zip(rows[key], rows.share_fraction.map(percent), strict=True)
     return Line(label, ", ".join(f"{name} {share}" for name, share in [*shares][:_NAMED]))
-
-
-def _operator_tables(findings: Findings, top: int) -> list[Table]:
-    """The longest operators of each phase, of a trace without kernels."""
-    phases = findings.operators.groupby("phase", sort=False)
-    return [table("kernels/operators", rows, top, per=per_what(findings), phase=phase) for phase, rows in phases]
 
 
 def _data(findings: Findings) -> Table:

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -79,15 +80,12 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
 
 def find_ceiling(folder: Path, gpu: str | None) -> tuple[Path, CeilingRecord] | None:
     """The newest ceiling of a GPU above a run's folder."""
-    for level in folder.absolute().parents[:_LEVELS] if gpu else ():
-        of_gpu = list[tuple[Path, CeilingRecord]]()
-        for file in sorted(level.glob("ceiling_*.json")):
-            with suppress(DamagedRecord):
-                record = read_packed(file, CeilingRecord)
-                of_gpu += [(file, record)] if record.environment.gpu.name == gpu else []
-        if of_gpu:
-            return max(of_gpu, key=lambda entry: entry[1].measured_at)
-    return None
+    of_gpu = list[tuple[Path, CeilingRecord]]()
+    for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
+        with suppress(DamagedRecord):
+            record = read_packed(file, CeilingRecord)
+            of_gpu += [(file, record)] if record.environment.gpu.name == gpu else []
+    return max(of_gpu, key=lambda entry: entry[1].measured_at, default=None) if gpu else None
 
 
 def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:

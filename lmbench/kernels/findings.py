@@ -29,8 +29,6 @@ from lmbench.report.units import percent
 
 #: Kernels of each phase that are kept in run.json, the longest first; the same of annotations.
 TOP, TOP_ANNOTATIONS = 5, 20
-# From this share on of kernels or launches that lack each other, a trace is no good.
-MANY_FRACTION = 0.05
 # Clocks of host and device are aligned by the profiler to about a microsecond.
 EARLY_TOLERANCE_NS = 1_000
 
@@ -79,13 +77,12 @@ class Findings:
             guards.append(judge("unfinished_events", number))
         if trace.run is not None and trace.run.damage:
             guards.append(judge("run_record", 1, damage=trace.run.damage))
-        launches, unlinked = count["captured_launch_count"], count["without_launch_fraction"]
+        launches = count["captured_launch_count"]
         if why := self.why_no_kernels:
             return [judge("device_recorded", launches or None, why=why), *guards]
-        missing = count["launch_without_kernel_count"] / max(launches, 1)
         figures = {
-            "kernels_without_launch-many" if unlinked > MANY_FRACTION else "kernels_without_launch": unlinked,
-            "launches_without_kernel-many" if missing > MANY_FRACTION else "launches_without_kernel": missing,
+            "kernels_without_launch": count["without_launch_fraction"],
+            "launches_without_kernel": count["launch_without_kernel_count"] / max(launches, 1),
             "kernels_before_launch": count["before_launch_s"] / (self.clocks.total.window_s * self.clocks.steps or 1.0),
             "unclassified_kind": work.fraction("kind", UNCLASSIFIED),
             "unclassified_part": work.fraction("part", UNCLASSIFIED),

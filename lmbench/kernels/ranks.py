@@ -141,11 +141,6 @@ def _straggler(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
     for what, more_s in more[more >= _SAID_FRACTION * delay_s].items():
         where = f"waiting for {cause_text(waits, what)}" if what in set(waits.cause) else what
         lines.append(Line("cause", f"{milliseconds(more_s)} ms more than the others' median in {where}"))
-    short_s = rows.window_s.drop(rank).median() - rows.window_s[rank]
-    if short_s >= _SAID_FRACTION * delay_s:
-        lines.append(
-            Line("cause", f"its traced time is {milliseconds(short_s)} ms shorter than theirs, as if it began late")
-        )
     return lines
 
 

@@ -213,20 +213,18 @@ class Predictor:
         self._peaks, self.phases, self.run_peak_bytes = peaks, by_phase(peaks), peak_bytes(peaks)
         self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
 
-    def largest_batch(self, gpu: Gpu) -> Largest:
-        """The largest batch size that fits."""
-        return self._largest(lambda size: (size, self.context_length), self.batch_size, 1, MAX_BATCH, gpu)
+    def largest(self, gpu: Gpu, is_context: bool = False) -> Largest:
+        """The largest batch size that fits, or the largest context, a multiple of CONTEXT_UNIT tokens.
 
-    def largest_context(self, gpu: Gpu) -> Largest:
-        """The largest context that fits, a multiple of CONTEXT_UNIT tokens."""
-        start = self.context_length or CONTEXT_UNIT
-        return self._largest(lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT, gpu)
+        Search by peaks from few blocks; then see what the allocator holds with all of them, and go by that.
+        """
+        start, unit, limit, ratio = self.batch_size, 1, MAX_BATCH, self._held_ratio
+        if is_context:
+            start, unit, limit = self.context_length or CONTEXT_UNIT, CONTEXT_UNIT, MAX_CONTEXT
 
-    def _largest(
-        self, shape: Callable[[int], tuple[int, int | None]], start: int, unit: int, limit: int, gpu: Gpu
-    ) -> Largest:
-        """Search by peaks from few blocks; then see what the allocator holds with all of them, and go by that."""
-        ratio = self._held_ratio
+        def shape(value: int) -> tuple[int, int | None]:
+            return (self.batch_size, value) if is_context else (value, self.context_length)
+
         peak = cache(lambda value: peak_bytes(self.peaks(*shape(value))))
 
         def reserve(value: int) -> int:
