@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -97,3 +99,9 @@ def test_shipped_configurations_all_parse():
     assert {*shipped_configs()} == names | {f"{size}_{p}" for size in sizes for p in ("fp32", "bf16")}
     for name in shipped_configs():
         assert main(["fit", "--config", name, "--print_config"]) == 0
+
+
+def test_everything_a_measurement_imports_leaves_scipys_signal_processing_out():
+    code = "import sys, lmbench.fit.run; assert 'scipy.signal' not in sys.modules; "
+    code += "import scipy, scipy.signal; scipy.signal.find_peaks([0, 1, 0])"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
