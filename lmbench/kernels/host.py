@@ -135,12 +135,6 @@ class Host:
                 self._parts[event] = self._of_module(scope, inside, by_operator)
         return self._parts[event]
 
-    def is_first_gradient(self, event: int) -> bool:
-        """Whether an event of the backward phase makes the gradient that it starts from: `loss.backward()` itself calls
-        `ones_like`, outside of the engine and of every module."""
-        around = [self.names[index] for index in self.nesting.climb(event)]
-        return around[-1:] == ["aten::ones_like"] and self._scope[event] == NONE
-
     def _of_module(self, scope: int, inside: list[int], by_operator: str | None) -> str | None:
         # A path names the modules around, a class alone does not.
         paths = [module_path(self.names[index]) or "" for index in self.nesting.climb(scope)]

@@ -254,8 +254,6 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
             part = "data"
         else:
             part = in_graph.get(index) or host.part(event)
-            if part is None and phase == "backward" and host.is_first_gradient(event):
-                part = "loss"
         # These kinds do a part of the model and nothing else.
         parts.append(part or (kind if kind in ("attention", "norm") else UNCLASSIFIED))
     return _described(kernels.assign(part=parts), host, timeline)

@@ -115,29 +115,26 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
     products, attention, unknown, memory = (
         float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], _MEMORY_KINDS)
     )
-    names, is_optimizer = kernels.name, phase == "optimizer"
+    names, is_network = kernels.name, phase not in ("clip", "optimizer")
     computed, fp32 = products + attention, sum(work.fraction("precision", name, phase) for name in FULL_FP32)
     layout = kernels.share_fraction[names.str.contains(_LAYOUT)].sum()
     softmax = parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum()
     communication = next(iter(kernels.short_name[kernels.kind == "comm"]), "communication")
-    is_fused = names.str.contains(_FUSED_OPTIMIZER).any()
-    is_compiled = run.compile.is_enabled or names.str.startswith(TRITON).any()
+    can_fuse_update = phase == "optimizer" and not names.str.contains(_FUSED_OPTIMIZER).any()
+    can_compile = is_network and not (run.compile.is_enabled or names.str.startswith(TRITON).any())
     compiling = "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
     can_replay = run.compile.mode != "reduce-overhead" and clock.launches > clock.kernels / 2
     fewer = _first(
-        (is_optimizer and not is_fused, "a fused optimizer is one kernel or a few"),
-        (phase in ("optimizer", "clip"), "fewer parameters, or a larger batch per step"),
-        (not is_compiled, f"compile ({compiling}), or a larger batch"),
-        (can_replay, "CUDA graphs (compile mode reduce-overhead), or a larger batch"),
+        (can_fuse_update, "a fused optimizer is one kernel or a few"),
+        (can_compile, f"compile ({compiling}), or a larger batch"),
+        (is_network and can_replay, "CUDA graphs (compile mode reduce-overhead), or a larger batch"),
         (True, "a larger batch gives each kernel more to do"),
     )
     fewer_bytes = _first(
-        (is_optimizer and is_fused, "each byte is moved once already"),
-        (is_optimizer, "a fused optimizer reads and writes each byte once"),
-        (phase == "clip", "every gradient is read for the norm, and read and written to be scaled"),
+        (can_fuse_update, "a fused optimizer reads and writes each byte once"),
         (softmax > _MUCH_SOFTMAX_FRACTION, "a fused attention saves the scores' traffic"),
-        (is_compiled, "fused already, a lower precision moves fewer bytes"),
-        (True, f"compile ({compiling}) fuses them"),
+        (can_compile, f"compile ({compiling}) fuses them"),
+        (True, "fused already, a lower precision moves fewer bytes"),
     )
     short_kernels = f"{clock.kernels:,.0f} short kernels with gaps between them: {fewer}"
     exposed = f"{milliseconds(clock.comm_exposed_s)} ms of {communication} exposed"

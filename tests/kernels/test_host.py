@@ -97,7 +97,7 @@ def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launc
     trace.op("aten::mm", 152, 30, AUTOGRAD)
     trace.op("aten::_fused_adamw_", 410, 20)
     # On the device all of it comes late: backward's product runs while the host is in the optimizer.
-    # Launches with nothing around them, on either thread, are nobody's: not the loss's.
+    # Launches with nothing around them, on either thread, are nobody's.
     launches = [(6, {}), (106, {}), (153, {"tid": AUTOGRAD}), (411, {}), (250, {"tid": AUTOGRAD}), (260, {})]
     kernels = [("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700), ("unknown", 800), ("unknown", 820)]
     for number, ((at, thread), (name, start)) in enumerate(zip(launches, kernels, strict=True)):
@@ -105,7 +105,7 @@ def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launc
         trace.kernel(number, name, start, 10)
     table = trace.loaded().kernels
     assert table.phase.tolist() == ["forward", "backward", "backward", "optimizer", "backward", "backward"]
-    assert table.part.tolist() == ["qkv", "loss", "qkv", "optimizer", "unclassified", "unclassified"]
+    assert table.part.tolist() == ["qkv", "unclassified", "qkv", "optimizer", "unclassified", "unclassified"]
 
 
 def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator():
