@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lmbench.commands.parser import PositiveFloat
 from lmbench.commands.report import make_catalogue
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, tell
 from lmbench.masking import masked_text, shown
-from lmbench.records.load import find_runs, load_run
+from lmbench.records.load import find_runs, load_known
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, elsewhere, is_uploaded, sync, write
@@ -40,16 +40,12 @@ def upload(
     due: list[Path] = []
     code = ExitCode.OK
     for folder in find_runs(results):
-        try:
-            run = load_run(folder, with_steps=False)
-            if run.outcome == DAMAGED:
-                raise UsageError(f"{folder}: {run.damage}")
-        except UsageError as error:
-            tell(f"not uploaded: {error}")
-            code = ExitCode.USAGE
-            continue
+        run = load_known(folder)
         places = {name: value for name, value in elsewhere(run.record.wandb).items() if name not in options}
-        if is_uploaded(folder):
+        if run.outcome == DAMAGED:
+            tell(f"not uploaded: {folder}: {run.damage}")
+            code = ExitCode.USAGE
+        elif is_uploaded(folder):
             print(shown(f"already uploaded  {folder}"))
         elif run.outcome == RUNNING:
             print(shown(f"still running     {folder}"))

@@ -112,10 +112,9 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence
     is_fused = any(run.record.compile.is_attention_fused for run in runs)
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
     is_undecided = any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios)
-    has_skipped = any(column.name == "skipped_count" for column in columns)
     notes = {
         f"of {len(frame.runs_of(cell))} runs, not counted: {ends}": runs and bad,
-        f"the fp16 scaler skipped {skipped} steps, which are in no statistic": skipped and not has_skipped,
+        f"the fp16 scaler skipped {skipped} steps, which are in no statistic": skipped,
         f"Inductor put PyTorch's fused attention in the place of {frame.known[cell].get('attention')}": is_fused,
         _UNDECIDED_RATIO: base != cell and is_undecided,
     }
