@@ -111,8 +111,7 @@ def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
     for cell in frame.known:
         entry, label, name = values.get(cell), frame.label(cell), frame.name(cell)
         if cell not in frame.ok:
-            # `OOM (forward)` is OOM, `error: incorrect` is incorrect.
-            points[cell] = {"outcome": label.partition(" (")[0].rpartition(": ")[2], "tip": f"{name}: {label}"}
+            points[cell] = {"outcome": label, "tip": f"{name}: {label}"}
         elif entry is not None and isinstance(entry.value, int | float):
             value = entry.value * unit.scale
             points[cell] = {"y": value, "tip": f"{name}: {column.title} {column.text(entry)} {unit.word}".rstrip()}

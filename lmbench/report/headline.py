@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmbench.report.answer import Cell
-from lmbench.report.columns import Column, ratio
+from lmbench.report.columns import Column
 from lmbench.report.facts import sort_key
 from lmbench.report.frame import Frame
 from lmbench.report.tables import fastest
-from lmbench.report.units import TIMES, percent, plain
+from lmbench.report.units import TIMES
 from lmbench.report.view import AnswerSpec, ColumnOf
 
 #: Shares that are named, and cells that have a clause of their own.
@@ -34,28 +33,14 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
             figures = {column: column.of(frame) for column in columns}
             values = {cell: figure.value for cell, figure in figures[column].items() if figure.value is not None}
             cells = _deciding(spec, frame, values)
-            clauses = [f"{frame.in_words(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
-            if spec.kind == "along" and len(cells) > 1 and values.get(cells[0]):
-                change = ratio(column.numbers(frame), cells[1], cells[0]) if column.is_of_one_process else None
-                clauses[1] += f" ({plain(values[cells[1]] / values[cells[0]])}x{_doubt(change) if change else ''})"
             if spec.kind == "parts" and cells:
-                parts = [(part.of(frame).get(cells[0]), part) for part in map(column_of, spec.of)]
-                shares = {
-                    part.title: share.value / (1 if part.name.endswith("_fraction") else values[cells[0]])
-                    for share, part in parts
-                    if share is not None and share.value is not None
-                }
-                largest = sorted(shares.items(), key=lambda item: -item[1])[:_NAMED]
-                clauses[0] += "".join(f", {name} {percent(share)}" for name, share in largest if share)
+                parts = {part: part.of(frame) for part in map(column_of, spec.of)}
+                sizes = {part: of[cells[0]].value for part, of in parts.items() if cells[0] in of}
+                largest = sorted(filter(sizes.get, sizes), key=sizes.__getitem__, reverse=True)[:_NAMED]
+                figures |= {part: parts[part] for part in largest}
+            clauses = [f"{frame.in_words(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
         texts += [f"{'; '.join(clauses)}."] if clauses else []
     return texts
-
-
-def _doubt(change: Cell) -> str:
-    """What keeps a ratio from being a verdict: a single process a side, or an interval that includes 1."""
-    if change.low is None or change.high is None:
-        return ", not decided: one process each; --repeats 3"
-    return ", undecided" if change.low <= 1 <= change.high else ""
 
 
 def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list[int]:
@@ -78,13 +63,16 @@ def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list
 
 
 def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) -> str:
-    """The cell's figures. A ratio whose interval includes 1 is undecided."""
+    """The cell's figures. A speed-up says what keeps it from being a verdict: a single process a side, or an interval
+    that includes 1."""
     texts = []
     for column, cells in figures.items():
         if (figure := cells.get(cell)) is not None:
-            doubt = _doubt(figure).removeprefix(", ") if column.is_relative and column.unit is TIMES else ""
-            text = f"{column.heading(frame).title} {column.text(figure)} {column.unit.word}".rstrip()
-            texts.append(f"{text} ({doubt})" if doubt else text)
+            texts.append(f"{column.heading(frame).title} {column.text(figure)} {column.unit.word}".rstrip())
+            if column.is_relative and column.unit is TIMES and figure.low is None:
+                texts[-1] += " (not decided: one process each; --repeats 3)"
+            elif column.is_relative and column.unit is TIMES and figure.low <= 1 <= figure.high:
+                texts[-1] += " (undecided)"
     return ", ".join(texts)
 
 
