@@ -50,36 +50,38 @@ def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
 
 
 def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
-    request = msgspec.convert(dry_run(capsys, "sweep", "precision", "kernels"), Request)
+    boards = ["sweep", "precision", "kernels"]
+    request = msgspec.convert(dry_run(capsys, *boards), Request)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        assert main(["board", "sweep", "precision", "kernels"]) == 0
+        assert main(["board", *boards]) == 0
         output = capsys.readouterr()
         saved = output.out.splitlines()
         assert output.err == f"lmbench: sending 3 boards to {server.url}\n"
         assert [line.split()[:2] for line in saved] == [["created", "lmbench"]] * 3
         for board, view in zip(request.boards, server.views, strict=True):
-            section = view["spec"]["section"]
-            named = {key.partition(":")[2] for key in board.keys}
-            assert not [name for name in named if name not in json.dumps(view["spec"])]
+            section, text = view["spec"]["section"], json.dumps(view["spec"])
+            assert not [key for key in board.keys if key.partition(":")[2] not in text]
             (runs,) = section["runSets"]
             filters = {item["key"]["name"]: item["value"] for item in runs["filters"]["filters"]}
             # Times of profiled runs are no times.
-            assert filters["pass"] == ("kernels" if board.study == "kernels" else "timing")
-            assert filters.get("study") == board.study
+            expected = ("kernels" if board.study == "kernels" else "timing", board.study)
+            assert (filters["pass"], filters.get("study")) == expected
             assert [part["name"] for part in section["panelBankConfig"]["sections"]] == list(board.sections)
 
         # Somebody gave it another title.
         server.views[1]["displayName"], before = "ours", [(view["id"], view["name"]) for view in server.views]
-        assert main(["board", "sweep", "precision", "kernels", "--entity=me"]) == 0
+        assert main(["board", *boards, "--entity=me"]) == 0
         assert capsys.readouterr().out.splitlines() == [line.replace("created", "updated") for line in saved]
         assert [(view["id"], view["name"]) for view in server.views] == before
 
         assert main(["board", "precision", "--project=other"]) == 6
         error = capsys.readouterr().err
-        assert ("lmbench: board: wandb failed with " in error, error.count("\n")) == (True, 2)
-        assert "me/other" in error
-        assert len(server.views) == 3
+        assert ("lmbench: board: wandb failed with " in error, error.count("\n"), "me/other" in error) == (
+            True,
+            2,
+            True,
+        )
 
 
 def test_without_a_key_or_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, capsys):
