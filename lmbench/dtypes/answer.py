@@ -148,6 +148,8 @@ def operator_reason(
     """
     if name in CASTS:
         return f"the code casts to {output}"
+    if all(dtype.startswith("float8") for dtype in inputs):
+        return f"multiplies in fp8, gives {output}"
     listed = LISTS.get((device_type, name))
     if listed is not None and uses_autocast:
         return listed if under_autocast else "autocast was off for it: takes what it gets"

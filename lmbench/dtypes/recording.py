@@ -50,8 +50,9 @@ def tensors_in(value: Any, depth: int = _MAX_DEPTH) -> Iterator[Tensor]:
 
 
 def dtypes_in(value: Any) -> _Dtypes:
-    """The dtypes of the tensors of a value, in their order."""
-    return tuple(name_of(tensor.dtype) for tensor in tensors_in(value))
+    """The dtypes of the tensors of a value, in their order; of torchao's, which pass for their original's, what they
+    hold."""
+    return tuple(name_of(getattr(tensor, "_data", tensor).dtype) for tensor in tensors_in(value))
 
 
 def counted(tensors: Iterable[Tensor]) -> dict[str, int]:

@@ -175,6 +175,7 @@ def test_a_precision_means_what_its_plugin_does(sleeper, tmp_path, name):
     assert record.autocast_dtype == (meaning.compute if meaning.is_mixed else None)
     assert (record.loss_scale is not None) == meaning.has_scaler
     assert all(name in each.reason for each in record.tensors if each.name == "parameters")
+    assert ("multiplies in fp8, gives bfloat16" in modules["net.0"].reason) == (meaning.peak == "fp8")
 
 
 def test_compiled_modules_are_noted_without_compiled_code_and_stay_compiled(sleeper, tmp_path):
