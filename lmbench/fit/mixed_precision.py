@@ -84,7 +84,7 @@ class Fp8Precision(RepairedMixedPrecision):
         try:
             self._torchao = version("torchao")
         except PackageNotFoundError:
-            raise UsageError(f"precision {name} needs torchao: pip install 'lightning-lmbench[fp8]'") from None
+            raise UsageError(f"precision {name} needs torchao, which is not installed: pip install torchao") from None
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         from torch._inductor import config as inductor

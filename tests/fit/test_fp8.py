@@ -97,5 +97,5 @@ def test_without_torchao_or_fp8_units_it_is_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     assert fp8_precision("fp8-rowwise", strategy).precision == "fp8-rowwise"
     monkeypatch.setattr(metadata.Distribution, "discover", lambda *_, **__: iter(()))
-    with pytest.raises(UsageError, match=r"^precision fp8-rowwise needs torchao: pip install"):
+    with pytest.raises(UsageError, match=r"^precision fp8-rowwise needs torchao, which is not installed: pip install"):
         fp8_precision("fp8-rowwise", strategy)

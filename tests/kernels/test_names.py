@@ -40,6 +40,9 @@ unheard_of_kernel | aten::max_pool2d_with_indices_backward | pooling
 unheard_of_kernel | _C::rms_norm | norm
 unheard_of_kernel | my_module::attention_backward | attention
 unheard_of_kernel | aten::mm | gemm
+unheard_of_kernel | aten::_scaled_mm | gemm
+triton_per_fused_abs_amax_1 | - | reduction
+triton_poi_fused__scaled_mm__to_copy_clamp_2 | - | elementwise
 unheard_of_kernel | c10d::allreduce_ | comm
 unheard_of_kernel | - | unclassified
 """),
@@ -71,6 +74,9 @@ Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV | bf16
 volta_fp16_s884cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1 | fp16
 void gemvx::kernel<int, int, __half, __half>(int) | fp16
 sm90_xmma_gemm_e4m3e4m3_e4m3f32_f32_tn_n | fp8
+nvjet_sm90_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT | fp8
+nvjet_qrtst_128x128_128x6_1x2_h_bz_ovscale_TNT | fp8
+void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::float_e4m3_t, int> >(int) | fp8
 cublasGemm_unheard_of | -
 void vectorized_elementwise_kernel<4, float>(int) | -
 """),
