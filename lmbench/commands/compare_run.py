@@ -24,6 +24,7 @@ from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE, check_name
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import duration
 from lmbench.standard_output import result_alone
+from lmbench.sweep.execute import Pace
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
@@ -117,7 +118,6 @@ def measure(
     missing = [job.repeat for job in plan.jobs() if not is_run_folder(path / RUNS_FOLDER / job.name)]
     kept_rounds = min(missing, default=file.repeats)
     window_s, options = _FIRST_WINDOW_S, {*file.base}.union(*file.sides.values())
-    window_options = [] if options & {*_WINDOW} else window_words(window_s)
 
     def look() -> Comparison:
         return compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", tolerance, about)
@@ -147,15 +147,16 @@ def measure(
             progress.keep(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
         has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
         # One round has no spread.
-        if window_options and has_time and statistics.pstdev(cell.metrics[0].ratio.differences) > tolerance:
+        if pace.window_options and has_time and statistics.pstdev(cell.metrics[0].ratio.differences) > tolerance:
             window_s *= 2
-            window_options[:] = window_words(window_s)
+            pace.window_options[:] = window_words(window_s)
         return is_late or is_decided
 
+    pace = Pace(is_enough, window_options=[] if options & {*_WINDOW} else window_words(window_s))
     # What is printed there is the verdict alone, in whatever form.
     with result_alone():
         elsewhere = None if engine is None else partial(TaskExecution, engine=engine)
-        carry_out(plan, path, progress, is_enough, window_options, elsewhere=elsewhere)
+        carry_out(plan, path, progress, pace, elsewhere=elsewhere)
     comparison = look()
     progress.keep(f"the runs are in {path}")
     if comparison.verdict == UNDECIDED:

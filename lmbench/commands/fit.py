@@ -59,7 +59,7 @@ def repeated(
     # Here: a single measurement does without these.
     from lmbench.commands.compare import parse_gate
     from lmbench.commands.report import make_catalogue
-    from lmbench.commands.sweep import carry_out, read_options
+    from lmbench.commands.sweep import carry_out, concluding, read_options
     from lmbench.compare.answer import comparison_answer
     from lmbench.compare.comparison import compare as compare_results
     from lmbench.compare.sides import read_side
@@ -91,7 +91,9 @@ def repeated(
         stack.enter_context(result_alone())
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(StringIO()))
-        code = carry_out(plan, path, Progress(plan, name="repeats"))
+        progress = Progress(plan, name="repeats")
+        stack.enter_context(concluding(path, progress))
+        code = carry_out(plan, path, progress)
     if quiet:
         write_result(f"{path}\n")
     is_measured = code in (ExitCode.OK, ExitCode.GUARD_FAILED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -21,7 +21,7 @@ from lmbench.records.load import find_runs
 from lmbench.records.run import WandbFiling
 from lmbench.records.store import CELLS_FILE, SWEEP_FILE, check_name, write_whole
 from lmbench.sweep.environments import HERE
-from lmbench.sweep.execute import Execution, check_cells
+from lmbench.sweep.execute import Execution, Pace, check_cells
 from lmbench.sweep.file import Options, read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.local import LocalExecutor
@@ -101,7 +101,9 @@ def sweep(
     if merge is not None:
         merge_runs(plan, path, merge, dry_run)
     elsewhere = None if engine is None else partial(TaskExecution, engine=engine, on_interrupt=on_interrupt)
-    return carry_out(plan, path, Progress(plan), is_dry=dry_run, places=places, elsewhere=elsewhere)
+    progress = Progress(plan)
+    with concluding(path, progress):
+        return carry_out(plan, path, progress, is_dry=dry_run, places=places, elsewhere=elsewhere)
 
 
 def _studies() -> str:
@@ -134,17 +136,15 @@ def carry_out(
     plan: Plan,
     path: Path,
     progress: Progress,
-    is_enough: Callable[[int], bool] = lambda rounds: False,
-    window_options: list[str] | None = None,
+    pace: Pace | None = None,
     is_dry: bool = False,
     places: Mapping[str, str] | None = None,
     elsewhere: Callable[[Rows], TaskExecution] | None = None,
 ) -> ExitCode:
-    """Bring a plan to its end in its folder, or as many rounds of it as are enough, and publish what came of it.
+    """Bring a plan to its end in its folder, or as far as its pace says, and publish what came of it.
 
-    `window_options` are the window's settings of both sides' next round; `is_enough` may change them. With `is_dry` the
-    plan is only checked and printed. `places` is where the settings of its file stand. It is measured by the
-    tasks of `elsewhere`, by default on this machine.
+    With `is_dry` the plan is only checked and printed. `places` is where the settings of its file stand. It is
+    measured by the tasks of `elsewhere`, by default on this machine.
 
     Raises:
         UsageError: the folder is another's, a cell's options are not understood, or the engine refuses.
@@ -166,7 +166,8 @@ def carry_out(
         check_options(words, places or {})
         executor.is_hasty = bool(plan.file.sides)
         # The first round's servers ask the command line, too.
-        execution = Execution(rows, executor, partial(_predicted, folder, progress), window_options or [])
+        pace = pace or Pace()
+        execution = Execution(rows, executor, partial(_predicted, folder, progress), pace)
         if not is_dry:
             progress.keep(announcement(plan))
         check_cells(plan, folder, executor, progress.keep)
@@ -184,11 +185,9 @@ def carry_out(
             executor.close()
             runner = tasks
         try:
-            runner.run(is_enough)
+            runner.run(pace.is_enough)
         finally:
             progress.line.clear()
-            if not plan.file.sides:
-                _conclude(folder.path, progress)
         executor.close()
         if not plan.is_part:
             _publish(folder, progress, rows.filings)
@@ -212,6 +211,16 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
     known = {"data.batch_size": forecast.largest_batch_size, "data.context_length": forecast.largest_context_length}
     largest = known.get(option)
     return None if largest is None else largest.value
+
+
+@contextmanager
+def concluding(path: Path, progress: Progress) -> Iterator[None]:
+    """At the end of a sweep, however it ends: how many runs there are, and what to do with them."""
+    try:
+        yield
+    finally:
+        if progress.outcomes:
+            _conclude(path.absolute(), progress)
 
 
 def _conclude(path: Path, progress: Progress) -> None:

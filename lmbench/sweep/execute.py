@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,22 +36,44 @@ _FIRST_STRIDE = 1 / 16
 ROUNDS_PER_SERVER = 4
 
 
+class CompileCache(ScratchFolder):
+    """What runs of a sweep have compiled, for those that compile the same. It lies in the temporary folder: a sweep's
+    own may be on a disk that other machines share. Compiled code is run, so none is trusted that another process left.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("compiled")
+        self.done = set[str]()
+
+
+@dataclass
+class Pace:
+    """How far a plan is measured, and at which pace.
+
+    `is_enough` is asked after each round with how many have ended, `left_s` before each run with how many seconds it
+    may take: at 0 none is begun. `window_options` are the window's settings of the rounds to come, where two sides are
+    measured. `cache` is that of several plans.
+    """
+
+    is_enough: Callable[[int], bool] = lambda rounds: False
+    left_s: Callable[[], float] = lambda: math.inf
+    window_options: list[str] = field(default_factory=list)
+    cache: CompileCache | None = None
+
+
 @dataclass
 class Execution:
     """A plan being carried out on this machine, with its rows.
 
-    `predict` guesses the largest value of an option that a cell has room for. `window_options` are the window's
-    settings of the rounds to come, where two sides are measured.
+    `predict` guesses the largest value of an option that a cell has room for.
     """
 
     rows: Rows
     executor: LocalExecutor
     predict: Callable[[GridCell, str], int | None]
-    window_options: list[str] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
     # By cell: the trial that found the largest value.
     _largest: dict[str, GridCell] = field(default_factory=dict)
-    # What has been compiled into the sweep's own cache.
-    _compiled: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.plan, self.folder = self.rows.plan, self.rows.folder
@@ -64,9 +87,8 @@ class Execution:
             KeyboardInterrupt, SystemExit: an interruption; the run that it met is recorded as interrupted.
         """
         spec = self.plan.file.largest
-        # In the temporary folder: a sweep's own may be on a disk that other machines share. Compiled code is run, so
-        # none is trusted that another process left.
-        with ScratchFolder("compiled") as self._cache:
+        self._cache = self.pace.cache or CompileCache()
+        with nullcontext() if self.pace.cache else self._cache:
             for ended, repeat in enumerate(self.plan.chosen):
                 jobs = self.plan.round(repeat)
                 if ended and not (self.plan.file.sides and repeat % ROUNDS_PER_SERVER):
@@ -77,6 +99,8 @@ class Execution:
                 with suppress(ServerLost):
                     self.executor.await_ready(cell.environment for cell in missing)
                 for job in jobs:
+                    if not self.pace.left_s():
+                        return
                     if spec is None:
                         self._bring_to_end(job)
                     elif repeat == 0:
@@ -125,7 +149,7 @@ class Execution:
         except OSError as error:
             raise SweepHalted(f"{job.name} cannot be run: {error}; mend that, and start the sweep again") from error
         if record.compile.cache == "private":
-            self._compiled.add(job.cell.compiled_as)
+            self._cache.done.add(job.cell.compiled_as)
         return record
 
     def _measure(self, job: Job) -> RunRecord:
@@ -137,7 +161,7 @@ class Execution:
             record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
             return self.rows.write(job, record)
         self.rows.check_disk()
-        cache = Path(self._cache, job.cell.compiled_as)
+        cache = Path(self._cache.name, job.cell.compiled_as)
         log = self.folder.log_path(job)
         log.unlink(missing_ok=True)
         started_at = now()
@@ -156,7 +180,8 @@ class Execution:
             srun = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={devices}", "--kill-on-bad-exit=1"]
             launcher = srun if nodes > 1 and "SLURM_JOB_ID" in os.environ else []
             launch = Launch(words, log, job.cell.environment, variables, launcher)
-            end = self.executor.run(launch, self.plan.file.timeout_s, self.rows.progress.show)
+            timeout_s = min(self.plan.file.timeout_s, self.pace.left_s())
+            end = self.executor.run(launch, timeout_s, self.rows.progress.show)
         with held():
             try:
                 return self.rows.close(job, words, end, started_at)
@@ -167,11 +192,11 @@ class Execution:
     def _words(self, job: Job) -> list[str]:
         words = job.cell.words(self.folder.config_path(job.cell))
         # The cold time is that of repeat 0, whose cache the others, and other passes, take over.
-        if job.cell.compiled_as in self._compiled:
+        if job.cell.compiled_as in self._cache.done:
             words.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
             # What the probes show is known from the first round.
-            words += [*self.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
+            words += [*self.pace.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
         return [*words, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
 
 

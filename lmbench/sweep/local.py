@@ -218,6 +218,7 @@ class LocalExecutor:
                     if (code := server.receive(min(_TICK_S, left_s))) is None:
                         tick()
                 if code is None:
+                    lost = f"no end within {timeout_s:g} s; it was stopped"
                     by, code = "timeout", _stop(server, pid, signal.SIGTERM)
             except (KeyboardInterrupt, SystemExit) as interruption:
                 if pid is None:

@@ -50,7 +50,7 @@ _BY_CODE: dict[int, tuple[str, str]] = {
 }
 
 
-def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, timeout_s: float, log: Path) -> None:
+def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -> None:
     """Write into a record how its run ended, from what its process recorded and how that ended.
 
     What the process recorded itself stands, unless the sweep ended it at its time limit, or the kernel ended a part of
@@ -61,7 +61,7 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, timeout_s: f
     last = f"; its last words: {' | '.join(lines)}" if lines else "; it said nothing"
     error = record.error or RunError()
     if end.by == "timeout" and outcome in ("", "interrupted"):
-        ending = "timeout", "Timeout", f"no end within {timeout_s:g} s; it was stopped"
+        ending = "timeout", "Timeout", str(end.lost)
     elif end.by == "task" and outcome in ("", "interrupted"):
         ending = "interrupted", "TaskEnded", str(end.lost)
     elif memory and outcome == "error":

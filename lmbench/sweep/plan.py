@@ -24,6 +24,7 @@ from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, Options, SweepFi
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 _DIGEST_DIGITS = 8
 _MAX_NAME = 70
+_COMPILED_ALIKE = (PASS, SIDE, "seed_everything")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class GridCell:
 
     @property
     def compiled_as(self) -> str:
-        """The same for all that compile the same: another pass runs what the measurement has compiled."""
-        return _digest({**self.axes, PASS: None}, self.config)
+        """The same for all that compile the same: another pass, side or seed runs what the measurement has compiled."""
+        return _digest({axis: value for axis, value in self.axes.items() if axis not in _COMPILED_ALIKE}, self.config)
 
     def words(self, config: Path | str | None = None) -> list[str]:
         """The words after `lmbench`, with a file as the cell's configuration; what is no text or number stands there as

@@ -103,7 +103,7 @@ class Rows:
             # Written by another version of lmbench (a revision of it, say): kept, beside what is known here.
             (path / RUN_FILE).replace(path / _FOREIGN_FILE)
         record.started_at = record.started_at or started_at
-        judge(record, steps, end, self.plan.file.timeout_s, log)
+        judge(record, steps, end, log)
         if record.outcome not in ("ok", "oom"):
             # What failed for a full disk is done again on a restart.
             self.check_disk()
