@@ -116,7 +116,9 @@ class _Parser(argparse.ArgumentParser):
                 elif "tuple[" not in kind:
                     settings["type"] = partial(_converted, parameter.annotation)
             if name != "settings":
-                self.add_argument(f"--{name}" if is_option else name, **settings)
+                # `for_` is --for, which is Python's own word.
+                settings |= {"dest": name} if is_option else {}
+                self.add_argument(f"--{name.rstrip('_')}" if is_option else name, **settings)
 
     def parse(self, words: Sequence[str], has_settings: bool) -> dict[str, Any]:
         """Values by the parameters' names; options that the signature does not have are `settings`."""

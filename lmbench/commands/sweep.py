@@ -155,7 +155,7 @@ def carry_out(
     words += [f"--{name}=" for cell in plan.cells if cell.environment is HERE for name in cell.options]
     with (
         closing(SweepFolder(path)) as folder,
-        closing(LocalExecutor(progress.keep, mark=folder.mark)) as executor,
+        closing(LocalExecutor(progress.announce, mark=folder.mark)) as executor,
     ):
         rows = Rows(plan, folder, progress)
         tasks = None if elsewhere is None else elsewhere(rows)
@@ -169,8 +169,8 @@ def carry_out(
         pace = pace or Pace()
         execution = Execution(rows, executor, partial(_predicted, folder, progress), pace)
         if not is_dry:
-            progress.keep(announcement(plan))
-        check_cells(plan, folder, executor, progress.keep)
+            progress.announce(announcement(plan))
+        check_cells(plan, folder, executor, progress.announce)
         if is_dry:
             for cell in plan.cells:
                 where = "" if cell.environment is HERE else f"   (in environment {cell.environment.name})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 
 from lmbench.progress import Task
 from lmbench.records.measured import RunError
@@ -15,14 +16,22 @@ _MOST_REASON = 160
 
 
 class Progress(Task):
-    """Lines on standard error, with one below them for what goes on; they never end a sweep."""
+    """Lines on standard error, with one below them for what goes on; they never end a sweep.
 
-    def __init__(self, plan: Plan, name: str = "") -> None:
+    Of a part of something larger `names` are those of its cells, by their ids: only the ends of runs are told then.
+    """
+
+    def __init__(self, plan: Plan, name: str = "", names: Mapping[str, str] | None = None) -> None:
+        self._names = names
         # None where nobody knows: how many rounds two sides take, or how many trials a search.
         self.total = None if plan.file.sides or plan.file.largest else len(plan.jobs())
         super().__init__(name or ("compare" if plan.file.sides else "sweep"), self.total)
         self.outcomes: Counter[str] = Counter()
         self._reasons: set[str] = set()
+
+    def announce(self, text: str) -> None:
+        """What is to come."""
+        self.keep(text) if self._names is None else self.line.show(text)
 
     def kept(self, run: RunRecord) -> None:
         """A run of an earlier start of the sweep counts, and takes no time now."""
@@ -43,7 +52,7 @@ class Progress(Task):
         told = "" if reason in self._reasons else f": {reason}"
         self._reasons.add(reason)
         count = f"{self.outcomes.total()}{'' if self.total is None else f' of {self.total}'}"
-        self.keep(f"{count}: {job.name}: {ending}{told if reason else ''}")
+        self.keep(f"{count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}{told if reason else ''}")
 
 
 def announcement(plan: Plan) -> str:
