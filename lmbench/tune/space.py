@@ -98,19 +98,17 @@ def _values(axis: Axis, given: Mapping[str, Any]) -> list[Options]:
             values = micro_batches(setting(given, BATCH), setting(given, ACCUMULATION))
         if axis.name == "trainer.strategy" and setting(given, _DEVICES) in (1, "1", "auto"):
             return []
-        return [value for value in values if any(_differs(given, *option) for option in value.items())]
+        differing = [value for value in values if any(setting(given, name) != value[name] for name in value)]
+        return [value for value in differing if not _is_wider(given, value)]
     except KeyError:
         return []
 
 
-def _differs(given: Mapping[str, Any], name: str, value: Any) -> bool:
-    known = setting(given, name)
-    if name != _PRECISION:
-        return bool(value != known)
-    now, then = (find_precision(str(precision or "32-true")) for precision in (known, value))
-    if now is None or then is None or now is then:
-        return bool(value != known)
-    return _DTYPE_BYTES.get(then.compute, 2) <= _DTYPE_BYTES.get(now.compute, 2)
+def _is_wider(given: Mapping[str, Any], value: Options) -> bool:
+    """Whether it takes a wider dtype for its products than the given configuration has."""
+    names = [str(precision or "32-true") for precision in (setting(given, _PRECISION), value.get(_PRECISION))]
+    now, then = (_DTYPE_BYTES.get(known.compute, 2) if (known := find_precision(name)) else 0 for name in names)
+    return _PRECISION in value and then > now
 
 
 def micro_batches(batch_size: int, accumulated: int) -> list[Options]:

@@ -1,0 +1,118 @@
+"""Axes, what applies of them, the search over them, and its intervals, against sums written down here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from lmbench.records.measured import KernelSummary, PhaseKernels
+from lmbench.records.run import RunRecord
+from lmbench.tune.answer import tuned_config
+from lmbench.tune.search import Choice, Goal, Trial, Tried, finalists, search, spread_of
+from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
+
+GIVEN = {
+    "trainer": {"compile": False, "precision": "bf16-mixed", "accumulate_grad_batches": 1, "devices": 1},
+    "model": {"class_path": "Mine", "init_args": {"attention": "sdpa"}},
+    "data": {"batch_size": 6},
+    "measure": {"matmul_precision": "highest"},
+}
+
+
+class Planted(Tried):
+    """Its cost is the product of its options' values."""
+
+    def cost(self, goal):
+        return math.inf if self.problem else math.prod(self.trial.options.values(), start=1.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_search_finds_the_best_of_choices_that_do_not_oppose_each_other(monkeypatch, seed):
+    monkeypatch.setattr("lmbench.tune.search.Tried", Planted)
+    rng = np.random.default_rng(seed)
+    axes = [Axis(name, [{name: factor} for factor in rng.uniform(0.7, 1.3, 3)]) for name in "abcd"]
+    tried, best = search(axes, Planted(Trial()), None, lambda axis, trials: None)
+    grid = itertools.product(*([1.0, *(value[axis.name] for value in axis.values)] for axis in axes))
+    assert best.cost(None) <= min(map(math.prod, grid)) / 0.995**4
+    assert len(tried) == 1 + 4 * 3
+    near = finalists(tried, None, 4)
+    assert near[0] is min(tried, key=lambda each: each.cost(None))
+    assert all(each.cost(None) <= 1.05 * near[0].cost(None) for each in near)
+
+
+def test_an_interval_is_that_of_student_with_the_pooled_spread():
+    groups = [[1.0, 1.02, 0.99], [2.0, 2.1], [0.5]]
+    spread = spread_of(groups)
+    logs = [np.log(group) for group in groups]
+    pooled = sum(((each - each.mean()) ** 2).sum() for each in logs) / 3
+    change = spread.change(groups[0], groups[1])
+    center = logs[1].mean() - logs[0].mean()
+    half = scipy.stats.t.ppf(0.975, 3) * math.sqrt(pooled * (1 / 3 + 1 / 2))
+    assert spread.freedom == 3
+    assert np.allclose(change, np.exp([center, center - half, center + half]))
+    assert spread_of([[1.0], [2.0]]).change([1.0], [2.0]) == (2.0, None, None)
+    assert spread.change([], [1.0]) is None
+
+
+def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_already(tmp_path):
+    axes = {axis.name: axis for axis in applicable(read_space(None), GIVEN)}
+    precisions = [value["trainer.precision"] for value in axes["precision"].values]
+    assert "32-true" not in precisions
+    assert "bf16-mixed" not in precisions
+    assert "bf16-true" in precisions
+    assert axes["micro_batch"].values == [{"data.batch_size": 3, "trainer.accumulate_grad_batches": 2}]
+    assert {"model.residual_dtype", "trainer.strategy"}.isdisjoint(axes)
+    own = Path(tmp_path, "space.yaml")
+    own.write_text("axes: {compile: null, model.attention: [sdpa, flex], data.placement: [pinned]}")
+    changed = {axis.name: axis for axis in applicable(read_space(own), GIVEN)}
+    assert "compile" not in changed
+    assert "data.placement" not in changed
+    assert changed["model.attention"].values == [{"model.attention": "flex"}]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulated", "expected"),
+    [(16, 1, {(8, 2)}), (4, 4, {(16, 1), (8, 2), (2, 8)}), (1, 1, set()), (3, 2, {(6, 1), (1, 6)})],
+)
+def test_micro_batches_keep_the_tokens_of_a_step(batch_size, accumulated, expected):
+    assert {tuple(value.values()) for value in micro_batches(batch_size, accumulated)} == expected
+
+
+def test_an_axis_can_shorten_what_it_acts_on():
+    step = PhaseKernels(window_s=0.2, host_wait_s=0.01, kinds={"attention_s": 0.04}, parts={"loss_s": 0.001})
+    run = RunRecord(1, "ok", kernels=KernelSummary())
+    run.kernels.phases.step, run.kernels.phases.optimizer = step, PhaseKernels(kernel_s=0.02)
+    shares = {"attention": 0.2, "loss": 0.005, "optimizer": 0.1, "host_wait": 0.05, "elsewhere": 0.0, None: None}
+    assert {name: share_of(Axis("", [], name), run) for name in shares} == pytest.approx(shares)
+    assert share_of(Axis("", [], "loss"), None) is None
+
+
+def test_choices_are_words_and_fallbacks_begin_with_those_of_a_dtype():
+    compiled, narrow, batch = (
+        Choice("compile", {"trainer.compile": True}),
+        Choice("precision", {"trainer.precision": "bf16-true"}),
+        Choice("micro", {"data.batch_size": 1, "trainer.accumulate_grad_batches": 8}),
+    )
+    trial = Trial().with_choice(compiled).with_choice(narrow).with_choice(batch)
+    assert str(trial) == "compile; precision bf16-true; batch_size 1, accumulate_grad_batches 8"
+    assert [each.choices for each in trial.fallbacks()][:3] == [(compiled, batch), (compiled, narrow), (narrow, batch)]
+    assert str([*trial.fallbacks()][-1]) == "as given"
+
+
+def test_a_goal_counts_no_run_that_is_none():
+    assert Tried(Trial()).cost(Goal("peak", lambda run: 1.0)) == math.inf
+
+
+def test_options_are_set_in_a_configuration_as_it_is_written():
+    content = {"model": {"class_path": "Mine", "init_args": {"width": 2}}, "trainer": {"compile": True}}
+    options = {"model.width": 4, "trainer.compile": {"mode": "reduce-overhead"}, "data": "Data", "data.size": 3}
+    assert tuned_config(content, options) == (
+        "model:\n  class_path: Mine\n  init_args:\n    width: 4\n"
+        "trainer:\n  compile:\n    mode: reduce-overhead\n"
+        "data:\n  class_path: Data\n  init_args:\n    size: 3\n"
+    )

@@ -1,0 +1,92 @@
+"""`lmbench tune`: the planted best is found, what does not train is refused, and nothing is measured twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from paths import SUPPORT
+from warm_servers import warm_servers
+
+from lmbench.cli import main
+
+SPACE = """
+only: true
+axes:
+  model.breaks: [true]
+  model.delay_ms: [30, 8]
+  model.learns_nothing: [true]
+"""
+GIVEN = "model: {class_path: planted_tuning.Planted}\ntrainer: {accelerator: cpu}\n"
+WORDS = ("--space=space.yaml", "--budget=2m", "--measure.warmup_steps=1", "--measure.min_window_s=0.1", "--json")
+
+
+@pytest.fixture
+def tune(tmp_path, monkeypatch, capfd):
+    """Runs the command, in processes of one warm server; returns its exit code and its answer."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copy(SUPPORT / "planted_tuning.py", tmp_path)
+    Path("given.yaml").write_text(GIVEN)
+    Path("space.yaml").write_text(SPACE)
+    with warm_servers() as servers:
+        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
+
+        def run(*words):
+            code = main(["tune", *words])
+            out, err = capfd.readouterr()
+            return code, json.loads(out) if out else None, err
+
+        yield run
+
+
+def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune):
+    code, answer, told = tune("given.yaml", *WORDS)
+    assert code == 0, told
+    assert answer["options"] == {"model.delay_ms": 8}
+    assert 2 < answer["gain"] < 3.5
+    assert "delay_ms 8; learns_nothing" in answer["refused"]
+    assert answer["spent_s"] <= 1.05 * answer["budget_s"] == 126
+    rows = {row["choice"]: row for row in answer["tables"]["choices"]}
+    assert rows["breaks"]["outcome"] == "outcome error in forward"
+    assert rows["delay_ms 30"]["gain"] < 1 < rows["learns_nothing"]["gain"]
+    assert rows["delay_ms 8"]["gain_low"] < 3 * 0.9 < rows["delay_ms 8"]["gain_high"]
+    tuned = yaml.safe_load(Path("results/tune-given/tuned.yaml").read_text())
+    assert tuned["model"] == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 8}}
+    runs = {path: path.stat().st_mtime_ns for path in Path("results").glob("*/*/runs/*/run.json")}
+    lost = Path("results/tune-given/training-1")
+    shutil.rmtree(lost)
+    _, again, told = tune("given.yaml", *WORDS)
+    assert again["options"] == answer["options"]
+    assert again["refused"] == answer["refused"]
+    for path, written_ns in runs.items():
+        assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
+    # The same budget has no time left for what takes other settings.
+    code, _, told = tune("given.yaml", *WORDS, "--seed_everything=1")
+    assert code == 2
+    assert "give another --name" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--for=speed"], "unknown --for 'speed'; choose one of tokens_per_s"),
+        (["--budget=soon"], "--budget is 'soon'; give a duration"),
+        (["--at_most=lots"], "--at_most is 'lots'; give a size such as 40GiB"),
+        (["--space=given.yaml"], "space 'given.yaml': Object contains unknown field `model`"),
+        (["--space=flat.yaml"], "axis precision is no option, and its values are no mappings"),
+        (["--model.breaks=true"], "the configuration as given does not run: planted"),
+    ],
+)
+def test_a_mistake_is_one_line(tune, words, complaint):
+    Path("flat.yaml").write_text("axes: {precision: [bf16-mixed]}")
+    code, answer, told = tune("given.yaml", *words)
+    assert (code, answer) == (2, None)
+    assert complaint in told.splitlines()[-1]
+
+
+def test_a_configuration_is_asked_for(tune):
+    assert "tune takes a configuration" in tune()[2]
