@@ -99,7 +99,6 @@ def tune(
     folder = name or f"tune-{Path(str(config)).stem}"
     check_name("--name", folder)
     stages = Stages(results_dir / folder, options, goal, budget_s, bytes_of(at_most))
-    tell(f"tune: runs go to {stages.path}; after an interruption the same command goes on")
     with result_alone(), stages.cache:
         tuning = stages.search(axes)
         stages.choose(tuning)
@@ -186,6 +185,7 @@ class Stages:
         tell(f"tune: {count} trials on {len(useful)} axes ({names}), {duration(usual_s)} each if nothing is compiled")
         for line in left_out:
             tell(f"tune: left out: {line}")
+        tell(f"tune: runs go to {self.path}; after an interruption the same command goes on")
 
         seen = [given]
 
