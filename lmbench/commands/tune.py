@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from lmbench.commands.compare_run import measure as compare_sides
 from lmbench.commands.compare_run import parse_budget
-from lmbench.commands.sweep import carry_out, read_options
-from lmbench.compare.comparison import compare
-from lmbench.compare.sides import typical_step_s
-from lmbench.compare.verdict import FASTER, UNDECIDED
-from lmbench.configs import MAX_YAML_BYTES, parse_yaml
-from lmbench.convergence.judgement import MIN_STEPS, Curve, curve_of, judge
-from lmbench.errors import UsageError, tell
-from lmbench.files import read_file
-from lmbench.memory.forecast import Request, ask_forecast, gpu_for
-from lmbench.python_process import ProcessFailed
-from lmbench.records.load import Run, is_run_folder, load_known
-from lmbench.records.store import RUNS_FOLDER, check_name, write_whole
-from lmbench.records.vocabulary import SIDE
+from lmbench.commands.sweep import read_options
+from lmbench.errors import UsageError
+from lmbench.records.store import check_name, write_whole
 from lmbench.report.answer import Answer
-from lmbench.report.units import duration, gib, percent_short, times
 from lmbench.standard_output import result_alone
-from lmbench.sweep.execute import CompileCache, Pace
-from lmbench.sweep.file import CONFIG, PASS, Options, sweep_from
-from lmbench.sweep.plan import GridCell, Job, make_plan
-from lmbench.sweep.progress import Progress
-from lmbench.sweep.sides import MOST_ROUNDS
-from lmbench.tune.answer import Tuning, tune_answer, tuned_config
-from lmbench.tune.search import LEAST_GAIN_FRACTION, Goal, Trial, Tried, finalists, goal_of, peak_of, search
-from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, read_space, setting, share_of
+from lmbench.sweep.file import CONFIG, sweep_from
+from lmbench.sweep.plan import make_plan
 
-#: Parts of the budget after which a stage begins no further run: search, finals, the verdict between the last two.
-_SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
-#: A run may take so much of the budget.
-_MOST_OF_ONE = 0.25
-_FINALISTS, _ROUNDS = 4, 3
-_SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
-_LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
-_TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gradient_norm": True}
-#: Two finalists that differ by less are the same.
-_GATE = 0.01
-#: Folders of the search begin with it.
-_SEARCHED = "search"
-_SEED = "seed_everything"
-#: The curves of given configuration and candidate: seeds of each, and steps at most.
-_SEEDS, _MOST_STEPS = (0, 1, 2), 200
-#: What runs of a training may take longer than expected.
-_MARGIN = 1.3
 _SIZE = re.compile(r"(\d+\.?\d*)\s*(GiB|MiB)")
 
 
@@ -91,6 +49,12 @@ def tune(
         name: name of the folder, tune-CONFIG by default
         settings: options of `lmbench fit` for every run
     """
+    # Here: what measures takes its time to import, and help needs none of it.
+    from lmbench.commands.tune_stages import Stages
+    from lmbench.tune.answer import tune_answer, tuned_config
+    from lmbench.tune.search import goal_of
+    from lmbench.tune.space import read_space
+
     options = read_options(settings or [])
     config = options.setdefault(CONFIG, configuration)
     if config is None:
@@ -117,204 +81,3 @@ def bytes_of(text: str | None) -> int | None:
     if text is not None and match is None:
         raise UsageError(f"--at_most is {text!r}; give a size such as 40GiB or 900MiB")
     return None if match is None else int(float(match[1]) * {"GiB": 2**30, "MiB": 2**20}[match[2]])
-
-
-@dataclass
-class Stages:
-    """The sweeps of a tuning, each in a folder of its own below `path`; what they have measured is not measured again.
-
-    Device time is the time of all their processes, from start to end.
-    """
-
-    path: Path
-    base: Options
-    goal: Goal
-    budget_s: float
-    most_bytes: int | None
-    cache: CompileCache = field(default_factory=CompileCache)
-    #: All settings of the configuration as it was given.
-    settings: Any = None
-
-    def costs_s(self, *stages: str) -> list[float]:
-        """The time of every run."""
-        files = (file for stage in stages or "*" for file in self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json"))
-        places = (load_known(file.parent).record.sweep for file in files)
-        return [place.cost.total_s for place in places if place and place.cost and place.cost.total_s]
-
-    def measure(
-        self, stage: str, base: Options, points: Mapping[str, Options], until: float, repeats: int = 1
-    ) -> list[list[Run]]:
-        """The runs of every point by its name, whose options come to the base's; none is begun that would end after
-        this part of the budget."""
-        plan = make_plan(stage, sweep_from({"base": base, "include": list(points.values()), "repeats": repeats}))
-        names = {cell.id: name for cell, name in zip(plan.cells, points, strict=True)}
-
-        def left_s() -> float:
-            rest_s, usual_s = self.budget_s - sum(self.costs_s()), statistics.fmean(self.costs_s(stage) or [0.0])
-            is_late = rest_s - usual_s < (1 - until) * self.budget_s
-            return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
-
-        pace = Pace(left_s=left_s, cache=self.cache)
-        carry_out(plan, self.path / stage, Progress(plan, f"tune: {stage}", names), pace)
-        runs = self.path / stage / RUNS_FOLDER
-        folders = [[runs / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
-        return [[load_known(run) for run in each if is_run_folder(run)] for each in folders]
-
-    def search(self, axes: Sequence[Axis]) -> Tuning:
-        """Try what applies and can help, one axis after the other.
-
-        Raises:
-            UsageError: the configuration as given does not run.
-        """
-        base, given = {**_SHORT, **self.base}, Tried(Trial())
-        given.runs, profiled = self.measure("given", base, {"as given": {}, "its kernels": {PASS: "kernels"}}, _SEARCH)
-        ended = next((run for run in (*given.runs, *profiled) if run.outcome == "ok"), None)
-        if ended is None:
-            errors = [str(run.record.error.message) for run in given.runs if run.record.error]
-            raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
-        self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
-        left_out, useful = list[str](), list[Axis]()
-        for axis in applicable(axes, self.settings):
-            share = share_of(axis, profiled[0].record if profiled else None)
-            if share is None or share >= LEAST_SHARE_FRACTION:
-                useful.append(axis)
-            else:
-                left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
-        count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s())
-        names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
-        tell(f"tune: {count} trials on {len(useful)} axes ({names}), {duration(usual_s)} each if nothing is compiled")
-        for line in left_out:
-            tell(f"tune: left out: {line}")
-        tell(f"tune: runs go to {self.path}; after an interruption the same command goes on")
-
-        seen = [given]
-
-        def run(axis: Axis, trials: list[Tried]) -> None:
-            self.predict(trials)
-            fitting = [each for each in trials if not each.problem]
-            stage = f"{_SEARCHED}-{1 + useful.index(axis)}-{axis.name.rpartition('.')[2]}"
-            self.run(stage, base, fitting, _SEARCH)
-            seen.extend(trials)
-            best = min(seen, key=lambda each: each.cost(self.goal))
-            gain = given.cost(self.goal) / best.cost(self.goal)
-            spent = f"{duration(sum(self.costs_s()))} of {duration(self.budget_s)}"
-            tell(f"tune: {spent}: best so far {times(gain)}: {best.trial}")
-
-        tried, best = search(useful, given, self.goal, run)
-        return Tuning(str(self.base[CONFIG]), self.goal, given, best, tried, left_out, budget_s=self.budget_s)
-
-    def run(self, stage: str, base: Options, trials: Sequence[Tried], until: float, repeats: int = 1) -> None:
-        """Measure trials; from now on these runs are theirs. What cannot be the answer for them has that as its
-        problem."""
-        points = {str(each.trial): each.trial.options for each in trials}
-        for each, runs in zip(trials, self.measure(stage, base, points, until, repeats) if points else [], strict=True):
-            each.runs = runs or each.runs
-            peak_bytes = None if each.record is None else peak_of(each.record)
-            if not each.runs:
-                each.problem = "no device time left for it"
-            elif peak_bytes is not None and not self.is_allowed(peak_bytes):
-                each.problem = f"{gib(peak_bytes)}, more than asked for"
-
-    def predict(self, trials: Sequence[Tried]) -> None:
-        """Predict the memory of trials on the GPU that is here; one that does not fit has that as its problem."""
-        gpu = gpu_for(None)
-        if gpu is None or not trials:
-            return
-        file = sweep_from({"base": self.base, "include": [each.trial.options for each in trials]})
-
-        def ask(cell: GridCell) -> int | None:
-            words = cell.words(cell.config)[1:]
-            try:
-                return ask_forecast(words, Request(gpu, finds_largest=False), heard=lambda text: None).reserved_bytes
-            except (UsageError, ProcessFailed):
-                return None
-
-        with ThreadPoolExecutor(len(trials)) as pool:
-            for trial, predicted_bytes in zip(trials, pool.map(ask, make_plan("", file).cells), strict=True):
-                trial.predicted_bytes = predicted_bytes
-                if predicted_bytes and not (gpu.fits(predicted_bytes) and self.is_allowed(predicted_bytes)):
-                    trial.problem = f"predicted {gib(predicted_bytes)}, which is too much"
-
-    def is_allowed(self, peak_bytes: int) -> bool:
-        return self.most_bytes is None or peak_bytes <= self.most_bytes
-
-    def choose(self, tuning: Tuning) -> None:
-        """The best by the finals; between the last two the verdict of `compare --run` decides."""
-        tuning.finalists = finalists(tuning.tried, self.goal, _FINALISTS)
-        tuning.finalists += [] if tuning.given in tuning.finalists else [tuning.given]
-        self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
-        ranked = sorted(tuning.finalists, key=lambda each: each.cost(self.goal))
-        tuning.answer = ranked[0]
-        if len(ranked) < 2 or self.goal.name != "tokens_per_s" or not math.isfinite(ranked[1].cost(self.goal)):
-            return
-        a, b = sorted(ranked[:2], key=lambda each: len(each.trial.choices))
-        sides: dict[str, Options] = {
-            name: {CONFIG: self.base[CONFIG], **each.trial.options} for name, each in (("A", a), ("B", b))
-        }
-        file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
-        path, rest_s = self.path / "verdict", _VERDICT * self.budget_s - sum(self.costs_s())
-        if rest_s > 0:
-            comparison = compare_sides(path, file, _GATE, [], f"{rest_s:g}s")
-        elif path.is_dir():
-            comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
-        else:
-            return
-        reasons = [reason for cell in comparison.cells for reason in cell.reasons]
-        tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"
-        # Of two that are alike the plainer one.
-        tuning.answer = {FASTER: b, UNDECIDED: ranked[0]}.get(comparison.verdict, a)
-
-    def train(self, tuning: Tuning) -> None:
-        """Whether the answer trains like the given configuration; where it does not, the answer is the best that does,
-        with fewer of its choices."""
-        tuning.training_steps = steps = self.training_steps(tuning)
-        best, tuning.answer, seeds = tuning.answer, tuning.given, {f"seed {seed}": {_SEED: seed} for seed in _SEEDS}
-        base = {**self.base, **_TRAINING, "measure.steps": steps}
-        with suppress(KeyError):
-            if setting(self.settings, "data.source") == "random":
-                # Nothing is learned from noise, and nothing much from a few batches.
-                base |= {"data.source": "text", "data.num_batches": steps + 10}
-        fallbacks = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
-        curves = self.curves("training-given", base, seeds) if fallbacks and steps >= MIN_STEPS else {}
-        for number, trial in enumerate(fallbacks, start=1):
-            tried = next((each for each in tuning.tried if each.trial.key == trial.key), Tried(trial, Trial()))
-            if tried not in tuning.finalists:
-                self.run(f"finals-{number}", {**_LONG, **self.base}, [tried], 1.0, _ROUNDS)
-                tuning.tried += [] if tried in tuning.tried else [tried]
-            if tried.cost(self.goal) > tuning.given.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
-                continue
-            points = {f"{trial}; {name}": {**trial.options, **seed} for name, seed in seeds.items()}
-            own = self.curves(f"training-{number}", base, points) if len(curves) == len(seeds) else {}
-            if not own:
-                tuning.left_out.append(f"{trial}: no device time left to show that it trains the same")
-                return
-            judgement = judge(own, curves)
-            tuning.judged.append((tried, judgement))
-            if judgement.follows:
-                tuning.answer = tried
-                return
-
-    def curves(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, Curve]:
-        """The curves of trainings, by their seeds."""
-        runs = dict(zip(_SEEDS, self.measure(stage, base, points, 1.0), strict=True))
-        curves = {seed: curve_of(each[0]) for seed, each in runs.items() if each and each[0].outcome == "ok"}
-        return {seed: curve for seed, curve in curves.items() if curve is not None}
-
-    def training_steps(self, tuning: Tuning) -> int:
-        """Steps for which the rest of the budget has time, in a training of each seed on both sides."""
-        per_step_s = around_s = 0.0
-        for record in filter(None, (tuning.given.record, tuning.answer.record)):
-            cost = record.sweep.cost if record.sweep else None
-            per_step_s += typical_step_s(record) or 0.0
-            around_s += (cost.total_s if cost and cost.total_s else 0.0) - (record.window.wall_s or 0.0)
-        rest_s = self.budget_s - sum(self.costs_s("given", f"{_SEARCHED}-*", "finals", "verdict"))
-        steps = (rest_s / _MARGIN / len(_SEEDS) - around_s) / per_step_s if per_step_s else 0.0
-        return min(_MOST_STEPS, max(0, int(steps)))
-
-    def measure_alone(self, tuning: Tuning) -> None:
-        """What each choice of the answer buys by itself, as far as there is time."""
-        choices = tuning.answer.trial.choices
-        tuning.alone = {str(each.trial): each for each in tuning.tried if len(each.trial.choices) == 1}
-        missing = [Tried(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
-        self.run("alone", {**_SHORT, **self.base}, missing, 1.0)
-        tuning.alone |= {str(each.trial): each for each in missing}
