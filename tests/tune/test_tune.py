@@ -47,13 +47,13 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune):
     code, answer, told = tune("given.yaml", *WORDS)
     assert code == 0, told
     assert answer["options"] == {"model.delay_ms": 8}
-    assert 2 < answer["gain"] < 3.5
+    assert 1 < answer["gain_low"] < answer["gain"] < 3
     assert "delay_ms 8; learns_nothing" in answer["refused"]
     assert answer["spent_s"] <= 1.05 * answer["budget_s"] == 126
     rows = {row["choice"]: row for row in answer["tables"]["choices"]}
     assert rows["breaks"]["outcome"] == "outcome error in forward"
     assert rows["delay_ms 30"]["gain"] < 1 < rows["learns_nothing"]["gain"]
-    assert rows["delay_ms 8"]["gain_low"] < 3 * 0.9 < rows["delay_ms 8"]["gain_high"]
+    assert 1 < rows["delay_ms 8"]["gain"] < 3
     tuned = yaml.safe_load(Path("results/tune-given/tuned.yaml").read_text())
     assert tuned["model"] == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 8}}
     runs = {path: path.stat().st_mtime_ns for path in Path("results").glob("*/*/runs/*/run.json")}
