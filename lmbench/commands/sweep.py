@@ -56,7 +56,8 @@ def sweep(
 
     A file has base (options of every cell; config names a configuration), matrix, include, exclude, modes, passes
     (timing, sync, kernels, memory), environments (python, revision and tree, variables), repeats, timeout_s, view, and
-    largest: an option (data.batch_size) of which each cell finds the largest value that fits.
+    largest: an option (data.batch_size) of which each cell finds the largest value that fits, by trial from what
+    `lmbench memory` predicts.
 
     With --on slurm each round of repeats is a task of a job array, in a folder that the nodes share (--slurm.partition,
     .time in minutes, .gpus_per_node, .constraint, .account, .setup, .array_parallelism, .additional
