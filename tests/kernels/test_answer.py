@@ -41,14 +41,6 @@ def test_the_first_screen_is_as_it_was_read(capsys):
     assert shown(capsys, COMPILED) == (GOLDEN / "kernels_answer.txt").read_text(encoding="utf-8")
 
 
-def test_what_cannot_be_seen_in_a_kernels_name_is_written_out(tmp_path, capsys):
-    trace = HandWritten()
-    trace.launched(10, "\x1b[31mred\x00\nnext", 50, 4)
-    text = shown(capsys, str(trace.write(tmp_path / "t.json")), "--all")
-    assert r"red\x00\nnext" in text
-    assert not any(ord(character) < 32 and character != "\n" for character in text)
-
-
 def test_a_foreign_trace_tells_its_slowest_step_and_exposed_communication(tmp_path, capsys):
     trace = HandWritten()
     for number, (begin, duration) in enumerate(((0, 900), (1_000, 1_900), (3_000, 950))):
