@@ -214,10 +214,6 @@ class Frame:
         for _, cells in groupby(self.ordered(names), lambda cell: [self.known[cell].get(name) for name in names]):
             yield self.select(cells)
 
-    def timed(self) -> Frame:
-        """The cells that have a run which is shown."""
-        return self.select(cell for cell in self.rows if self.runs_of(cell))
-
     def ordered(self, names: Sequence[str]) -> list[int]:
         """The cells sorted by these facts, the first one first."""
 

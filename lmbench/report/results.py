@@ -19,7 +19,7 @@ from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.run import SweepPlace
 from lmbench.records.schema import value_at
 from lmbench.report import answer
-from lmbench.report.answer import Answer, Chart, Line, Table
+from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.charts import build_charts
 from lmbench.report.frame import (
     Frame,
@@ -42,14 +42,12 @@ _MOST_NAMED = 6
 
 
 class _Section(NamedTuple):
-    """A group with the view that shows it: `frame` shows the runs that the view is about, `timed` has the cells that
-    have one."""
+    """A group with the view that shows it: `frame` shows the runs that the view is about, `note` is said of it."""
 
     group: Group
     view: View
     frame: Frame
-    timed: Frame
-    notes: Sequence[str]
+    note: str
 
 
 def report_on(
@@ -73,13 +71,12 @@ def report_on(
     wanted = catalogue.view(asked, (over,) if over else ()) if asked is not None else None
     sections = list[_Section]()
     for group in groups:
-        notes = list[str]()
-        shown_by = wanted or _own_view(group, catalogue, notes)
+        shown_by, note = (wanted, "") if wanted else _own_view(group, catalogue)
         frame = frame_over(group, over) if over else make_frame(group, shown_by.is_profiled)
         frame = frame.against(parse_baseline(baseline, frame) if baseline else shown_by.baseline)
         # A fact that a view sorts by comes before those that it does not name.
         frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()]))
-        sections.append(_Section(group, shown_by, frame, frame.timed(), notes))
+        sections.append(_Section(group, shown_by, frame, note))
     rows = [
         (run.run_id, run.outcome, masked_message(run.record.replay_command or ""))
         for section in sections
@@ -94,20 +91,20 @@ def report_on(
     )
 
 
-def _own_view(group: Group, catalogue: Catalogue, notes: list[str]) -> View:
+def _own_view(group: Group, catalogue: Catalogue) -> tuple[View, str]:
     """The view of a group that nobody asked for another one of, and what must be said of it."""
     if group.sweep.view is None:
-        return GENERIC
+        return GENERIC, ""
     try:
         view = catalogue.view(group.sweep.view, tuple(group.sweep.axes or ()))
     except UsageError as error:
-        notes.append(f"the sweep's own view is not used: {error}; shown as any sweep")
-        return GENERIC
-    return view if view.name else replace(view, name=group.name)
+        return GENERIC, f"the sweep's own view is not used: {error}; shown as any sweep"
+    return view if view.name else replace(view, name=group.name), ""
 
 
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
-    group, view, frame, timed, _ = section
+    group, view, frame, note = section
+    timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
     rounds = defaultdict[str, set[int]](set)
     for row in frame.runs:
         if (environment := row.run.record.environment) is not None:
@@ -127,13 +124,6 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         text = f"{len(guards)} of {_count(len(runs), 'run')}, the worst: {worst.message}"
         warnings[len(guards) == len(runs)].append(text)
 
-    def charts() -> list[Chart]:
-        return [
-            chart
-            for spec in view.charts
-            for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], timed, catalogue.column)
-        ]
-
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
@@ -144,10 +134,14 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *(Line("measured", line) for line in _first(measured)),
         ],
         tables=view_tables(view, timed, catalogue),
-        charts=charts,
+        charts=lambda: [
+            chart
+            for spec in view.charts
+            for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], timed, catalogue.column)
+        ],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in (*section.notes, *_notes(section), *warnings[False])),
+            *(Line("note", note) for note in filter(None, (note, *_notes(group, frame), *warnings[False]))),
         ],
     )
 
@@ -185,11 +179,10 @@ def _first(names: Sequence[str]) -> list[str]:
     return [*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
 
 
-def _notes(section: _Section) -> Iterator[str]:
+def _notes(group: Group, frame: Frame) -> Iterator[str]:
     """The baseline that no run is, runs in no timing table, and cells without a run."""
-    group, _, frame, timed, _ = section
     baseline, cells = frame.baseline, group.sweep.cells
-    if baseline and timed.known and not any(baseline.items() <= known.items() for known in timed.known.values()):
+    if frame.known and not any(baseline.items() <= known.items() for known in frame.known.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
     passes = Counter(pass_of(row.run.record).name for row in frame.runs)
     for look in PASSES:
@@ -216,7 +209,7 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
     ones among them."""
     facts = in_order({name for section in sections for known in section.frame.known.values() for name in known})
     rows = []
-    for group, view, frame, _, _ in sections:
+    for group, view, frame, _ in sections:
         named = {column.name: column for table in view.tables for column in catalogue.columns_of(table)}
         figures = {
             name: column.of(frame)
