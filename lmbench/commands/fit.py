@@ -75,8 +75,6 @@ def repeated(
     elif gate is not None:
         raise UsageError("--gate belongs to --compare")
     options = read_options(settings or [])
-    if len(options) < sum(word.startswith("--") for word in settings or []):
-        raise UsageError("an option is given twice; with --repeats each is given once")
     config = options.setdefault("config", configuration)
     if config is None:
         raise UsageError("--repeats and --compare take a configuration, such as `lmbench fit smoke --repeats 3`")

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, survey
-from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError, tell
 from lmbench.report.answer import Answer
 
@@ -34,9 +33,6 @@ def noise(
     words = [*(settings or [])]
     if not run and not results:
         raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
-    if not run and results[0] in shipped_configs() and not Path(results[0]).exists():
-        name = results[0]
-        raise UsageError(f"{name!r} is a configuration, and no result; `lmbench noise --run {name}` measures it")
     if run and repeats < MIN_NOISE_REPEATS:
         raise UsageError(f"--repeats is {repeats}; a noise floor takes {MIN_NOISE_REPEATS}")
     if run:

@@ -101,7 +101,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
         UsageError: a path that does not exist or holds no result.
     """
     groups: dict[Path | None, Group] = {}
-    for folder in find_runs(Path(path).parent if Path(path).name == SWEEP_FILE else path for path in paths):
+    for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
         if home not in groups:

@@ -120,8 +120,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     runs = [run for runs in frame.ok.values() for run in runs]
     warnings = defaultdict[bool, list[str]](list)
     for guards in _warned(runs).values():
-        worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
-        text = f"{len(guards)} of {_count(len(runs), 'run')}, the worst: {worst.message}"
+        text = f"{len(guards)} of {_count(len(runs), 'run')}, the first: {guards[0].message}"
         warnings[len(guards) == len(runs)].append(text)
 
     return Answer(

@@ -109,7 +109,7 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_
     sweep = json.loads((home / "sweep.json").read_text())
     sweep["cells"] += [{"id": "4", "axes": {"data.batch_size": 4}}]
     (home / "sweep.json").write_text(json.dumps(sweep))
-    notes = [line.text for line in section_of(home / "sweep.json").notes]
+    notes = [line.text for line in section_of(home).notes]
     assert "1 of 3 cells have no run yet" in notes
     (home / "sweep.json").write_text('{"name": "batch", "vie')
     assert any("2 cells, 4 runs (4 ok)" in line.text for line in section_of(home).headline)
