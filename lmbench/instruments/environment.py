@@ -117,12 +117,12 @@ def git_state(folder: Path, holds: str | None = None) -> Revision:
     """
     if holds is not None and _git(folder, "ls-files", "--error-unmatch", holds) is None:
         return Revision()
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return Revision()
     # Untracked files do not count: the results folder itself would make every second run dirty.
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return Revision(commit, None if changed is None else bool(changed))
+    state = _git(folder, "describe", "--always", "--exclude=*", "--abbrev=64", "--dirty")
+    if state is None:
+        return Revision()
+    commit, _, dirty = state.partition("-")
+    return Revision(commit, bool(dirty))
 
 
 def _git(folder: Path, *args: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
 from lmbench.records.load import Run
@@ -13,7 +12,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell
-from lmbench.report.columns import Column, Read, per_cell
+from lmbench.report.columns import Column, beside, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import MS, PERCENT, Unit
@@ -54,23 +53,6 @@ def _top_other(run: Run) -> Cell | None:
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
 
-def _busy(span: Span) -> Read:
-    """How long the device was busy with a phase, from profiled runs beside a cell's timing runs: about what its span
-    would be if the device never waited."""
-
-    def of(frame: Frame, cell: int) -> float | None:
-        phases = [
-            value_at(run.record, f"kernels.phases.{span}")
-            for run in frame.runs_of(cell, "ok", is_shown=None)
-            if run.record.is_profiled
-        ]
-        times = [phase.busy_s or phase.kernel_s for phase in phases if phase is not None]
-        known = [time_s for time_s in times if time_s]
-        return fmean(known) if known else None
-
-    return of
-
-
 _TRAINING = ("forward", "forward_backward", "train_step")
 _MATMUL: tuple[tuple[str, Span, Sequence[str]], ...] = (
     ("inference", "forward", ("inference",)), ("forward", "forward", _TRAINING), ("backward", "backward", ()),
@@ -101,7 +83,7 @@ COLUMNS: tuple[Column, ...] = (
         column
         for span in SHARED_SPANS[:2]
         for column in (
-            Column(f"{span}_busy_s", f"{span}, device busy", _busy(span), MS, None),
+            Column(f"{span}_busy_s", f"{span}, device busy", beside(f"kernels.phases.{span}.busy_s"), MS, None),
             Column(
                 f"{span}_{_RATIO}", "softmax / matmul, time", f"kernels.attention.{span}.{_RATIO}",
                 Unit("", 1.0, "{:.2f}".format),

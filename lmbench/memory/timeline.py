@@ -8,15 +8,14 @@ import numpy as np
 import pandas as pd
 
 from lmbench.memory.attribution import OTHERS
-from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS, Category, held_bytes
+from lmbench.memory.blocks import CATEGORY_LABELS, Category, held_bytes
 from lmbench.memory.findings import Findings
-from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart
 from lmbench.report.charts import colour, template
-from lmbench.report.columns import Column, per_cell
+from lmbench.report.columns import Column, beside
 from lmbench.report.frame import Frame
-from lmbench.report.units import GIB, PERCENT, Unit, gib
+from lmbench.report.units import GIB, PERCENT, gib
 from lmbench.report.view import Feature
 
 #: A column of the picture is the moment of most memory among as many entries as the next.
@@ -76,13 +75,6 @@ def memory_chart(title: str, findings: Findings) -> Chart:
     )  # fmt: skip
 
 
-def _first(name: str, title: str, field: str, unit: Unit = GIB) -> Column:
-    """A number of a cell's first run that has it: of a history, which is a run of its own beside those that are timed,
-    or of the prediction, which all runs of a configuration share."""
-    read = per_cell(lambda run: value_at(run.record, field), is_shown=None, outcome=None)
-    return Column(name, title, read, unit, None)
-
-
 def _no_history(frame: Frame, cell: int) -> list[str]:
     """Why runs of a cell have no history to show, or a cut one, each reason once."""
     histories = [run.record.memory_history for run in frame.runs_of(cell, is_shown=None)]
@@ -93,12 +85,12 @@ def _no_history(frame: Frame, cell: int) -> list[str]:
 
 MEMORY = Feature(
     columns=(
-        _first("predicted_peak_bytes", "predicted", "memory_prediction.peak_allocated_bytes"),
-        _first("prediction_error_fraction", "error", "memory_prediction.error_fraction", PERCENT),
-        _first("history_peak_bytes", "history's peak", "memory_history.peak_allocated_bytes"),
+        Column("predicted_peak_bytes", "predicted", beside("memory_prediction.peak_allocated_bytes"), GIB, None),
+        Column("prediction_error_fraction", "error", beside("memory_prediction.error_fraction"), PERCENT, None),
+        Column("history_peak_bytes", "history's peak", beside("memory_history.peak_allocated_bytes"), GIB, None),
         *(
-            _first(f"peak_{name}_bytes", CATEGORY_LABELS[name], f"memory_history.categories.{name}_bytes")
-            for name in CATEGORIES
+            Column(f"peak_{name}_bytes", title, beside(f"memory_history.categories.{name}_bytes"), GIB, None)
+            for name, title in CATEGORY_LABELS.items()
         ),
     ),
     row_notes=_no_history,

@@ -117,6 +117,12 @@ def per_cell(read: Callable[[Run], Any], *, is_shown: bool | None = True, outcom
     return of
 
 
+def beside(name: str) -> Read:
+    """A number that the first run of a cell has under a dotted name, of any pass and outcome: of a history or a trace,
+    which are runs of their own beside those that are timed, or of a prediction, which all runs share."""
+    return per_cell(lambda run: value_at(run.record, name), is_shown=None, outcome=None)
+
+
 def _first_step(cache_kind: str) -> Expression:
     """First step of the runs that compiled into an empty cache (`private`), or with what an earlier run left."""
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
