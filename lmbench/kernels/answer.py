@@ -49,7 +49,7 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
     findings = examine(source)
     timeline, clocks, run, count = findings.trace.timeline, findings.clocks, findings.run, findings.completeness
     roof = roofline(findings)
-    steps = timeline.steps if timeline.has_step_count else None
+    steps = len(timeline.step_ns) or None
     path = Line("trace", str(findings.trace.path), is_whole=True)
     headline, notes = ([Line("run", run_line(run))], [path]) if run is not None else ([path], [])
     step_s = np.diff(timeline.step_ns) / 1e9
@@ -124,7 +124,7 @@ def communication_table(findings: Sequence[Findings]) -> Table:
 
 def per_what(findings: Findings) -> str:
     """What times and numbers are sums or means of."""
-    return "per step" if findings.trace.timeline.has_step_count else "in the whole trace"
+    return "per step" if len(findings.trace.timeline.step_ns) else "in the whole trace"
 
 
 def _headline(findings: Findings) -> list[Line]:

@@ -46,27 +46,30 @@ _INTEGERS = (int, np.integer)
 class PhaseTimeline:
     """Pieces of time beside each other, each of one phase.
 
-    `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `steps` is the number of whole steps in the
-    trace, 1 where nothing tells (`has_step_count`). `step_ns` has a row with start and end for each step, in order, and
-    `step_names` the names of their ranges, which without a range for each step are those of the optimizer that ends it.
-    `inferred` are phases that no range tells, only what autograd runs.
+    `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `step_ns` has a row with start and end for
+    each whole step, in order, none where nothing tells; `step_names` are the names of their ranges, which without a
+    range for each step are those of the optimizer that ends it. `inferred` are phases that no
+    range tells, only what autograd runs.
     """
 
     start_ns: Integers
     end_ns: Integers
     phases: list[str]
     source: str
-    steps: int
-    has_step_count: bool
     step_ns: Integers
     step_names: list[str]
     inferred: tuple[str, ...]
 
     @property
+    def steps(self) -> int:
+        """Whole steps in the trace, 1 where nothing tells."""
+        return max(len(self.step_ns), 1)
+
+    @property
     def skipped(self) -> int:
         """Steps that no clock counts: of several of lmbench's the first, since the recording starts on an idle device,
         where the host first has to get ahead."""
-        return int(self.source == "lmbench" and 1 < len(self.step_ns) == self.steps)
+        return int(self.source == "lmbench" and len(self.step_ns) > 1)
 
     def at(self, moments: Integers) -> list[str]:
         """The phase of each moment."""
@@ -134,15 +137,10 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         updates = ranges[ranges.name.str.startswith("Optimizer.step#")]
         updates = updates[updates.name == next(iter(updates.name.mode()), "")].sort_values("end_ns")
         marks = updates.assign(start_ns=updates.end_ns.shift())[1:]
-    steps = len(marks)
-    if is_own:
-        # Each step has a phase or more.
-        count = recorded_steps if recorded_steps is not None and 0 < recorded_steps <= len(own) else 0
-        if 0 < count < steps:
-            # The last began and did not end: its kernels are outside, and no mean counts it.
-            pieces = pieces[pieces.start_ns < marks.start_ns.iat[count]]
-        steps, marks = min(steps, count or steps) or count, marks[: count or None]
-    else:
+    if is_own and recorded_steps is not None and 0 < recorded_steps < len(marks):
+        # The last began and did not end: its kernels are outside, and no mean counts it.
+        pieces, marks = pieces[pieces.start_ns < marks.start_ns.iat[recorded_steps]], marks[:recorded_steps]
+    if not is_own:
         pieces = ranges.assign(phase=[*map(_foreign_phase, ranges.name)])
         users = ranges.assign(phase=[*map(_users_phase, ranges.name)])
         inferred = _inferred(host, set(pieces.phase))
@@ -160,8 +158,6 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         end,
         pieces.phase.iloc[owner].tolist(),
         source,
-        max(steps, 1),
-        steps > 0,
         marks[["start_ns", "end_ns"]].to_numpy(np.int64),
         marks.name.tolist(),
         tuple(phase for phase in PHASES if phase in {*pieces.phase} - told),

@@ -30,6 +30,7 @@ from lmbench.memory.blocks import (
     read_notes,
 )
 from lmbench.memory.snapshot import Replay, read_snapshot, replay
+from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.guards import judge
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation
@@ -39,8 +40,6 @@ from lmbench.report.units import gib, percent
 
 #: What a block of the model is called that is none.
 OUTSIDE = "outside of blocks"
-#: Precisions whose stream between the blocks has 2 bytes an element; autocast and fp32 leave it in float32.
-_TRUE_HALF = ("bf16-true", "16-true", "transformer-engine")
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,9 @@ class Findings:
         top = self.largest[:10].replace({"category": CATEGORY_LABELS})[columns]
         run = self.run or RunRecord(SCHEMA_VERSION, "ok")
         shape = (run.data.batch_size, run.data.context_length, run.model.d_model)
-        stream_bytes = math.prod(size or 0 for size in shape) * (2 if str(run.precision).startswith(_TRUE_HALF) else 4)
+        # Autocast leaves the stream between the blocks as the weights are.
+        precision = find_precision(str(run.precision)) or PRECISIONS["32-true"]
+        stream_bytes = math.prod(size or 0 for size in shape) * precision.weight_bytes
         return replace(
             run.memory_history or MemoryHistoryRecord(),
             entry_count=len(self.played.entries),
