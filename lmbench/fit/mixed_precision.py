@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lmbench.callbacks.observer import LeanCallback
 from lmbench.errors import UsageError
@@ -87,6 +88,9 @@ class Fp8Precision(RepairedMixedPrecision):
             raise UsageError(f"precision {name} needs torchao, which is not installed: pip install torchao") from None
 
     def convert_module(self, module: nn.Module) -> nn.Module:
+        if self._originals:
+            # By a strategy that shards them, before Lightning's turn.
+            return module
         from torch._inductor import config as inductor
 
         level = logging.root.manager.disable
@@ -133,9 +137,10 @@ class Fp8Precision(RepairedMixedPrecision):
         return module
 
     def teardown(self) -> None:
-        # A module that was measured in a notebook is its owner's; the weights are shared.
+        # A module that was measured in a notebook is its owner's.
         for name, linear in self._originals.items():
             parent, _, attribute = name.rpartition(".")
+            linear._parameters.update(self._module.get_submodule(name)._parameters)
             setattr(self._module.get_submodule(parent), attribute, linear)
         self._originals = {}
         self._settings.close()
@@ -161,9 +166,9 @@ def fp8_precision(name: str, strategy: Strategy) -> Fp8Precision:
         UsageError: torchao is not installed, or nothing can be computed in fp8 there.
     """
     device = strategy.root_device
-    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy):
         given = type(strategy).__name__
-        raise UsageError(f"precision {name} with trainer.strategy {given}: not supported; allowed: auto, ddp")
+        raise UsageError(f"precision {name} with trainer.strategy {given}: not supported; allowed: auto, ddp, fsdp2")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"precision {name} on {device.type}; allowed: an NVIDIA GPU, or slowly a CPU")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
@@ -177,6 +182,8 @@ def _why_left_out(linear: nn.Linear) -> str:
     is_plain = type(linear).forward is nn.Linear.forward and isinstance(linear._parameters.get("weight"), nn.Parameter)
     if not is_plain or isinstance(linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return "no plain nn.Linear"
+    if isinstance(linear.weight, DTensor):
+        return "sharded already"
     sides = (linear.in_features, linear.out_features)
     return f"{sides[0]} x {sides[1]}" if any(side % FP8_MULTIPLE for side in sides) else ""
 

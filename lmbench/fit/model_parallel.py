@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from lmbench.errors import UsageError, check_groups, unknown
+from lmbench.fit.mixed_precision import Fp8Precision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.precision import find_precision
 
@@ -104,6 +105,8 @@ class ModelParallel(ModelParallelStrategy):
             split(module, group)
         is_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
         if not is_sharded and (groups.size() > 1 or group.size() == 1):
+            if isinstance(self.precision_plugin, Fp8Precision):
+                self.precision_plugin.convert_module(module)
             self._shard(module, precision, groups)
 
     def _shard(self, module: LightningModule, precision: str, mesh: DeviceMesh) -> None:

@@ -102,6 +102,7 @@ def banner(run: RunRecord) -> list[Line]:
         shape=shape if data.batch_size else "as the data gives it",
         micro_batches=window.micro_batches if (window.micro_batches or 1) > 1 else None,
         compiled=compiled if run.compile.is_enabled else "eager",
+        is_eager=not run.compile.is_enabled,
         not_fp8=_listed(*fp8.left_out),
         fp8_peak=plain(run.flops.peak_flops_per_s * 1e-12) if run.flops.peak_flops_per_s else None,
         device=f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,7 +80,6 @@ def test_flops_of_a_users_module_are_counted_as_in_bf16():
     [
         (model(), (TOKENS[0, :, :15], TOKENS[1, :, :15]), {}, "with 30 tokens in a batch; give a multiple of 16"),
         (OwnLoaders(12), None, {}, r"converts no linear layer of OwnLoaders: net.0 \(12 x 32\), net.2 \(the last\)"),
-        (model(), tuple(TOKENS), {"strategy": "fsdp2"}, "with trainer.strategy ModelParallel: not supported; allowed"),
         (model(d_model=40), tuple(TOKENS), {}, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
     ],
 )
@@ -88,7 +88,9 @@ def test_what_cannot_be_in_fp8_is_one_line(module, data, flags, line):
         measure(module, data, precision="fp8-rowwise", trainer=flags)
 
 
-def test_without_torchao_or_fp8_units_it_is_one_line(monkeypatch):
+def test_without_torchao_or_fp8_units_or_by_another_strategy_it_is_one_line(monkeypatch):
+    with pytest.raises(UsageError, match=r"^precision fp8-rowwise with trainer.strategy SimpleNamespace: not"):
+        fp8_precision("fp8-rowwise", SimpleNamespace(root_device=torch.device("cpu")))
     strategy = SingleDeviceStrategy(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")

@@ -138,6 +138,16 @@ def test_each_strategy_measures_every_rank_and_trains_the_same(batches, count, w
     assert record.warmup.gradient_norm == pytest.approx(figures[3], rel=1e-4)
 
 
+def test_in_fp8_shards_train_as_whole_layers_do():
+    runs = {}
+    for name in ("ddp", "fsdp2"):
+        words = ["--trainer.precision=fp8-rowwise", f"--trainer.strategy={name}", f"--measure.run_id={name}"]
+        code, runs[name] = fit(*TINY, *words)
+        assert (code, runs[name].record.model.fp8.converted_count) == (0, 14)
+    losses, expected = ([step.loss for step in run.steps[:8]] for run in runs.values())
+    assert losses == pytest.approx(expected, abs=0.01)
+
+
 def test_a_rank_may_have_no_row_of_a_parameter():
     code, run = fit(f"--model={__name__}.Uneven", "--model.deed=nothing", "--trainer.strategy=fsdp2")
     training = run.record.probe.training
@@ -211,6 +221,7 @@ def test_a_module_that_cannot_be_built_is_one_message(capfd):
             [*TINY, "--trainer.strategy=tensor_parallel", "--model.fused_projections=true"],
             "model.fused_projections cannot be split over devices by heads",
         ),
+        ([*TINY, "--trainer.strategy=tensor_parallel", "--trainer.precision=fp8-rowwise"], "q (sharded already), 2"),
         (
             ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=3"],
             "does not divide 2 devices",

@@ -205,8 +205,6 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, wo
          r"cannot be predicted: hand_module.py:\d+ `self.last = loss.item\(\)`"),
         ([*TINY, "--trainer.precision=transformer-engine"],
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
-        ([*TINY, "--trainer.precision=fp8-rowwise", "--trainer.devices=2", "--trainer.strategy=fsdp2"],
-         "precision fp8-rowwise with trainer.strategy ModelParallel: not supported"),
         (["--model.siz=tiny"], r"model\.siz"),
         ([*TINY, "--trainer.devices=[]"], r"trainer.devices is \[\]; a prediction needs a number"),
         ([*TINY, "--trainer.num_nodes=0"], "trainer.num_nodes is 0; it must be at least 1"),
