@@ -20,16 +20,6 @@ FORWARD = (
     ("_call_impl", f"{TORCH}/nn/modules/module.py", 1790),
     ("train", USER, 60),
 )
-OPTIMIZER = (
-    ("_init_group", f"{TORCH}/optim/adamw.py", 190),
-    ("step", f"{TORCH}/optim/adamw.py", 220),
-    ("train", USER, 64),
-)
-ZERO_GRAD = (("zero_grad", f"{TORCH}/optim/optimizer.py", 1000), ("train", USER, 65))
-BUILD = (("__init__", f"{TORCH}/nn/modules/linear.py", 105), ("main", USER, 12))
-LOADER = (("next_batch", USER, 33),)
-#: What autograd's own thread has.
-ENGINE = ()
 
 
 @cache
@@ -71,7 +61,7 @@ class Allocator:
         if is_new:
             self._enter("alloc", address, size, stack)
 
-    def free(self, address, stack=ENGINE):
+    def free(self, address, stack=()):
         """Give a block back."""
         block = self.live.pop(address)
         self.allocated -= block["held"]
@@ -159,10 +149,10 @@ def planted_run(max_entries=None):
     30 MiB and logits are 16 MiB; forwards make 5 MiB of temporaries, backwards 24; 3 MiB are unknown, 8 a workspace."""
     memory = Allocator(max_entries=max_entries, is_on=False)
     owners = [f"blocks.{i}.ffn" for i in range(2)]
-    stays = [[memory.alloc(20 * MIB, BUILD), "parameters", owner, ""] for owner in owners]
-    stays += [[memory.alloc(40 * MIB, OPTIMIZER), "optimizer_state", owner, ""] for owner in owners]
-    memory.alloc(3 * MIB, BUILD)
-    batch, workspace = memory.alloc(MIB, LOADER), memory.alloc(8 * MIB)
+    stays = [[memory.alloc(20 * MIB), "parameters", owner, ""] for owner in owners]
+    stays += [[memory.alloc(40 * MIB), "optimizer_state", owner, ""] for owner in owners]
+    memory.alloc(3 * MIB)
+    batch, workspace = memory.alloc(MIB), memory.alloc(8 * MIB)
     memory.is_on = True
     step = Step(memory)
     step.note(stays)
@@ -171,7 +161,7 @@ def planted_run(max_entries=None):
             _planted_step(step, batch, owners)
             step.note(stays)
     with memory.range("lmbench.workspaces"):
-        memory.free(workspace, (("_cuda_clearCublasWorkspaces", USER, 1),))
+        memory.free(workspace)
     return step
 
 
@@ -186,7 +176,7 @@ def _planted_step(step, batch, owners):
                 streams.append([memory.alloc(10 * MIB), "stream", block, ""])
                 with memory.range(f"lmbench.module:{owner}"):
                     saved.append(memory.alloc(20 * MIB))
-                    memory.free(memory.alloc(5 * MIB), FORWARD)
+                    memory.free(memory.alloc(5 * MIB))
         logits = memory.alloc(16 * MIB)
         step.note(
             [[address, "activations", "", "MmBackward0"] for address in saved]
@@ -196,17 +186,17 @@ def _planted_step(step, batch, owners):
     with memory.range("lmbench.phase:backward"):
         gradients = []
         for owner, activation, stream in reversed(list(zip(owners, saved, streams, strict=True))):
-            passing = memory.alloc(24 * MIB, ENGINE)
-            gradients.append([memory.alloc(20 * MIB, ENGINE), "gradients", owner, ""])
+            passing = memory.alloc(24 * MIB)
+            gradients.append([memory.alloc(20 * MIB), "gradients", owner, ""])
             for address in (passing, activation, stream[0]):
                 memory.free(address)
         memory.free(logits)
         step.note(gradients)
     with memory.range("lmbench.phase:optimizer"):
-        memory.free(memory.alloc(7 * MIB, OPTIMIZER), OPTIMIZER)
+        memory.free(memory.alloc(7 * MIB))
     with memory.range("lmbench.phase:zero_grad"):
         for gradient in gradients:
-            memory.free(gradient[0], ZERO_GRAD)
+            memory.free(gradient[0])
 
 
 def notes_of(step, **fields):

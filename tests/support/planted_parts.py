@@ -7,7 +7,6 @@ queries and keys just written, 7.3 us on those of memory, and 7.2 us in the mode
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -63,9 +62,9 @@ def kernel_time_alone(calls, path):
     _round(calls)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recording:
-        recording.add_metadata_json("lmbench", json.dumps({"schema_version": 1, "steps": ROUNDS}))
-        for _ in range(ROUNDS):
-            _round(calls)
+        for number in range(ROUNDS):
+            with record_function(f"lmbench.step:{number}"):
+                _round(calls)
         torch.cuda.synchronize()
     recording.export_chrome_trace(str(path))
     times = examine(path).work.seconds("phase")
