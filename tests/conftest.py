@@ -26,6 +26,7 @@ from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
 
 from lmbench.callbacks import MeasurementSession, PhaseTimer
+from lmbench.cli import main
 from lmbench.instruments.training import total_norm
 from lmbench.instruments.window import Schedule
 from lmbench.records.vocabulary import PHASES
@@ -110,6 +111,17 @@ def _free_device_of_other_tests(request):
 def _no_wandb(monkeypatch):
     """A copy for W&B takes a second a run; the tests of it turn it on again."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+@pytest.fixture
+def printed(capsys):
+    """What a command that ends well prints on standard output."""
+
+    def run(*words):
+        assert main([*map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import yaml
 from paths import DATA
 from runs import make_run
 
-from lmbench.cli import main
 from lmbench.commands.signatures import GROUPS, check_options, group_options
 from lmbench.errors import UsageError
 from lmbench.fit.command_line import CommandLine
@@ -30,20 +29,18 @@ ZSH = "compdef() { }; compadd() { print -l ${(P)2} }; _files() { };"
 
 
 @pytest.mark.parametrize(("line", "some"), CASES["offered"].items())
-def test_the_tab_key_offers_what_can_stand_there(line, some, tmp_path, monkeypatch, capsys):
+def test_the_tab_key_offers_what_can_stand_there(line, some, tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "results" / "a run", {})
     (tmp_path / "results" / "baseline").symlink_to("a run")
-    assert main(["completion", "--words", *line.split()]) == 0
-    assert set(capsys.readouterr().out.splitlines()) == set(some)
+    assert set(printed("completion", "--words", *line.split()).splitlines()) == set(some)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, capsys):
+def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+    script = printed("completion", shell)
     asked = SHELLS[shell].format(words="lmbench fit --trainer.precision bf16-m", last=3)
     before = ZSH if shell == "zsh" else ""
     done = subprocess.run(

@@ -8,26 +8,24 @@ import re
 import pytest
 from tables import rows as rows_of
 
-from lmbench.cli import main
 from lmbench.records.schema import fields
 
 ALL = [*fields("step").values(), *fields("run").values()]
 
 
-def rows(capsys, *words):
-    assert main(["fields", "--json", *words]) == 0
-    return json.loads(capsys.readouterr().out)["tables"]["fields"]
+@pytest.fixture
+def rows(printed):
+    return lambda *words: json.loads(printed("fields", "--json", *words))["tables"]["fields"]
 
 
-def test_the_tables_have_every_field_once_and_the_groups_come_first(capsys, monkeypatch):
+def test_the_tables_have_every_field_once_and_the_groups_come_first(rows, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    every = rows(capsys)
+    every = rows()
     names = [row["name"] for row in every]
     assert set(names) == {field.pattern for field in ALL}
     # `rank` and `nonfinite` are fields of both records.
     assert sorted(name for name in names if names.count(name) > 1) == ["nonfinite", "nonfinite", "rank", "rank"]
-    assert main(["fields"]) == 0
-    told = capsys.readouterr().out
+    told = printed("fields")
     assert len(told.splitlines()) < 55
     for text in ("device_state", "peaks of the allocator and of the process", "tables"):
         assert text in told
@@ -51,8 +49,8 @@ run_peak_allocated_bytes | memory.run_peak_allocated_bytes
 run_peak_alloc | memory.run_peak_allocated_bytes
 """),
 )
-def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part_of_it(name, pattern, capsys):
-    (row,) = rows(capsys, name)
+def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part_of_it(name, pattern, rows):
+    (row,) = rows(name)
     about = next(field for field in ALL if field.pattern == pattern).about
     assert (row["name"], row["unit"], row["better"]) == (pattern, about.unit, about.better)
     assert row["meaning"] == about.meaning

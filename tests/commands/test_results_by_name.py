@@ -51,13 +51,13 @@ noise last | 1 repeats
 """)
 
 
-def listed(capsys, *words):
-    assert main(["list", "--json", *words]) == 0
-    return json.loads(capsys.readouterr().out)["tables"]["results"]
+@pytest.fixture
+def listed(printed):
+    return lambda *words: json.loads(printed("list", "--json", *words))["tables"]["results"]
 
 
-def test_a_line_for_each_run_or_sweep_the_newest_first(results, capsys):
-    runs = listed(capsys)
+def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed):
+    runs = listed()
     assert [(row["name"], row["path"], row["outcome"]) for row in runs] == [
         ("last", "results/day3", "ok"),
         ("last~1", "results/grid", "1 oom"),
@@ -66,16 +66,14 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, capsys):
     ]
     assert [row["step_s"] for row in runs] == [0.3, None, 0.2, 0.1]
     assert runs[1]["what"].startswith("4 cells, ")
-    main(["list"])
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("last")]
+    lines = [line for line in printed("list").splitlines() if line.startswith("last")]
     assert len(lines) == 4
     assert "small, fp32" in lines[2]
 
 
-def test_of_many_the_newest_and_how_to_see_the_others(results, capsys):
-    assert [row["name"] for row in listed(capsys, "--limit=2")] == ["last", "last~1"]
-    main(["list", "--limit=2"])
-    assert "2 older; --limit 4 looks at them too" in capsys.readouterr().out
+def test_of_many_the_newest_and_how_to_see_the_others(results, listed, printed):
+    assert [row["name"] for row in listed("--limit=2")] == ["last", "last~1"]
+    assert "2 older; --limit 4 looks at them too" in printed("list", "--limit=2")
 
 
 @pytest.mark.parametrize(
@@ -89,15 +87,14 @@ run_id=day1 | last~3
 outcome=oom | last~1
 """),
 )
-def test_where_picks_by_fact_option_or_field(where, names, results, capsys):
-    assert [row["name"] for row in listed(capsys, "--where", where)] == names.split()
+def test_where_picks_by_fact_option_or_field(where, names, results, listed):
+    assert [row["name"] for row in listed("--where", where)] == names.split()
 
 
-def test_every_command_takes_names_for_results(results, capsys):
-    assert main(["list", "--name=baseline", "last~3"]) == 0
-    assert main(["list", "--name=baseline", "results/day2"]) == 0
-    capsys.readouterr()
-    assert [row["name"] for row in listed(capsys)] == ["last", "last~1", "baseline", "last~3"]
+def test_every_command_takes_names_for_results(results, listed, printed, capsys):
+    printed("list", "--name=baseline", "last~3")
+    printed("list", "--name=baseline", "results/day2")
+    assert [row["name"] for row in listed()] == ["last", "last~1", "baseline", "last~3"]
     for line, told in NAMED:
         assert main(line.split()) in (0, 2, 11)
         assert told in "".join(capsys.readouterr()), line
@@ -106,19 +103,16 @@ def test_every_command_takes_names_for_results(results, capsys):
     assert len(lmbench.load("results")) == 11
 
 
-def test_show_of_a_folder_of_many_is_their_list(results, capsys):
-    assert main(["show", "results"]) == 0
-    assert "see one      lmbench show last" in capsys.readouterr().out
-    assert main(["show", "results/grid"]) == 0
-    printed = capsys.readouterr().out
-    assert len([line for line in printed.splitlines() if "grid/last" in line]) == 9
-    assert main(["show", "results/grid/last~2"]) == 0
+def test_show_of_a_folder_of_many_is_their_list(results, printed):
+    assert "see one      lmbench show last" in printed("show", "results")
+    assert printed("show", "results/grid").count("grid/last") == 9
+    assert "results/grid" in printed("show", "results/grid/last~2")
 
 
-def test_what_is_damaged_or_of_another_lmbench_is_a_line_too(results, capsys):
+def test_what_is_damaged_or_of_another_lmbench_is_a_line_too(results, listed):
     (results / "day1" / "run.json").write_text("{")
     (results / "day2" / "run.json").write_text('{"schema_version": 99, "started_at": "soon"}')
-    rows = {row["path"]: row for row in listed(capsys)}
+    rows = {row["path"]: row for row in listed()}
     assert rows["results/day1"]["outcome"] == "damaged"
     assert "this lmbench reads" in rows["results/day2"]["what"]
     # What they cannot tell is no difference that every line has to tell.

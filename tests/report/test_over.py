@@ -13,7 +13,6 @@ import pytest
 import yaml
 from runs import make_run
 
-from lmbench.cli import main
 from lmbench.records.levels import level_changes
 
 
@@ -85,13 +84,11 @@ def history(tmp_path, monkeypatch):
     make_run(tmp_path / "results" / "profiled", {"model.size": "small"}, {"is_profiled": True})
 
 
-def test_a_configuration_is_shown_over_commits_with_its_change_points(history, capsys):
-    assert main(["report", "results", "--over=commit"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+def test_a_configuration_is_shown_over_commits_with_its_change_points(history, printed):
+    told = " ".join(printed("report", "results", "--over=commit").split())
     assert told.count("(+100.00 .. +100 %) at 070707070") == 1
     assert told.count("medium: no change over 10 points") == 1
-    assert main(["report", "results", "--over=commit", "--format=csv"]) == 0
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    rows = list(csv.DictReader(printed("report", "results", "--over=commit", "--format=csv").splitlines()))
     assert [row["commit"] for row in rows] == [commit[:9] for commit in COMMITS] * 2
     (marked,) = [row for row in rows if row["step_change_fraction"]]
     assert (marked["size"], marked["commit"], marked["ok_runs"]) == ("small", COMMITS[6][:9], "3")
@@ -101,14 +98,13 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, c
     assert float(marked["peak_change_fraction"]) == pytest.approx(1)
 
 
-def test_over_time_on_a_page(history, capsys):
-    assert main(["report", "results", "--over=time", "--format=html"]) == 0
-    page = capsys.readouterr().out
+def test_over_time_on_a_page(history, printed):
+    page = printed("report", "results", "--over=time", "--format=html")
     assert page.count('"series":"level"') == 60
     assert "2026-11-07 00:00" in page
 
 
-def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, capsys):
+def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
@@ -121,6 +117,5 @@ def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, capsys
     for hour, commit in enumerate((commits[1], commits[2], commits[0])):
         revision = {"environment.code.project.commit": commit, "environment.code.project.is_dirty": False}
         make_run(tmp_path / "r" / str(hour), {}, {"started_at": f"2026-11-09T0{hour}:00:00+00:00", **revision})
-    assert main(["report", "r", "--over=commit", "--format=csv"]) == 0
-    rows = csv.DictReader(capsys.readouterr().out.splitlines())
+    rows = csv.DictReader(printed("report", "r", "--over=commit", "--format=csv").splitlines())
     assert [row["commit"] for row in rows] == [commit[:9] for commit in commits]

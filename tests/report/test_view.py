@@ -41,26 +41,22 @@ def study(tmp_path):
     return path
 
 
-def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, capsys):
+def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, printed):
     monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
-    assert main(["sweep", str(study), "--dry_run"]) == 0
+    printed("sweep", study, "--dry_run")
     axes, view = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}, read_sweep_file(study).view
     home = make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=lambda run, repeat: {
         "device_state.mean_power_w": 300.0 + 40 * run["data"]["batch_size"] + repeat, "phases.step.p95_s": 0.0125,
     })  # fmt: skip
     # Its results carry the view: neither the file nor the folder is needed any more.
     study.unlink()
-    capsys.readouterr()
-    page = tmp_path / "page.html"
-    assert main(["report", str(home), "--format=markdown"]) == 0
-    text = capsys.readouterr().out
-    assert main(["report", str(home), f"--output={page}"]) == 0
+    text, page = printed("report", home, "--format=markdown"), printed("report", home, "--format=html")
     assert text.startswith("## Power and heat\n\n- **question**: What does a bigger batch draw?\n")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
     assert lines[0] == ["size", "batch", "power (W)", "step p95 (ms)", "peak memory (GiB)", "speed-up vs batch 1"]
     assert [line[:4] for line in lines[2:4]] == [["small", "1", "340.5", "12.50"], ["small", "8", "620.5", "12.50"]]
     assert ["size", "fastest", "step (ms)"] in [line[:3] for line in lines]
-    assert page.read_text().count('<div class="vega">') == 1
+    assert page.count('<div class="vega">') == 1
 
 
 def test_every_number_of_a_record_is_a_column_with_its_unit():

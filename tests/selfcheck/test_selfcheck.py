@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import yaml
 
 from lmbench.cli import main
 from lmbench.records.measured import HostState
@@ -30,13 +31,13 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
 
 @pytest.mark.parametrize(
     ("is_right", "is_timed", "waited", "code", "counts"),
-    [
-        (True, False, 0.3, 0, "1 passed, 0 failed, 0 undecided"),
-        (False, True, 0.01, 1, "0 passed, 1 failed, 0 undecided"),
-        (False, False, 0.3, 1, "0 passed, 1 failed, 0 undecided"),
-        # A clock that fails on a busy machine.
-        (False, True, 0.3, 11, "0 passed, 0 failed, 1 undecided"),
-    ],
+    yaml.safe_load("""
+- [true, false, 0.3, 0, "1 passed, 0 failed, 0 undecided"]
+- [false, true, 0.01, 1, "0 passed, 1 failed, 0 undecided"]
+- [false, false, 0.3, 1, "0 passed, 1 failed, 0 undecided"]
+# A clock that fails on a busy machine.
+- [false, true, 0.3, 11, "0 passed, 0 failed, 1 undecided"]
+"""),
 )
 def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
     monkeypatch, capsys, is_right, is_timed, waited, code, counts

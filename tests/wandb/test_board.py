@@ -23,23 +23,23 @@ view:
 pytestmark = pytest.mark.usefixtures("planted_key")
 
 
-def dry_run(capsys, *words):
-    assert main(["board", "--dry_run", "--json", *words]) == 0
-    return json.loads(capsys.readouterr().out)["request"]
+@pytest.fixture
+def dry_run(printed):
+    return lambda *words: json.loads(printed("board", "--dry_run", "--json", *words))["request"]
 
 
-def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(capsys, monkeypatch):
+def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(dry_run, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY")
-    told = dry_run(capsys, "--project=speed")
+    told = dry_run("--project=speed")
     assert (told["project"], told["entity"]) == ("speed", None)
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
     assert [board["study"] for board in told["boards"]] == [None, *studies]
     assert min(sum(map(len, board["sections"].values())) for board in told["boards"]) >= 4
 
 
-def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
+def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, dry_run):
     (tmp_path / "mine.yaml").write_text(OWN)
-    told = dry_run(capsys, str(tmp_path / "mine.yaml"))
+    told = dry_run(tmp_path / "mine.yaml")
     (board,) = told["boards"]
     # W&B has no ratio of two cells.
     (panel,) = board["sections"]["Answer"]
@@ -49,9 +49,9 @@ def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, capsys):
     assert (board["name"], board["study"]) == ("lmbench mine", "mine")
 
 
-def test_boards_are_made_once_and_then_updated(monkeypatch, capsys):
+def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, dry_run):
     boards = ["sweep", "precision", "kernels"]
-    request = msgspec.convert(dry_run(capsys, *boards), Request)
+    request = msgspec.convert(dry_run(*boards), Request)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         assert main(["board", *boards]) == 0
