@@ -34,7 +34,7 @@ class Output:
         format: terminal, markdown, csv, json, latex, html or svg (the first chart); by default what the ending of
             `output` says.
         output: write to this file instead of the screen.
-        table: only these tables, by their names, separated by commas.
+        table: only the table of this name.
         all: every table and note, where the screen would hold the answer alone.
     """
 
@@ -85,12 +85,12 @@ def give(answer: Answer, output: Output) -> int:
 def _chosen(answer: Answer, output: Output) -> Answer:
     """The answer with what was asked for of it."""
     tables = {table.name: table for table in answer.all_tables()}
-    names = [name.strip() for name in output.table.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in tables]:
-        hint = suggest(unknown[0], list(tables))
-        raise UsageError(f"--table {unknown[0]!r} is unknown here; choose among {', '.join(tables)}{hint}")
-    if names:
-        return Answer(tables=[table for table in answer.all_tables() if table.name in names], title=answer.title)
+    if output.table:
+        if output.table not in tables:
+            hint = suggest(output.table, list(tables))
+            raise UsageError(f"--table {output.table!r} is unknown here; choose among {', '.join(tables)}{hint}")
+        chosen = [table for table in answer.all_tables() if table.name == output.table]
+        return Answer(tables=chosen, title=answer.title)
     if output.all or output.form != "terminal":
         return answer
     answer = replace(answer, sections=[_chosen(section, output) for section in answer.sections])
@@ -98,7 +98,7 @@ def _chosen(answer: Answer, output: Output) -> Answer:
         return answer
     shown_tables = [table for table in answer.tables if table.name in answer.first]
     more = [Line("tables", f"{', '.join(tables)}; --table NAME or --all")] if tables else []
-    return replace(answer, tables=shown_tables, notes=[*([BLANK] if shown_tables else []), *more])
+    return replace(answer, tables=shown_tables, notes=more)
 
 
 def render(answer: Answer, form: str) -> str:
@@ -118,7 +118,7 @@ def print_answer(answer: Answer, console: Any) -> None:
     print_lines(answer.headline, console)
     for table in answer.tables:
         print_table(table, console)
-    if answer.tables and answer.notes and answer.notes[0] != BLANK:
+    if answer.tables and answer.notes:
         console.print()
     print_lines(answer.notes, console)
     for place, section in enumerate(answer.sections):
@@ -253,7 +253,7 @@ def _plain(answer: Answer) -> dict[str, Any]:
         **answer.figures,
         "headline": [[line.label, masked_message(line.text)] for line in answer.headline if line != BLANK],
         "tables": rows,
-        "notes": [[line.label, masked_message(line.text)] for line in answer.notes if line != BLANK],
+        "notes": [[line.label, masked_message(line.text)] for line in answer.notes],
         "sections": [_plain(section) for section in answer.sections],
     }
     return {name: value for name, value in plain.items() if value not in ("", [], {})}
