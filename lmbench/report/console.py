@@ -20,8 +20,8 @@ from lmbench.report.answer import BLANK, Column, Line, Table
 _WIDEST_TEXT, _NARROWEST = 100, 40
 _LABEL_WIDTH = 12
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
-#: Words longer than this may go on in the next line.
-_LONG_WORD = 20
+#: What is wider folds where it has letters, between words and within those that are longer than that.
+_WIDE, _LONG_WORD = 14, 20
 #: Width of a kernel's name within a sentence.
 KERNEL_WIDTH = 40
 
@@ -65,8 +65,10 @@ class _Fitted:
 
     def __init__(self, column: Column, texts: Sequence[str]) -> None:
         self.column, self.texts, self.width = column, texts, max(map(len, texts))
-        words = (min(_LONG_WORD, len(word)) for text in texts for word in text.split())
-        self.least = self.width if column.is_number else max(words, default=0)
+        words = [min(_LONG_WORD, len(word)) for text in texts for word in text.split()]
+        # An interval has no letters.
+        is_whole = column.is_number or self.width <= _WIDE or not re.search("[a-z]", "".join(texts[1:]))
+        self.least = self.width if is_whole else max(words)
 
 
 def print_table(table: Table, console: Console) -> None:
