@@ -35,7 +35,7 @@ _PIECE = ("name", "start_ns", "end_ns", "kernel")
 
 @dataclass(frozen=True, eq=False)
 class Clocks:
-    """Time on the device, as means per step over `steps` steps from the `skipped`th on: `phases`, a frame by phase in
+    """Time on the device, as means per step over `steps` steps: `phases`, a frame by phase in
     the order of a step, summed over devices, and `devices`, one by the device's number in the trace.
 
     Columns of both: `window_s` is the sum of the four behind it. `busy_s` is the union of kernels, copies and fills.
@@ -62,7 +62,6 @@ class Clocks:
     pauses: pd.DataFrame
     collectives: pd.DataFrame
     steps: int
-    skipped: int
 
     @property
     def total(self) -> pd.Series:
@@ -86,17 +85,16 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     kernel to its last.
     """
     is_whole = not len(timeline.step_ns)
-    skipped = timeline.skipped
-    steps = timeline.steps - skipped
+    steps = timeline.steps - timeline.skipped
     if kernels.empty:
         nothing = pd.DataFrame()
-        return Clocks(nothing, nothing, nothing, nothing, steps, skipped)
+        return Clocks(nothing, nothing, nothing, nothing, steps)
     # Kernels of other launches behind the last of the steps do not matter.
     counted = kernels[kernels.is_counted]
     queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())])
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     moments = np.concatenate((queue.start_ns, queue.end_ns, ranges if timeline.source == "lmbench" else []))
-    steps_ns = moments if is_whole else timeline.step_ns[skipped:]
+    steps_ns = moments if is_whole else timeline.step_ns[timeline.skipped :]
     begin, end = first, last = int(steps_ns.min()), int(steps_ns.max())
     if (~queue.is_counted & (queue.end_ns > begin)).any():
         first, last = int(counted.start_ns.min()), int(counted.end_ns.max())
@@ -137,7 +135,7 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     )
     return Clocks(
         by_phase, _means(clocked, "device", steps), pd.concat(pauses, ignore_index=True),
-        _collectives(clocked, counted, steps), steps, skipped,
+        _collectives(clocked, counted, steps), steps,
     )  # fmt: skip
 
 

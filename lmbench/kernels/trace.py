@@ -92,7 +92,6 @@ class Trace:
 
     path: Path
     run: Run | None
-    notes: TraceNotes
     events: TraceEvents
     host: Host
     timeline: PhaseTimeline
@@ -117,7 +116,7 @@ def load_trace(path: str | Path) -> Trace:
     events, notes = read_trace(file, follows_links=not is_result)
     host = Host(events.host, notes.module_classes)
     timeline = find_phases(events.host, host, notes.steps)
-    return Trace(file, run, notes, events, host, timeline, _attributed(events, host, timeline, notes))
+    return Trace(file, run, events, host, timeline, _attributed(events, host, timeline, notes))
 
 
 def find_phases(events: Events, host: Host, recorded_steps: int | None) -> PhaseTimeline:

@@ -221,10 +221,9 @@ def forecast_answer(forecast: Forecast) -> Answer:
     settings += f", zero_grad {forecast.zero_grad}"
     tables = [table("memory/predicted", sizes.rename_axis("category").reset_index(), settings=settings)]
     borders = {"batch size": forecast.largest_batch_size, "context length": forecast.largest_context_length}
-    largest = [(name, each.value, each.reserved_bytes, each.has_more) for name, each in borders.items() if each]
+    largest = [{"option": name, **asdict(each)} for name, each in borders.items() if each]
     if largest:
-        frame = pd.DataFrame(largest, columns=["option", "value", "reserved_bytes", "more_fit"])
-        tables.append(table("memory/borders", frame, name="largest"))
+        tables.append(table("memory/borders", pd.DataFrame(largest), name="largest"))
     highest, gpu = forecast.highest, forecast.gpu
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, as in --gpu H200, and it is said whether this fits and what does"
