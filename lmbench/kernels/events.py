@@ -131,8 +131,7 @@ class TraceEvents:
     `calls` are those of the runtime and the driver; `launches` of them can start work on the device, those with
     `is_captured` start nothing, as a stream was captured into a graph meanwhile; `kernels` are kernels, copies and
     fills, a frame; these three are by start.
-    `main_thread` is the one with most ranges; `unfinished` is the number of events without a duration, which are left
-    out.
+    `main_thread` is the one with most ranges.
     """
 
     distributed: Distributed
@@ -142,7 +141,6 @@ class TraceEvents:
     launches: Events
     kernels: pd.DataFrame
     main_thread: int
-    unfinished: int
 
 
 def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, TraceNotes]:
@@ -167,12 +165,13 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
     if unread := sorted(filter(_UNREAD.match, {event.cat for event in document.traceEvents})):
         refuse(f"has events of {', '.join(unread)}, which are not read; give one of torch 2 on CUDA or ROCm")
     known = {*_DEVICE, *_CALLS, *_HOST}
-    complete = [
+    # What never ended has no duration; a launch or a kernel of that kind is missed by the trace's guards.
+    finished = [
         event
         for event in document.traceEvents
-        if event.ph == "X" and (event.cat in known or (event.cat == _FUNCTION and event.name.startswith(MODULE_CALL)))
+        if (event.ph == "X" and event.dur is not None and event.dur >= 0)
+        and (event.cat in known or (event.cat == _FUNCTION and event.name.startswith(MODULE_CALL)))
     ]
-    finished = [event for event in complete if event.dur is not None and event.dur >= 0]
     if all(event.cat in _CALLS for event in finished):
         refuse(f"has no operators and no kernels among its {len(document.traceEvents)} events; {RECORD}")
     if len(processes := {event.pid for event in finished if event.cat not in _DEVICE}) > 1:
@@ -192,10 +191,10 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         **{name: [getattr(event.args, name) for event in finished] for name in numbers},
         "arguments": [event.args for event in finished],
     })  # fmt: skip
-    return _divided(events, document.distributedInfo or Distributed(), len(complete) - len(finished)), document.notes
+    return _divided(events, document.distributedInfo or Distributed()), document.notes
 
 
-def _divided(events: pd.DataFrame, distributed: Distributed, unfinished: int) -> TraceEvents:
+def _divided(events: pd.DataFrame, distributed: Distributed) -> TraceEvents:
     """The columns of all events, by what they are."""
     host = events[events.category.isin((*_HOST, _FUNCTION))]
     host = host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False]).to_records(index=False)
@@ -219,5 +218,4 @@ def _divided(events: pd.DataFrame, distributed: Distributed, unfinished: int) ->
         launches.assign(is_captured=locate(*captures, launches.start_ns.to_numpy()) != NONE).to_records(index=False),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
         int(np.bincount(ranges if len(ranges) else host.thread[:1]).argmax()) if len(host) else 0,
-        unfinished,
     )

@@ -73,8 +73,6 @@ class Findings:
     def guards(self) -> list[Guard]:
         """Whether the trace can be believed; one without kernels has a guard on whether there should be some."""
         trace, work, count, guards = self.trace, self.work, self.completeness, list[Guard]()
-        if number := trace.events.unfinished:
-            guards.append(judge("unfinished_events", number))
         if trace.run is not None and trace.run.damage:
             guards.append(judge("run_record", 1, damage=trace.run.damage))
         launches = count["captured_launch_count"]
