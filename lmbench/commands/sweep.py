@@ -153,9 +153,10 @@ def carry_out(
     words = [f"--config={config}" for config in plan.configs]
     # Another environment's lmbench may have other options.
     words += [f"--{name}=" for cell in plan.cells if cell.environment is HERE for name in cell.options]
+    pace = pace or Pace()
     with (
         closing(SweepFolder(path)) as folder,
-        closing(LocalExecutor(progress.announce, mark=folder.mark)) as executor,
+        closing(pace.executor or LocalExecutor(progress.announce, mark=folder.mark)) as executor,
     ):
         rows = Rows(plan, folder, progress)
         tasks = None if elsewhere is None else elsewhere(rows)
@@ -166,7 +167,6 @@ def carry_out(
         check_options(words, places or {})
         executor.is_hasty = bool(plan.file.sides)
         # The first round's servers ask the command line, too.
-        pace = pace or Pace()
         execution = Execution(rows, executor, partial(_predicted, folder, progress), pace)
         if not is_dry:
             progress.announce(announcement(plan))

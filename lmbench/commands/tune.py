@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 from lmbench.commands.compare_run import parse_budget
@@ -63,7 +64,8 @@ def tune(
     folder = name or f"tune-{Path(str(config)).stem}"
     check_name("--name", folder)
     stages = Stages(results_dir / folder, options, goal, budget_s, bytes_of(at_most))
-    with result_alone(), stages.cache:
+    with result_alone(), stages.cache, ExitStack() as stack:
+        stack.callback(stages.executor.end)
         tuning = stages.search(axes)
         stages.choose(tuning)
         stages.train(tuning)

@@ -28,6 +28,7 @@ from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import duration, gib, percent_short, times
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, PASS, Options, sweep_from
+from lmbench.sweep.local import LastingExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.sweep.progress import Progress
 from lmbench.sweep.sides import MOST_ROUNDS
@@ -67,6 +68,7 @@ class Stages:
     budget_s: float
     most_bytes: int | None
     cache: CompileCache = field(default_factory=CompileCache)
+    executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(lambda text: None, cores=1))
     #: All settings of the configuration as it was given.
     settings: Any = None
 
@@ -89,7 +91,8 @@ class Stages:
             is_late = rest_s - usual_s < (1 - until) * self.budget_s
             return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
 
-        pace = Pace(left_s=left_s, cache=self.cache)
+        # Repeats have servers of their own: they are to differ in what forks of one share.
+        pace = Pace(left_s=left_s, cache=self.cache, executor=self.executor if repeats == 1 else None)
         carry_out(plan, self.path / stage, Progress(plan, f"tune: {stage}", names), pace)
         runs = self.path / stage / RUNS_FOLDER
         folders = [[runs / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]

@@ -52,13 +52,14 @@ class Pace:
 
     `is_enough` is asked after each round with how many have ended, `left_s` before each run with how many seconds it
     may take: at 0 none is begun. `window_options` are the window's settings of the rounds to come, where two sides are
-    measured. `cache` is that of several plans.
+    measured. `cache` and `executor` are those of several plans.
     """
 
     is_enough: Callable[[int], bool] = lambda rounds: False
     left_s: Callable[[], float] = lambda: math.inf
     window_options: list[str] = field(default_factory=list)
     cache: CompileCache | None = None
+    executor: LocalExecutor | None = None
 
 
 @dataclass

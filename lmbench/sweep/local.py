@@ -236,6 +236,20 @@ class LocalExecutor:
                 servers.popleft().close()
 
 
+class LastingExecutor(LocalExecutor):
+    """Keeps its servers over rounds and plans until `end`: what importing costs is paid once, and all forks share a
+    hash seed and an address layout."""
+
+    def begin_round(self, rounds_to_come: int) -> None:
+        """The servers stay."""
+
+    def close(self) -> None:
+        """The servers stay."""
+
+    def end(self) -> None:
+        super().close()
+
+
 def _stop(server: Server | _Ranks, pid: int, signum: int) -> int:
     """Ask a process to end, and kill its group if it does not; returns its exit code."""
     with suppress(ProcessLookupError):

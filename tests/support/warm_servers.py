@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from lmbench.sweep.local import LocalExecutor
-
-
-class WarmServers(LocalExecutor):
-    """Keeps its servers from round to round and from sweep to sweep."""
-
-    def begin_round(self, rounds_to_come):
-        """The servers stay."""
-
-    def close(self):
-        """The servers stay."""
+from lmbench.sweep.local import LastingExecutor
 
 
 @contextmanager
 def warm_servers():
-    servers = WarmServers(lambda text: None, cores=1)
+    servers = LastingExecutor(lambda text: None, cores=1)
     try:
         yield servers
     finally:
-        LocalExecutor.close(servers)
+        servers.end()
