@@ -56,9 +56,11 @@ def is_usage_error(exception: BaseException) -> bool:
 
 
 def is_of_other_checkpoint(exception: BaseException) -> bool:
-    """Whether a checkpoint does not fit the model (`nn.Module.load_state_dict`), or its optimizer."""
-    is_refused = isinstance(exception, RuntimeError | ValueError)
-    return is_refused and str(exception).startswith(("Error(s) in loading state_dict", "loaded state dict"))
+    """Whether a checkpoint does not fit the model (`nn.Module.load_state_dict`, or Lightning's sharded one), or its
+    optimizer."""
+    # A KeyError is told in quotes.
+    begins = ("Error(s) in loading state_dict", "loaded state dict", '"The model contains a key')
+    return isinstance(exception, RuntimeError | ValueError | KeyError) and str(exception).startswith(begins)
 
 
 def _is_of_shared_tensors(exception: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -13,12 +13,14 @@ from torch import Tensor
 from lmbench.errors import UsageError, check_at_least, check_divides, unknown
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
-from lmbench.model.layers import convert_projections, has_fused, split_blocks
+from lmbench.model.layers import convert_projections, split_blocks
 from lmbench.model.optimizers import BY_MATRIX, choose_optimizer
 from lmbench.model.transformer import CHECKPOINTS, Transformer, recomputed_flops
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.sizes import DEFAULT_VOCAB_SIZE, FlopCount, forward_flops, resolve_shape, size_name
+
+LOSSES = ("whole", "chunked")
 
 
 class LanguageModel(LightningModule):
@@ -72,9 +74,9 @@ class LanguageModel(LightningModule):
         context_length: int = 512,
         attention: str = "sdpa",
         checkpoint: str = "none",
-        residual_dtype: Literal["bf16"] | None = None,
+        residual_dtype: str | None = None,
         fused_projections: bool = False,
-        loss: Literal["whole", "chunked"] = "whole",
+        loss: str = "whole",
         optimizer: str = "AdamW",
         optimizer_variant: str | None = None,
         learning_rate: float = 3e-4,
@@ -86,8 +88,10 @@ class LanguageModel(LightningModule):
         self.shape = resolve_shape(size, **dimensions, vocab_size=vocab_size)
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
-        if checkpoint not in CHECKPOINTS:
-            raise unknown("checkpoint", checkpoint, CHECKPOINTS)
+        choices = ("checkpoint", checkpoint, CHECKPOINTS), ("loss", loss, LOSSES)
+        for name, value, known in (*choices, ("residual_dtype", residual_dtype or "bf16", ("bf16",))):
+            if value not in known:
+                raise unknown(name, value, known)
         check_at_least(1, context_length=context_length)
         self._is_fresh = True
         self.vocab_size = vocab_size
@@ -140,10 +144,11 @@ class LanguageModel(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Convert what an optimizer kept of parameters, where projections were fused and are not, or the other way
         round; the network converts its weights itself."""
-        names, is_fused = list(checkpoint["state_dict"]), self.fused_projections
-        if has_fused(names) == is_fused:
+        # A strategy that loads the weights itself has taken them out.
+        weights, is_fused = checkpoint.get("state_dict", {}), self.fused_projections
+        names, new_names = list(weights), list(convert_projections(weights, is_fused))
+        if names == new_names:
             return
-        new_names = list(convert_projections(checkpoint["state_dict"], is_fused))
         for optimizer in checkpoint.get("optimizer_states", ()):
             slots = defaultdict[str, dict[str, Tensor]](dict)
             # LBFGS keeps one state for all parameters, and it stays.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,11 +55,6 @@ def convert_projections(state: Mapping[str, Tensor], is_fused: bool) -> dict[str
         for part, piece in zip(parts, tensors, strict=True):
             pieces[".".join([*path, wholes.get(part, part), kind])].append(piece)
     return {name: torch.cat(parts) if parts[0].dim() else parts[0] for name, parts in pieces.items()}
-
-
-def has_fused(names: Iterable[str]) -> bool:
-    """Whether these are names of parameters of a network with fused projections."""
-    return any(layer in FUSED for name in names for layer in name.split("."))
 
 
 class Embedding(nn.Embedding):

@@ -27,7 +27,6 @@ from lmbench.model.layers import (
     RMSNorm,
     SwiGLU,
     convert_projections,
-    has_fused,
     rope_tables,
 )  # fmt: skip
 from lmbench.sizes import ModelShape
@@ -136,13 +135,11 @@ class Block(nn.Module):
         return self.ffn_residual(x, self.ffn(self.ffn_norm(x)))
 
 
-def _convert(network: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
+def _convert(network: Transformer, state: dict[str, Tensor], *_: Any) -> None:
     """Let a network load what another one wrote, whose projections are fused or not fused."""
-    is_fused = has_fused(name for name, _ in network.named_parameters())
-    if has_fused(state) != is_fused:
-        converted = convert_projections(state, is_fused)
-        state.clear()
-        state.update(converted)
+    converted = convert_projections(state, network.is_fused)
+    state.clear()
+    state.update(converted)
 
 
 class Transformer(nn.Module):
@@ -179,7 +176,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self._kind, checkpointing = attention_kind(attention), CHECKPOINTS[checkpoint]
-        self.context_length, self._is_chunked = context_length, is_chunked
+        self.context_length, self.is_fused, self._is_chunked = context_length, is_fused, is_chunked
         self.embedding = Embedding(shape.vocab_size, shape.d_model, residual_dtype)
         checkpointed = checkpointing.blocks(shape.num_layers)
         self.blocks = nn.ModuleList(

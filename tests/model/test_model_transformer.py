@@ -35,16 +35,6 @@ def test_first_loss_is_near_ln_vocab_at_any_width_depth_and_vocabulary(shape):
     assert loss.item() == pytest.approx(math.log(shape.vocab_size), rel=0.05)
 
 
-@pytest.mark.parametrize(("attention", "autocast"), [("naive", True), ("sdpa", False), ("sdpa_math", True)])
-def test_forward_with_loss_is_one_region_without_breaks(attention, autocast):
-    torch._dynamo.reset()
-    network, inputs = Transformer(SHAPE, context_length=64, attention=attention), batch()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        eager = network(*inputs)
-        compiled = torch.compile(network, backend="eager", fullgraph=True)(*inputs)
-    assert compiled.item() == pytest.approx(eager.item(), rel=1e-5)
-
-
 def test_under_autocast_queries_and_tables_are_rotated_in_the_lower_dtype():
     network = Transformer(SHAPE, context_length=64, attention="naive")
     core, dtypes = network.blocks[0].attention.core, []
@@ -65,17 +55,19 @@ def test_shorter_sequences_run_and_longer_ones_are_refused():
 
 #: Each choice of how the network is computed, and all of them.
 CHOICES = [{"is_fused": True}, {"is_chunked": True}, {"residual_dtype": torch.bfloat16}]
-CHOICES.append({name: value for choice in CHOICES for name, value in choice.items()})
+CHOICES += [{}, {name: value for choice in CHOICES for name, value in choice.items()}]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("choices", CHOICES, ids=" ".join)
-def test_choices_are_the_plain_networks_loss_and_gradients(choices, compiled):
-    def run(autocast, **choices):
+@pytest.mark.parametrize(
+    ("attention", "choices"), zip(["sdpa", "sdpa_math", "sdpa", "sdpa", "naive"], CHOICES, strict=True)
+)
+def test_choices_are_the_plain_networks_loss_and_gradients_in_one_region_without_breaks(attention, choices, compiled):
+    def run(autocast, compiled, **choices):
         torch.manual_seed(0)
-        network, dtypes = Transformer(SHAPE, context_length=64, **choices), []
+        network, dtypes = Transformer(SHAPE, 64, attention, **choices), []
         network.norm.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
-        if compiled and choices:
+        if compiled:
             torch._dynamo.reset()
             network.compile(backend="aot_eager", fullgraph=True)
         # 252 tokens are no multiple of the chunks.
@@ -93,7 +85,7 @@ def test_choices_are_the_plain_networks_loss_and_gradients(choices, compiled):
 
     for autocast, of_loss, of_gradients in ((False, 1e-6, 1e-6), (True, 1e-4, 2e-2)):
         if autocast or "residual_dtype" not in choices:
-            (plain, gradients), (chosen, others) = run(autocast), run(autocast, **choices)
+            (plain, gradients), (chosen, others) = run(autocast, False), run(autocast, compiled, **choices)
             assert chosen == pytest.approx(plain, rel=of_loss)
             assert (others - gradients).norm() < of_gradients * gradients.norm()
 
