@@ -107,7 +107,7 @@ class MemoryHistory(Observer):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._history is not None:
-            self._ledger.note_gradients()
+            self._ledger.note_state()
 
     # the session's
 

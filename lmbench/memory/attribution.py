@@ -19,7 +19,17 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import astuple
 
-from lmbench.memory.blocks import BACKWARD, BEFORE, CATEGORIES, MOMENT, WORKSPACES, Category, MemoryNotes, NotedBlock
+from lmbench.memory.blocks import (
+    BACKWARD,
+    BEFORE,
+    CATEGORIES,
+    LASTING,
+    MOMENT,
+    WORKSPACES,
+    Category,
+    MemoryNotes,
+    NotedBlock,
+)
 from lmbench.memory.snapshot import NO_STACK, Annotation, Replay, Snapshot, Stack
 from lmbench.records.intervals import Integers, locate, paint
 from lmbench.records.vocabulary import MODULE, PHASE, STEP
@@ -131,11 +141,6 @@ def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:
 
 #: In the place of what names of ranges begin with: of those that a stranger's `record_function` made.
 OTHERS = ""
-#: What a block is first of all, where it is noted as several things: a saved tensor may be a parameter.
-_RANKS = (
-    "parameters", "optimizer_state", "gradients", "inputs", "logits", "activations", "temporaries", "workspaces",
-    "unknown", "stream",
-)  # fmt: skip
 _LIMITS = np.iinfo(np.int64)
 
 
@@ -212,7 +217,8 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     noted = _noted(notes, bands[MOMENT], played)
     is_stream = noted["category"] == "stream"
     blocks.loc[noted.loc[is_stream, "block"], "is_stream"] = True
-    noted = noted.assign(rank=noted["category"].map(_RANKS.index))[~is_stream]
+    noted = noted[~is_stream]
+    noted = noted.assign(rank=noted["category"].map(LASTING.index))
     first = noted.sort_values("rank", kind="stable").drop_duplicates("block").set_index("block")
     blocks["category"] = first["category"].reindex(blocks.index, fill_value="unknown").astype(object)
     # An activation is saved by others than the module that made it.

@@ -43,6 +43,13 @@ Category = Literal[
 #: In the order of a table.
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
+#: What stays, then what comes and goes: the order of a picture from the bottom, and what a block is first of all, where
+#: it is noted as several things (a saved tensor may be a parameter).
+LASTING: tuple[Category, ...] = (
+    "parameters", "optimizer_state", "gradients", "gathered", "buckets", "inputs", "workspaces", "unknown", "logits",
+    "activations", "temporaries",
+)  # fmt: skip
+
 #: As a table says it.
 CATEGORY_LABELS: dict[Category, str] = {name: name.replace("_", " ") for name in CATEGORIES}
 

@@ -181,13 +181,9 @@ class Ledger:
 
     # moments
 
-    def note_state(self, optimizers: Iterable[Optimizer]) -> None:
+    def note_state(self, optimizers: Iterable[Optimizer] = ()) -> None:
         """Parameters with buffers, gradients that are there, and the optimizers' state."""
         self._note(state_of(self._module, optimizers))
-
-    def note_gradients(self) -> None:
-        """The parameters' gradients."""
-        self._note({"gradients": state_of(self._module, [])["gradients"]})
 
     def note_inputs(self, batch: Any) -> None:
         """The tensors of a batch."""

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.memory.attribution import OTHERS
-from lmbench.memory.blocks import CATEGORY_LABELS, Category, held_bytes
+from lmbench.memory.blocks import CATEGORY_LABELS, LASTING, held_bytes
 from lmbench.memory.findings import Findings
 from lmbench.records.vocabulary import PHASE
 from lmbench.report.answer import Chart
@@ -22,12 +22,6 @@ from lmbench.report.view import Feature
 MAX_COLUMNS = 480
 MAX_BANDS = 200
 
-#: From the bottom of the stack: what stays, then what comes and goes.
-STACKED: tuple[Category, ...] = (
-    "parameters", "optimizer_state", "gradients", "inputs", "workspaces", "unknown", "activations", "logits",
-    "temporaries",
-)  # fmt: skip
-
 
 def memory_chart(title: str, findings: Findings) -> Chart:
     """The chart of a history: phases above, below them what is held by category, told under a pointer."""
@@ -38,7 +32,7 @@ def memory_chart(title: str, findings: Findings) -> Chart:
     moments = np.array([a + np.argmax(allocated_bytes[a:b]) for a, b in pairwise(borders)])
     times_ms = ((entries["time_us"].iloc[moments] - entries["time_us"].iloc[0]) / 1e3).round(2).tolist()
     sizes = {name: held_bytes(same, len(entries)) for name, same in blocks.groupby("category")}
-    held = pd.DataFrame({CATEGORY_LABELS[name]: sizes[name] for name in STACKED if name in sizes})
+    held = pd.DataFrame({CATEGORY_LABELS[name]: sizes[name] for name in LASTING if name in sizes})
     names = list(held)
     held = held.assign(allocated=allocated_bytes, reserved=entries["reserved_bytes"]).iloc[moments] / 2**30
     peak, top = int(np.searchsorted(borders, findings.peak["entry"], side="right") - 1), float(held.max(axis=None))
