@@ -60,7 +60,7 @@ CHOICES += [{}, {name: value for choice in CHOICES for name, value in choice.ite
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
-    ("attention", "choices"), zip(["sdpa", "sdpa_math", "sdpa", "sdpa", "naive"], CHOICES, strict=True)
+    ("attention", "choices"), list(zip(["sdpa", "sdpa_math", "sdpa", "sdpa", "naive"], CHOICES, strict=True))
 )
 def test_choices_are_the_plain_networks_loss_and_gradients_in_one_region_without_breaks(attention, choices, compiled):
     def run(autocast, compiled, **choices):
