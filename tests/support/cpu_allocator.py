@@ -38,8 +38,7 @@ class CpuHistory(TorchDispatchMode):
         return CountedPeaks(*[self.memory.peak] * 3)
 
     def write(self, path):
-        first, last = min(self.memory.live), max(self.memory.live)
-        self.memory.segments = [(first, last + 1 - first)]
+        self.memory.segments = {address: block["held"] for address, block in self.memory.live.items()}
         return planted_memory.write(path, self.memory).stat().st_size
 
     def stop(self):

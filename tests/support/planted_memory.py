@@ -32,26 +32,21 @@ class Allocator:
 
     def __init__(self, device=0, max_entries=None, is_on=True):
         self.device, self.max_entries, self.is_on = device, max_entries, is_on
-        self.entries, self.annotations, self.segments, self.live, self._free = [], [], [], {}, []
+        self.entries, self.annotations, self.segments, self.live = [], [], {}, {}
         self.time_us, self.allocated, self.peak = START_US, 0, 0
         self._next = 0x7F00_0000_0000 + (device << 40)
 
     def alloc(self, size, stack=FORWARD):
-        """The address of a new block, in the first piece that is large enough; a new segment has 20 MiB and more."""
+        """The address of a new block: of the last one of its size that was given back, else in a new segment."""
         held = -(-size // 512) * 512
-        if all(length < held for _, length in self._free):
-            total = max(held, 20 * MIB)
-            self.segments.append((self._next, total))
-            self._free.append((self._next, total))
-            self._enter("segment_alloc", self._next, total, stack)
-            self._next += total + 2 * MIB
-        address, length = next(piece for piece in self._free if piece[1] >= held)
-        self._free.remove((address, length))
-        if length > held:
-            self._free.append((address + held, length - held))
-        self._free.sort()
-        self.hold(address, held, size, stack)
-        return address
+        free = [address for address, length in self.segments.items() if length == held and address not in self.live]
+        if not free:
+            free = [self._next]
+            self.segments[self._next] = held
+            self._enter("segment_alloc", self._next, held, stack)
+            self._next += held + 2 * MIB
+        self.hold(free[-1], held, size, stack)
+        return free[-1]
 
     def hold(self, address, held, size, stack, is_new=True):
         """A block that was asked for as `size` lies there, `held` large; unless it `is_new`, for longer."""
@@ -65,7 +60,6 @@ class Allocator:
         """Give a block back."""
         block = self.live.pop(address)
         self.allocated -= block["held"]
-        self._free = sorted([*self._free, (address, block["held"])])
         for action in ("free_requested", "free_completed"):
             self._enter(action, address, block["size"], stack)
 
@@ -89,23 +83,14 @@ class Allocator:
         self.mark(name, "END")
 
     def snapshot_segments(self):
-        rows = [
-            {
-                "address": address, "size": block["held"], "requested_size": block["size"],
-                "state": "active_allocated",
-                **({} if block["stack"] is None else {"frames": _frames(block["stack"])}),
-            }
-            for address, block in self.live.items()
-        ]  # fmt: skip
-        rows += [{"address": address, "size": length, "state": "inactive"} for address, length in self._free]
-        rows.sort(key=lambda row: row["address"])
-        return [
-            {
-                "device": self.device, "address": start, "total_size": length,
-                "blocks": [row for row in rows if start <= row["address"] < start + length],
-            }
-            for start, length in self.segments
-        ]  # fmt: skip
+        """A segment for each block, held or free."""
+        for address, length in self.segments.items():
+            known = {"state": "inactive"}
+            if block := self.live.get(address):
+                frames = {} if block["stack"] is None else {"frames": _frames(block["stack"])}
+                known = {"state": "active_allocated", "requested_size": block["size"], **frames}
+            blocks = [{"address": address, "size": length, **known}]
+            yield {"device": self.device, "address": address, "total_size": length, "blocks": blocks}
 
 
 def snapshot(*allocators):
