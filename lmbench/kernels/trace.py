@@ -271,7 +271,9 @@ def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd
         source: Any = next((arguments for arguments in noted if arguments.collective_name), noted[0])
         names = [str(source.collective_name), *(host.names[event] for event in around), kernel.name]
         kind = next(filter(None, map(_collective_of, names)), "unknown")
-        size, message_bytes = source.group_size, _message_bytes(source)
+        size, elements = source.group_size, [source.in_elements, source.out_elements]
+        most = max((number for number in elements if isinstance(number, _INTEGERS)), default=0)
+        message_bytes = most * NAMES["element_bytes"].get(str(source.element_type), np.nan) or np.nan
         share = (size - 1) / size if isinstance(size, _INTEGERS) and size > 1 else np.nan
         bus_bytes = message_bytes * (NAMES["bus_factors"].get(kind, 0) * share or 1.0)
         (step,) = locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], np.array([kernel.launch_ns]))
@@ -282,8 +284,3 @@ def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd
     described = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
     blank = {"collective": "", "group": "", "stage": ""}
     return pd.concat([kernels, described.fillna(blank)], axis=1).assign(cost_ns=kernels.duration_ns)
-
-
-def _message_bytes(source: Any) -> float:
-    sizes = [size for size in (source.in_elements, source.out_elements) if isinstance(size, _INTEGERS)]
-    return max(sizes, default=0) * NAMES["element_bytes"].get(str(source.element_type), np.nan) or np.nan

@@ -44,13 +44,12 @@ def results_in(paths: Iterable[str | Path]) -> list[Result]:
     for run in find_runs(named):
         home = sweep_of(run)
         homes.setdefault(home if home and home not in named else run, []).append(run)
-    results = [Result(path, runs, max(map(_began, runs))) for path, runs in homes.items()]
+    results = []
+    for path, runs in homes.items():
+        # Runs of the same second are told apart by when their files were written.
+        began = max((load_known(run).record.started_at or "", os.lstat(run).st_mtime_ns) for run in runs)
+        results.append(Result(path, runs, began))
     return sorted(results, key=lambda result: result.began, reverse=True)
-
-
-def _began(run: Path) -> tuple[str, int]:
-    """When a run began. Runs of the same second are told apart by when their files were written."""
-    return load_known(run).record.started_at or "", os.lstat(run).st_mtime_ns
 
 
 def given_names() -> dict[str, Path]:
