@@ -91,16 +91,13 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
     phases = ("data", "transfer", "forward") if meets_late else ("data", "transfer")
     if len(ranks) < 2:
         return None
-    late = max(ranks, key=lambda rank: sum(rank.mean_s.get(phase, 0.0) for phase in phases))
-    others = [rank for rank in ranks if rank is not late]
-    delays_s = {
-        phase: late.mean_s.get(phase, 0.0) - math.fsum(rank.mean_s.get(phase, 0.0) for rank in others) / len(others)
-        for phase in phases
-    }
-    steps_s, wait_s = [rank.mean_s["step"] for rank in ranks], math.fsum(delays_s.values())
+    times_s = np.array([[rank.mean_s.get(phase, 0.0) for phase in phases] for rank in ranks])
+    late = int(times_s.sum(axis=1).argmax())
+    delays_s = times_s[late] - np.delete(times_s, late, axis=0).mean(axis=0)
+    steps_s, wait_s = [rank.mean_s["step"] for rank in ranks], float(delays_s.sum())
     if max(steps_s) - min(steps_s) > wait_s / 2 or wait_s < 0.02 * max(steps_s):
         return None
-    return late.rank, max(delays_s, key=delays_s.__getitem__), wait_s
+    return ranks[late].rank, phases[int(delays_s.argmax())], wait_s
 
 
 def _complete_window(window: Window, records: Sequence[StepRecord], raw_wall_s: float | None) -> None:
