@@ -18,10 +18,10 @@ from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.records.measured import not_passed
-from lmbench.records.run import RunRecord
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
+from lmbench.report.frame import frame_of
 from lmbench.report.units import milliseconds, percent
 
 # Parts, kinds and operators that are named in the answer; kernels that are named there.
@@ -32,6 +32,10 @@ _PAUSE_WIDTH = 16
 _LEAST_KNOWN_FRACTION = 0.25
 # Of a device's time and its idle time: what has less is left to the tables.
 _LARGE_FRACTION = 0.05
+# What of a run's settings is said, by the report's facts.
+_SETTINGS = (
+    "size", "attention", "optimizer", "mode", "batch", "context", "precision", "matmul", "compile", "ranks", "gpu",
+)  # fmt: skip
 # Phases with less of the step's kernel time have no column or table of their own.
 _LONG_FRACTION = 0.005
 
@@ -51,7 +55,7 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
     roof = roofline(findings)
     steps = len(timeline.step_ns) or None
     path = Line("trace", str(findings.trace.path), is_whole=True)
-    headline, notes = ([Line("run", run_line(run))], [path]) if run is not None else ([path], [])
+    headline, notes = (run_lines(findings), [path]) if run is not None else ([path], [])
     step_s = np.diff(timeline.step_ns) / 1e9
     if timeline.source != "lmbench" and len(step_s) > 1:
         slowest = f"the slowest {milliseconds(step_s.max())} ms, number {step_s.argmax() + 1} of {len(step_s)}"
@@ -91,19 +95,10 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
     )  # fmt: skip
 
 
-def run_line(run: RunRecord) -> str:
-    """The run's settings in one line."""
-    named = (
-        run.model.size or run.model.name,
-        f"attention {run.model.attention}" if run.model.attention else None,
-        run.model.optimizer,
-        run.mode,
-        f"batch {run.data.batch_size} x context {run.data.context_length}",
-        f"{run.precision}, float32 matmul {run.matmul_precision}",
-        "compiled" if run.compile.is_enabled else "eager",
-        (run.environment.gpu.name if run.environment else None) or "CPU",
-    )
-    return ", ".join(filter(None, named))
+def run_lines(findings: Findings, label: str = "run") -> list[Line]:
+    """The settings of a trace's run in one line, as a report has them; nothing of a trace without one."""
+    run = findings.trace.run
+    return [Line(label, frame_of([run], None).in_words(0, _SETTINGS))] if run and findings.run else []
 
 
 def communication_table(findings: Sequence[Findings]) -> Table:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.answer import per_what, run_line
+from lmbench.kernels.answer import per_what, run_lines
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import PHASE_ORDER
@@ -63,7 +63,7 @@ def difference_answer(*sources: str | Path, top: int = 15) -> Answer:
         if side.why_no_kernels:
             raise UsageError(f"{str(side.trace.path)!r} has no kernels: {side.why_no_kernels}; give traces of a GPU")
         lines.append(Line(label, str(side.trace.path), is_whole=True))
-        lines += [Line("", run_line(side.run))] if side.run else []
+        lines += run_lines(side, "")
     if per != per_what(b):
         raise UsageError("one trace tells its number of steps and the other does not; give two that do")
     lines += [Line("differs", str(setting)) for setting in (differences(a.run, b.run) if a.run and b.run else [])]

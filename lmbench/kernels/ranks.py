@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_line
+from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
 from lmbench.kernels.findings import Findings, examine_trace
 from lmbench.kernels.recording import TRACE_FILE
 from lmbench.kernels.trace import POINT_TO_POINT, Trace, load_trace
@@ -104,7 +104,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
     for rank, one in findings.items():
         lines += [Line(guard.status.upper(), f"rank {rank}: {guard.message}") for guard in not_passed(one.guards)]
     headline = [
-        *([Line("run", run_line(first.run))] if first.run else []),
+        *run_lines(first),
         Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per} on the device"),
         Line("lost", f"{percent(exposed)} of it is exposed communication: {parts}"),
         *lines,
