@@ -255,7 +255,5 @@ def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]
             print(shown(f"W&B: offline, beside the results; upload: {later}"))
     except (WandbProblem, OSError) as problem:
         progress.keep(f"W&B did not get all of this sweep: {problem}; later: {later}")
-    finally:
-        progress.line.clear()
     if "online" in modes:
         run_typed("upload", upload, words)

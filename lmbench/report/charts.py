@@ -24,7 +24,7 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _MOST_STEPS = 5_000
 #: Points of a line beyond which they are drawn small.
 _MOST_DOTS = 200
-#: What is below this share of every bar is not drawn.
+#: Phases that take less of the steps are not drawn.
 _SMALL_FRACTION = 0.01
 _WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
 #: Lengths of thousands as `16k`, which is 16 x 1024.

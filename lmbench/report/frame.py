@@ -128,14 +128,14 @@ def _row(run: Run, group: Group) -> RunRow:
     settings = (axes, plan.options or {}, config)
     others = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
     seeds = [planned(settings, seed) for seed in SEEDS]
-    is_profiled = record.is_profiled
+    profiler = planned(settings, "trainer.profiler")
     row = RunRow(
         run,
         read_facts(record, settings) | (other_axes(axes) if group.home else other_settings(config)),
         json.dumps(others, sort_keys=True, default=str) if axes else cell,
         place.repeat or 0,
         None if None in seeds else (*seeds, record.data.source),
-        is_profiled=bool(planned(settings, "trainer.profiler")) if is_profiled is None else is_profiled,
+        is_profiled=bool(profiler if record.is_profiled is None else record.is_profiled),
         is_shown=pass_of(record, axes).name == TIMING,
     )
     # Large, and told by the facts: thousands of runs are to fit into memory.
