@@ -50,6 +50,8 @@ def _columns(span: Span) -> tuple[Column, ...]:
         """FLOP/s by the FLOPs that the pass needs: of a causal one half of the products, whoever does them all."""
         flops, data, summary = run.flops, run.data, run.phases.get(span)
         per_token = flops.causal_per_token_flops if run.model.is_causal else flops.per_token_flops
+        if modes and run.mode not in modes:
+            return None
         if run.model.head_dim is None or not per_token or not flops.multiplier or not summary or not summary.mean_s:
             return None
         tokens = (data.batch_size or 0) * (data.context_length or 0)
@@ -64,8 +66,8 @@ def _columns(span: Span) -> tuple[Column, ...]:
         return _growths(frame, span).get(cell) if not modes or frame.known[cell].get("mode") in modes else None
 
     return (
-        Column(f"{span}_flops_per_s", span, rate, _RATE, modes=modes),
-        Column(f"{span}_mfu_fraction", f"{span}, of peak", share, PERCENT, modes=modes),
+        Column(f"{span}_flops_per_s", span, rate, _RATE),
+        Column(f"{span}_mfu_fraction", f"{span}, of peak", share, PERCENT),
         Column(f"{span}_growth_exponent", f"{span} ~ context^", growth, _RATIO, None),
     )
 

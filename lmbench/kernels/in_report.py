@@ -53,20 +53,12 @@ def _top_other(run: Run) -> Cell | None:
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
 
-_TRAINING = ("forward", "forward_backward", "train_step")
-_MATMUL: tuple[tuple[str, Span, Sequence[str]], ...] = (
-    ("inference", "forward", ("inference",)), ("forward", "forward", _TRAINING), ("backward", "backward", ()),
-    ("step", "step", ("train_step",)),
-)  # fmt: skip
 _RATIO = "softmax_matmul_time_ratio"
 #: Other numbers of the record stand in views by their dotted names.
 COLUMNS: tuple[Column, ...] = (
     *(
-        Column(
-            f"{name}_matmul_fraction", f"matmul, {name}", f"kernels.phases.{span}.matmul_fraction", PERCENT,
-            modes=modes,
-        )
-        for name, span, modes in _MATMUL
+        Column(f"{span}_matmul_fraction", f"matmul, {span}", f"kernels.phases.{span}.matmul_fraction", PERCENT)
+        for span in SHARED_SPANS
     ),
     Column(
         "top_other_fraction", "top kernel but matmul", per_cell(_top_other),

@@ -49,7 +49,6 @@ class Column:
     `over` is None, a function of the frame and a cell that gives a number, a cell of an answer, or None.
 
     Args:
-        modes: the modes that have this number, all where empty.
         is_costly: whether it is worked out only where a view names it: it reads steps.jsonl, or goes over many cells.
     """
 
@@ -58,7 +57,6 @@ class Column:
     expression: Any
     unit: Unit
     over: str | None = "mean"
-    modes: Sequence[str] = ()
     is_costly: bool = False
 
     @property
@@ -77,8 +75,7 @@ class Column:
 
     def numbers(self, frame: Frame) -> dict[int, list[float]]:
         """A number of each ok run that has it, by its cell."""
-        numbers = frame.numbers(self.expression).items()
-        return {cell: n for cell, n in numbers if not self.modes or frame.known[cell].get("mode") in self.modes}
+        return frame.numbers(self.expression)
 
     def of(self, frame: Frame) -> dict[int, Any]:
         """The cells that have a value, with it."""
@@ -131,8 +128,7 @@ def _first_step(cache_kind: str) -> Expression:
 def _listed() -> Iterator[Column]:
     """The columns of columns.csv: numbers of a record, or sums of them."""
     for row in csv.DictReader(shipped("columns.csv").splitlines()):
-        unit, modes = UNITS[row["unit"]], tuple(row["modes"].split())
-        yield Column(row["name"], row["title"], row["expression"], unit, row["over"], modes)
+        yield Column(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
 
 
 #: Share of the step in phases in which the device waited for the host, by the lag probes.
