@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from lmbench.files import read_file
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import Run, is_run_folder, load_known
-from lmbench.records.store import RUNS_FOLDER
+from lmbench.records.store import RUNS_FOLDER, write_whole
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import duration, gib, percent_short, times
 from lmbench.sweep.execute import CompileCache, Pace
@@ -44,6 +45,7 @@ _FINALISTS, _ROUNDS = 4, 3
 _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
 _LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gradient_norm": True}
+_PREDICTED = "predicted_bytes.json"
 #: Two finalists that differ by less are the same.
 _GATE = 0.01
 #: Folders of the search begin with it.
@@ -155,10 +157,9 @@ class Stages:
 
     def predict(self, trials: Sequence[Tried]) -> None:
         """Predict the memory of trials on the GPU that is here; one that does not fit has that as its problem."""
-        gpu = gpu_for(None)
-        if gpu is None or not trials:
-            return
-        file = sweep_from({"base": self.base, "include": [each.trial.options for each in trials]})
+        gpu, kept = gpu_for(None), self.path / _PREDICTED
+        known: dict[str, int | None] = json.loads(kept.read_text()) if kept.is_file() else {}
+        new = [each for each in trials if str(each.trial) not in known]
 
         def ask(cell: GridCell) -> int | None:
             words = cell.words(cell.config)[1:]
@@ -167,11 +168,16 @@ class Stages:
             except (UsageError, ProcessFailed):
                 return None
 
-        with ThreadPoolExecutor(len(trials)) as pool:
-            for trial, predicted_bytes in zip(trials, pool.map(ask, make_plan("", file).cells), strict=True):
-                trial.predicted_bytes = predicted_bytes
-                if predicted_bytes and not (gpu.fits(predicted_bytes) and self.is_allowed(predicted_bytes)):
-                    trial.problem = f"predicted {gib(predicted_bytes)}, which is too much"
+        if gpu is not None and new:
+            file = sweep_from({"base": self.base, "include": [each.trial.options for each in new]})
+            with ThreadPoolExecutor(len(new)) as pool:
+                predicted = pool.map(ask, make_plan("", file).cells)
+                known |= {str(each.trial): value for each, value in zip(new, predicted, strict=True)}
+            write_whole(kept, json.dumps(known))
+        for each in trials:
+            each.predicted_bytes = peak = known.get(str(each.trial))
+            if peak and not (self.is_allowed(peak) and (gpu is None or gpu.fits(peak))):
+                each.problem = f"predicted {gib(peak)}, which is too much"
 
     def is_allowed(self, peak_bytes: int) -> bool:
         return self.most_bytes is None or peak_bytes <= self.most_bytes
@@ -191,11 +197,14 @@ class Stages:
         }
         file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
         path, rest_s = self.path / "verdict", _VERDICT * self.budget_s - sum(self.costs_s())
-        if rest_s > 0:
-            comparison = compare_sides(path, file, _GATE, [], f"{rest_s:g}s")
-        elif path.is_dir():
-            comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
-        else:
+        try:
+            if rest_s > 0:
+                comparison = compare_sides(path, file, _GATE, [], f"{rest_s:g}s")
+            else:
+                comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
+        except UsageError as nothing:
+            # An earlier start ended before both sides had a run, or there was no time for one.
+            tuning.left_out.append(f"a verdict between the last two: {nothing}")
             return
         reasons = [reason for cell in comparison.cells for reason in cell.reasons]
         tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"
@@ -224,7 +233,7 @@ class Stages:
             points = {f"{trial}; {name}": {**trial.options, **seed} for name, seed in seeds.items()}
             own = self.curves(f"training-{number}", base, points) if len(curves) == len(seeds) else {}
             if not own:
-                tuning.left_out.append(f"{trial}: no device time left to show that it trains the same")
+                tuning.untrained = tried
                 return
             judgement = judge(own, curves)
             tuning.judged.append((tried, judgement))

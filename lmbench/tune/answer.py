@@ -31,8 +31,9 @@ class Tuning:
     """What a tuning found.
 
     `answer` is the trial to take, `given` the configuration as it was. `left_out` says of axes why they were not tried,
-    `judged` how trials train against the given one. `verdict` is that between the last two. `alone` has the runs of the
-    answer's choices by themselves, by the choice's words.
+    `judged` how trials train against the given one; `untrained` is the fastest where there was no time to see that.
+    `verdict` is that between the last two. `alone` has the runs of the answer's choices by themselves, by the choice's
+    words.
     """
 
     config: str
@@ -43,6 +44,7 @@ class Tuning:
     left_out: list[str] = field(default_factory=list)
     finalists: list[Tried] = field(default_factory=list)
     judged: list[tuple[Tried, Judgement]] = field(default_factory=list)
+    untrained: Tried | None = None
     verdict: str = ""
     alone: Mapping[str, Tried] = field(default_factory=dict)
     budget_s: float = 0.0
@@ -80,7 +82,14 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     spread = spread_of([each.costs(goal) for each in (*tuning.tried, *tuning.alone.values())])
     change = spread.change(answer.costs(goal), given.costs(goal))
     is_given = not answer.trial.choices
-    lines = [Line("tuned", f"{tuning.config}: {answer.trial}" if not is_given else f"{tuning.config}: best as given")]
+    lines = [Line("tuned", f"{tuning.config}: {'best as given' if is_given else answer.trial}")]
+    if tuning.untrained is not None:
+        lines = [Line("tuned", f"{tuning.config} as given: nothing faster is shown to train the same")]
+        faster = spread.change(tuning.untrained.costs(goal), given.costs(goal))
+        gain = "" if faster is None else f", {_gain_text(faster)}"
+        lines.append(
+            Line("untrained", f"{tuning.untrained.trial}{gain}: a larger --budget has time to see how it trains")
+        )
     if change is not None and not is_given:
         lines.append(Line(title, f"{_figure(goal, given)} -> {_figure(goal, answer)}, {_gain_text(change)}"))
     peaks = [f"{gib(peak_of(each.record))}" for each in (given, answer) if each.record is not None]

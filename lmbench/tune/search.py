@@ -77,8 +77,9 @@ class Choice(NamedTuple):
         words = []
         for name, value in self.options.items():
             last = name.rpartition(".")[2]
-            told = ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else value
-            words.append(last if told is True else f"no {last}" if told is False else f"{last} {told}")
+            parts = {f"{last} {key}": part for key, part in value.items()} if isinstance(value, dict) else {last: value}
+            for key, part in parts.items():
+                words.append(key if part is True else f"no {key}" if part is False else f"{key} {part}")
         return ", ".join(words)
 
 
