@@ -42,6 +42,7 @@ class Compiler(Observer):
         facts = self.session.run.compile
         facts.is_enabled = self.options is not None
         if self.options is not None:
+            self.options.check(self.trainer.accumulate_grad_batches)
             torch._dynamo.utils.counters.clear()
             if self.options.cache == "private":
                 # Removed with this object, at the latest when the process ends.

@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
+from lmbench.errors import UsageError
+
 _PATIENCE_S = 0.2
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -41,6 +43,15 @@ class CompileOptions:
     @property
     def uses_cudagraphs(self) -> bool:
         return self.mode in ("reduce-overhead", "max-autotune")
+
+    def check(self, accumulated: int) -> None:
+        """Raises UsageError for CUDA graphs over micro-batches: PyTorch fails there, or counts one of them alone
+        (pytorch/pytorch#169545, #96693)."""
+        if self.uses_cudagraphs and accumulated > 1:
+            raise UsageError(
+                f"trainer.compile.mode is {self.mode}, whose CUDA graphs lose gradients that are accumulated; give "
+                "trainer.accumulate_grad_batches 1, or mode default or max-autotune-no-cudagraphs"
+            )
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `torch.compile`."""

@@ -195,6 +195,7 @@ MISTAKES = f"""
 {REGRESSION} --model.width x | is 'x'; allowed: a whole number
 {BY_HAND} --measure.mode forward | allowed: train_step
 {BY_HAND} --measure.zero_grad after_step | allowed: native
+{REGRESSION} --trainer.compile.mode reduce-overhead --trainer.accumulate_grad_batches 2 | CUDA graphs lose gradients
 {REGRESSION} --lr_scheduler StepLR --lr_scheduler.step_size 2 | lr_scheduler needs an optimizer
 {REGRESSION} --optimizer torch.optim.SDG | a class with its module, such as torch.optim.SGD; did you mean SGD?
 {REGRESSION} --optimizer.lr 0.1 | name the class before it, as in --optimizer CLASS
