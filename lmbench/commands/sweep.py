@@ -189,7 +189,7 @@ def carry_out(
         finally:
             progress.line.clear()
         executor.close()
-        if not plan.is_part:
+        if progress.outcomes and not plan.is_part:
             _publish(folder, progress, rows.filings)
     return rows.exit_code
 

@@ -93,6 +93,8 @@ class Stages:
             is_late = rest_s - usual_s < (1 - until) * self.budget_s
             return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
 
+        if not left_s() and not (self.path / stage).is_dir():
+            return [[] for _ in plan.cells]
         # Repeats have servers of their own: they are to differ in what forks of one share.
         pace = Pace(left_s=left_s, cache=self.cache, executor=self.executor if repeats == 1 else None)
         carry_out(plan, self.path / stage, Progress(plan, f"tune: {stage}", names), pace)

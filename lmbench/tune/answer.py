@@ -13,6 +13,7 @@ import yaml
 
 from lmbench.convergence.judgement import Judgement
 from lmbench.masking import masked_whole
+from lmbench.records.statistics import geometric_mean
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, TIMES, UNITS, Unit, duration, gib, percent_short, times, whole
 from lmbench.sweep.file import Options
@@ -82,7 +83,11 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     spread = spread_of([each.costs(goal) for each in (*tuning.tried, *tuning.alone.values())])
     change = spread.change(answer.costs(goal), given.costs(goal))
     is_given = not answer.trial.choices
-    lines = [Line("tuned", f"{tuning.config}: {'best as given' if is_given else answer.trial}")]
+    lines = [
+        Line(
+            "tuned", f"{tuning.config}: {'as given: no choice is measured to be better' if is_given else answer.trial}"
+        )
+    ]
     if tuning.untrained is not None:
         lines = [Line("tuned", f"{tuning.config} as given: nothing faster is shown to train the same")]
         faster = spread.change(tuning.untrained.costs(goal), given.costs(goal))
@@ -176,7 +181,7 @@ def _choices(tuning: Tuning) -> Table:
 def _cost_cell(goal: Goal, costs: Sequence[float]) -> Cell:
     if not costs:
         return Cell(None)
-    cost = sum(costs) / len(costs)
+    cost = geometric_mean(costs)
     return Cell(1 / cost if _SHOWN[goal.name][2] else cost)
 
 
