@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from lmbench.cli import main
-from lmbench.numerics import FORMS, Form, overflows_from
+from lmbench.numerics import FORMS, overflows_from
 
 DEVICE = torch.device("cpu")
 #: The least number that is rounded to infinity, and the largest that is rounded to zero.
@@ -37,14 +36,6 @@ def test_operators_fail_where_their_formulas_say(dtype, width):
             assert x == pytest.approx(FORMULAS[form.operator, form.form](dtype, width), rel=2**-6), form
         elif dtype is torch.float16 or not form.operator.endswith("Norm"):
             assert x is None, form
-
-
-def test_the_search_finds_the_very_number():
-    for limit in (2.0**-10, 0.3, 100.0, 65472.0):
-        row = "one logit x, others -x"
-        wrong = Form("softmax", "wrong", row, lambda x, limit=limit: torch.where(x[:1] > limit, 0, x[:1]))
-        x = np.float16(overflows_from(wrong, torch.float16, 2, DEVICE))
-        assert np.nextafter(x, np.float16(0)) <= limit < x
 
 
 def test_json_has_both_tables_and_the_published_sums_are_ours(capsys):

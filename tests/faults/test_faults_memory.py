@@ -12,8 +12,8 @@ from lmbench.fit.command_line import CommandLine
 
 # So large that every phase asks for more than is left: logits of 40 MB, which malloc never keeps for a next time.
 SIZE = ("--model.d_model=64", "--data.context_length=256", "--data.batch_size=4")
-WORDS = (*SIZE, "--measure.steps=20", "--measure.probe_steps=3")
-SEEN = 3 + 20
+WORDS = (*SIZE, "--measure.steps=8", "--measure.probe_steps=3")
+SEEN = 3 + 8
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(hook, call
     (run,) = fit.results
     assert (run.outcome, run.damage, len(run.steps)) == ("ok" if is_probe else "oom", None, steps)
     if is_probe:
-        assert (run.record.error, run.record.window.steps, run.record.probe.error.phase) == (None, 20, phase)
+        assert (run.record.error, run.record.window.steps, run.record.probe.error.phase) == (None, 8, phase)
         assert {guard.name: guard.status for guard in run.record.guards}["probe_steps"] == "warn"
         assert "out of memory in the probe steps" in fit.out
     else:

@@ -157,7 +157,9 @@ timeout_s: 60
 """
 
 
-def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(tmp_path, capsys):
+def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    # `test_study` has the command line asked.
+    monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
     file = tmp_path / "mine.yaml"
     file.write_text(FILE)
     words = ["--results_dir", str(tmp_path / "r"), "--repeats=3", "--data.batch_size=2"]

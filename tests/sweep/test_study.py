@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_for
 from wandb_loopback import PLANTED_KEY, Server
@@ -39,7 +40,7 @@ matrix:
     - {measure.min_window_s: 1000}
     - {model.d_ff: 1125899906842624}
 repeats: 2
-timeout_s: 15
+timeout_s: 10
 """
 GRID = """
 matrix: {model.num_layers: [1, 2]}
@@ -121,12 +122,8 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     errors = {outcome: run.record.error for outcome, run in first.items()}
     assert set(first) == {"ok", "error", "timeout", "oom"}
     assert "has no backward pass on a CPU" in errors["error"].message
-    assert (errors["error"].phase, errors["oom"].where, errors["oom"].requested_bytes > 2**50) == (
-        "setup",
-        "host",
-        True,
-    )
-    assert errors["timeout"].message == "no end within 15 s; it was stopped"
+    assert (errors["error"].phase, errors["oom"].where, errors["oom"].requested_bytes > 2**50) == ("setup", "host", 1)
+    assert errors["timeout"].message == "no end within 10 s; it was stopped"
     assert errors["timeout"].phase not in (None, "setup")
     for run in first.values():
         assert (run.path / "child.log").is_file()
@@ -149,16 +146,17 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=1"]
     here, there = tmp_path / "here" / "study", tmp_path / "there" / "study"
     process = start(*words)
-    # In the second round, so that both have had their servers.
-    going_on = going_on_after(2, here, process)
+    going_on = going_on_after(1, here, process)
+    forks = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
+    # The server and what it has forked.
+    assert (len(forks) >= 2, psutil.wait_procs(forks, 10)[1]) == (True, [])
     assert (process.returncode, "Traceback" in err, "of 4 runs" in out) == (code, False, code > 0)
-    wait_for(lambda: runs(here)[going_on].outcome != "running")
     left = runs(here)
     assert left[going_on].outcome == outcome
     finished = {name: run.record.started_at for name, run in left.items() if run.outcome == "ok"}
-    assert len(finished) >= 2
+    assert finished
     shutil.copytree(here, there)
     (tmp_path / "here").rename(tmp_path / "gone")
     (tmp_path / "study.yaml").unlink()
