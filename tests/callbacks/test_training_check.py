@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fit_process import bench
+from fit_process import SMALL, bench
 
 from lmbench.instruments.training import norms
 
 
 @pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
-def test_windows_of_any_length_leave_the_same_gradient_norm(mode, tmp_path):
-    short, long = (bench(tmp_path, f"--measure.mode={mode}", f"--measure.steps={steps}").record for steps in (2, 7))
+def test_windows_of_any_length_leave_the_same_gradient_norm_of_the_warmup(mode, tmp_path):
+    words = f"--measure.mode={mode}", *SMALL
+    others = ("steps=2", "steps=7", "warmup_steps=0")
+    short, long, none = (bench(tmp_path, *words, f"--measure.{other}").record for other in others)
     assert short.warmup == long.warmup
     assert short.warmup.gradient_norm > 0
     assert short.probe.training.gradient_norm != long.probe.training.gradient_norm
-
-
-def test_where_there_is_no_gradient_or_no_warm_up_there_is_no_norm(tmp_path):
-    for word in ("--measure.mode=forward", "--measure.warmup_steps=0"):
-        assert bench(tmp_path, word).record.warmup.gradient_norm is None
+    assert none.warmup.gradient_norm is None
 
 
 def test_the_smallest_step_of_one_element_changes_the_norm_of_a_large_parameter():

@@ -52,10 +52,13 @@ def test_the_same_seed_gives_the_same_losses_and_order_of_zeroing_changes_none(r
         ("train_step", {"forward", "backward", "optimizer", "zero_grad"}, 1),
         ("forward_backward", {"forward", "backward", "zero_grad"}, 1),
         ("forward", {"forward"}, 1 / 3),
+        ("inference", {"forward"}, 1 / 3),
     ],
 )
 def test_a_mode_does_its_part_of_the_step_only(run, tmp_path, mode, phases, flops):
-    result = bench(tmp_path, f"--measure.mode={mode} --data.num_batches=8")
+    command, words = ("validate", "") if mode == "inference" else ("fit", f"--measure.mode={mode}")
+    result = bench(tmp_path, "--data.num_batches=8", words, command=command)
+    assert result.record.mode == mode
     spans_s = {phase: result.steps[-1].span_s(phase) for phase in PHASES}
     assert phases <= {phase for phase, span_s in spans_s.items() if span_s is not None}
     assert ((spans_s["backward"] or 0) > 1e-4) == ("backward" in phases)
@@ -64,20 +67,6 @@ def test_a_mode_does_its_part_of_the_step_only(run, tmp_path, mode, phases, flop
     # Eight batches come round again: with frozen weights the loss does too.
     assert (losses[0] == losses[8]) == (mode != "train_step")
     assert result.record.flops.per_token_flops == flops * run.record.flops.per_token_flops
-
-
-def test_validate_measures_inference(tmp_path):
-    result = bench(tmp_path, command="validate")
-    assert (result.record.mode, result.record.flops.multiplier, result.record.window.steps) == ("inference", 1, 6)
-    assert all(step.backward_s is None for step in result.steps)
-
-
-def test_accumulation_and_clipping_are_trainer_flags(tmp_path):
-    words = "--trainer.accumulate_grad_batches=2 --trainer.gradient_clip_val=1.0 --trainer.precision=bf16-mixed"
-    result = bench(tmp_path, words)
-    assert {step.micro_batches for step in result.steps} == {2}
-    assert all(step.clip_s > 0 for step in result.steps)
-    assert result.steps[0].tokens == 2 * 4 * 64
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,13 @@
-"""The attention back ends against the formula and against each other, forward and gradients."""
+"""The attention back ends against each other, forward and gradients."""
 
 from __future__ import annotations
-
-import math
-from itertools import product
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from lmbench.errors import UsageError
-from lmbench.model.attention import ATTENTION, NaiveCore, Size, attention_kind, causal_block_mask, causal_mask
+from lmbench.model.attention import ATTENTION, Size, attention_kind, causal_block_mask
 from lmbench.model.attention_check import Use, check_attention
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import ModelShape
@@ -19,16 +16,6 @@ SHAPE = ModelShape(d_model=64, d_ff=96, num_layers=2, num_heads=4, vocab_size=10
 ON_CPU = ["sdpa", "sdpa_flash", "sdpa_math"]
 # The largest difference between back ends, as a share of the largest value (lmbench/model/attention.py says so).
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
-
-
-def test_naive_attention_is_the_formula():
-    """An output is the mean of the values up to its position, weighted by exp(q k / sqrt(d)): plain loops."""
-    q, k, v = (torch.randn(1, 2, 6, 4, dtype=torch.float64) for _ in range(3))
-    result = NaiveCore(head_dim=4)(q, k, v, causal_mask(6))
-    for head, i in product(range(2), range(6)):
-        weights = [math.exp(q[0, head, i] @ k[0, head, j] / 2) for j in range(i + 1)]
-        mixed = sum(weight * v[0, head, j] for j, weight in enumerate(weights)) / sum(weights)
-        torch.testing.assert_close(result[0, head, i], mixed)
 
 
 def check(attention, device, dtype):

@@ -50,13 +50,3 @@ def test_what_is_computed_again_is_what_the_counter_finds(name, is_chunked, atte
         again -= len(CHECKPOINTS[name].blocks(SHAPE.num_layers)) * 4 * CONTEXT * SHAPE.d_model
     chosen = flops(name, is_chunked=is_chunked, is_fused=is_chunked)
     assert chosen - flops("none") == again * TOKENS.numel()
-
-
-@pytest.mark.parametrize(("name", "by_block"), [("block", False), ("selective", True)])
-def test_compiled_networks_and_blocks_give_the_same_gradients(name, by_block):
-    expected = gradients(network("naive", "none", 1))
-    model = network("naive", name, 1)
-    for compiled in model.blocks if by_block else [model]:
-        # With Inductor's partitioner, and without its code, which takes half a minute.
-        compiled.compile(backend="aot_eager")
-    torch.testing.assert_close(gradients(model), expected)
