@@ -162,7 +162,7 @@ def small_disk(tmp_path):
 @pytest.fixture(scope="session")
 def slurm():
     """A SLURM of this machine; see its class."""
-    with slurm_of_this_machine(KillWait="3") as slurm:
+    with slurm_of_this_machine() as slurm:
         yield slurm
 
 

@@ -261,6 +261,7 @@ def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monk
     out = capsys.readouterr().out
     assert "planted" not in out
     assert "'--model.pat=***'" in out
+    assert not Path("results").exists()
     Path("base.yaml").write_text("trainer: {logger: [{init_args: {api_key: planted-list}}]}")
     with pytest.raises(UsageError, match="is a secret in a list"):
         make_plan("mine", read_sweep_file(sweep))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from simulated_cells import SimulatedServers
-from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.records.codec import decode_run
@@ -176,14 +175,3 @@ def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run
         assert (servers.code, message in servers.err) == (2, True)
     assert main(["sweep", "results/c"]) == 2
     assert "has sides to compare; `lmbench compare --run FOLDER` goes on with it" in capsys.readouterr().err
-
-
-def test_real_processes_are_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = ["--model.vocab_size=64", "--data.context_length=16", "--measure.steps=20", "--measure.min_window_s=0"]
-    words += ["--measure.probe_steps=0", "--budget=0.1s", f"--results_dir={tmp_path}"]
-    with warm_servers() as servers:
-        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
-        code = main(["compare", "--run", "smoke@data.batch_size=1", "smoke", *words])
-    out = " ".join(capsys.readouterr().out.split())
-    assert (code, "data.batch_size: 1 -> 4" in out, "rounds: 1; a verdict takes 4" in out) == (11, True, True)

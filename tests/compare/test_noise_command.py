@@ -11,7 +11,6 @@ from comparison_runs import make_run, make_runs, make_sweep
 from lmbench.cli import main
 from lmbench.compare.noise import noise_key, read_floors
 from lmbench.records.load import load_run
-from lmbench.report.answer import Answer
 
 GENERATOR = random.Random(4)
 TIMES = [0.05 * GENERATOR.lognormvariate(0, 0.003) for _ in range(8)]
@@ -71,14 +70,3 @@ def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):
         assert main(["noise", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err
         assert (tmp_path / "noise.json").read_text() == content
-
-
-def test_noise_measures_its_repeats_in_a_folder_of_their_own(tmp_path, capsys, monkeypatch):
-    def repeated(configuration, repeats, settings):
-        assert (configuration, repeats, settings[0]) == ("smoke", 6, "--measure.steps=5")
-        make_runs(tmp_path / settings[-1].partition("=")[2], TIMES[:repeats])
-        return Answer()
-
-    monkeypatch.setattr("lmbench.commands.fit.repeated", repeated)
-    assert main(["noise", "--run", "smoke", "--measure.steps=5", "--repeats=6", f"--results_dir={tmp_path}"]) == 0
-    assert stored(tmp_path)[0]["metrics"]["step_s"]["n"] == 6

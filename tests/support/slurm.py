@@ -31,15 +31,15 @@ _START_S = 30
 class Slurm:
     """One that runs; `environment` holds what its commands need, such as `sbatch` and those that call it."""
 
-    def __init__(self, folder, nodes, **settings):
+    def __init__(self, folder, nodes):
         self._folder, self._daemons = folder, {}
         self.environment = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(folder / "slurm.conf")}
         self._host = socket.gethostname().partition(".")[0]
         # Ranks on several nodes look for the first one by its name.
         self._nodes = [self._host, "localhost"][:nodes]
-        self._configure(settings)
+        self._configure()
 
-    def _configure(self, settings):
+    def _configure(self):
         folder = self._folder
         # munged wants its socket where everybody may go.
         folder.chmod(0o755)
@@ -71,7 +71,7 @@ class Slurm:
             "SlurmdParameters": "config_overrides",
             # A waiting task starts within a second; SLURM's own settings take three.
             "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
-            **settings,
+            "KillWait": "3",
         }
         place = f"NodeHostname={self._host} NodeAddr=127.0.0.1 CPUs={_CPUS} Gres=gpu:{GPUS}"
         nodes = [f"NodeName={name} Port={port} {place}" for name, port in zip(self._nodes, ports, strict=True)]
@@ -152,8 +152,8 @@ class Slurm:
 
 
 @contextmanager
-def slurm_of_this_machine(nodes=1, **settings):
-    """A running SLURM of one or two "nodes", with further lines of its slurm.conf. Skips a test where it cannot run."""
+def slurm_of_this_machine(nodes=1):
+    """A running SLURM of one or two "nodes". Skips a test where it cannot run."""
     missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program, path=_PATH)})
     if missing:
         pytest.skip(f"SLURM is missing: apt-get install {' '.join(missing)}")
@@ -161,7 +161,7 @@ def slurm_of_this_machine(nodes=1, **settings):
         pytest.skip("SLURM's tests make device nodes, which needs root")
     # A socket's path may have 107 characters: pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="lmbench-slurm-") as folder:
-        slurm = Slurm(Path(folder), nodes, **settings)
+        slurm = Slurm(Path(folder), nodes)
         try:
             slurm.start()
             yield slurm

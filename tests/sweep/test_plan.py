@@ -12,7 +12,7 @@ from lmbench.cli import main
 from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
 from lmbench.sweep.file import read_sweep_file, sweep_from
-from lmbench.sweep.plan import find_sweep, make_plan
+from lmbench.sweep.plan import make_plan
 
 
 def cells(text):
@@ -57,15 +57,6 @@ def test_a_mistake_is_told_in_one_line(text, message):
         cells(text)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_a_file_that_is_no_yaml_and_a_misspelt_study_are_named(tmp_path):
-    path = tmp_path / "x.yaml"
-    path.write_text("matrix: [\n")
-    with pytest.raises(UsageError, match=r"x\.yaml.* is no YAML"):
-        read_sweep_file(path)
-    with pytest.raises(UsageError, match=r"did you mean step_times\?"):
-        find_sweep("step_time")
 
 
 @pytest.mark.parametrize(
@@ -148,28 +139,6 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
         assert len(plan.cells) > 1
 
 
-FILE = """
-base: {config: smoke, measure.steps: 3}
-matrix: {model.num_layers: [1, 2]}
-modes: [inference, train_step]
-repeats: 2
-timeout_s: 60
-"""
-
-
-def test_a_dry_run_lists_what_a_user_would_type_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    # `test_study` has the command line asked.
-    monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
-    file = tmp_path / "mine.yaml"
-    file.write_text(FILE)
-    words = ["--results_dir", str(tmp_path / "r"), "--repeats=3", "--data.batch_size=2"]
-    assert main(["sweep", str(file), "--dry_run", *words]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert "    lmbench validate --config=smoke --measure.steps=3 --data.batch_size=2 --model.num_layers=1" in told
-    assert told[-1] == "cells: 4, repeats: 3, runs: 12; at most 12 min (time limits)"
-    assert not (tmp_path / "r").exists()
-
-
 #: By the command, the text of its file, and what is said of each line.
 WRONG = yaml.safe_load(r"""
 sweep:
@@ -182,6 +151,7 @@ fit:
   - "model:\n  sise: small\n  num_layers: many\ntrainer:\n  accelerator: cpu\n  precision: bf17\n"
   - {2: "--model.size?", 3: "model.num_layers is 'many'", 6: "trainer.precision is 'bf17'"}
 fit what is no YAML: ["a: b\n  c: d\n", {}]
+sweep what is no YAML: ["a: b\n  c: d\n", {}]
 """)
 
 

@@ -90,7 +90,7 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
 
 def test_a_cell_of_several_nodes_has_its_ranks_on_them(study):
     Path("study.yaml").write_text(ON_NODES)
-    with slurm_of_this_machine(nodes=2, KillWait="3") as slurm:
+    with slurm_of_this_machine(nodes=2) as slurm:
         sweep = on(slurm)
         told, _ = sweep.communicate(timeout=200)
         assert sweep.returncode == 0, told
