@@ -7,7 +7,7 @@ import re
 import shlex
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ _FIRST_WINDOW_S, _WINDOW_STEPS, _LEAST_ROUNDS = 0.5, 10, 12
 _TASK_ROUNDS, _TASK_WINDOW = 32, (2.0, 10)
 #: Threads of PyTorch that wait for each other hold their cores, by default, and on a busy machine wait for whole time
 #: slices of other processes: a step of 25 ms took 70 to 2,000 ms beside two spinning processes on two cores.
-_WAITING = "OMP_WAIT_POLICY"
+WAITING = "OMP_WAIT_POLICY"
 _BUSY_PERCENT, _BUSY_INTERVAL_S = 25.0, 0.3
 
 
@@ -79,13 +79,8 @@ def find_sweep(
         return first, file.changed({}, None, timeout_s), engine
     folder = name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_name("--name", folder)
-    busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
-    if busy_percent > _BUSY_PERCENT and _WAITING not in {*os.environ, *variables}:
-        tell(
-            f"compare: other processes take {busy_percent:.0f} % of the cores: threads of both sides give theirs "
-            f"away while they wait ({_WAITING}=passive)"
-        )
-        variables[_WAITING] = ("passive", "passive")
+    if gives_way({*os.environ, *variables}):
+        variables[WAITING] = ("passive", "passive")
     file = two_sides(list(sides), options, revision, python, variables)
     path = (results_dir or Path("results")) / folder
     if (path / SWEEP_FILE).is_file():
@@ -95,6 +90,19 @@ def find_sweep(
         has_window = {*_WINDOW} & {*options}.union(*file.sides.values())
         file = file.changed({} if has_window else dict(zip(_WINDOW, _TASK_WINDOW, strict=True)), _TASK_ROUNDS)
     return path, file.changed({}, None, timeout_s), engine
+
+
+def gives_way(variables: Container[str]) -> bool:
+    """Whether threads are to give their cores away while they wait, since other processes take some, and none of these
+    variables says how they wait; that is told."""
+    busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
+    if busy_percent <= _BUSY_PERCENT or WAITING in variables:
+        return False
+    tell(
+        f"other processes take {busy_percent:.0f} % of the cores: threads of all runs give theirs away while they wait "
+        f"({WAITING}=passive)"
+    )
+    return True
 
 
 def measure(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import ExitStack
 from pathlib import Path
 
-from lmbench.commands.compare_run import parse_budget
+from lmbench.commands.compare_run import WAITING, gives_way, parse_budget
 from lmbench.commands.sweep import read_options
 from lmbench.errors import UsageError
 from lmbench.records.store import check_name, write_whole
@@ -63,6 +64,8 @@ def tune(
     goal, axes, budget_s = goal_of(for_), read_space(space), parse_budget(budget)
     folder = name or f"tune-{Path(str(config)).stem}"
     check_name("--name", folder)
+    if gives_way(os.environ):
+        os.environ[WAITING] = "passive"
     stages = Stages(results_dir / folder, options, goal, budget_s, bytes_of(at_most))
     with result_alone(), stages.cache, ExitStack() as stack:
         stack.callback(stages.executor.end)

@@ -29,6 +29,7 @@ def tune(tmp_path, monkeypatch, capfd):
     """Runs the command, in processes of one warm server; returns its exit code and its answer."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
     shutil.copy(SUPPORT / "planted_tuning.py", tmp_path)
     Path("given.yaml").write_text(GIVEN)
     Path("space.yaml").write_text(SPACE)
