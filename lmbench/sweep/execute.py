@@ -20,11 +20,10 @@ from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord
 from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
-from lmbench.sweep.executor import Launch
 from lmbench.sweep.file import LargestSpec
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.local import LocalExecutor
-from lmbench.sweep.outcome import is_hopeless, last_lines, new_record
+from lmbench.sweep.outcome import Launch, is_hopeless, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, Plan, as_json
 from lmbench.sweep.rows import Rows, SweepHalted, now
 

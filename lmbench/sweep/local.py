@@ -23,7 +23,7 @@ from lmbench.interruption import Terminated, held
 from lmbench.records.process import clock_s
 from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
-from lmbench.sweep.executor import End, Launch, oom_evidence, oom_kill_count
+from lmbench.sweep.outcome import End, Launch, oom_evidence, oom_kill_count
 
 #: After SIGTERM or SIGINT a process may close its record; then it is killed.
 GRACE_S = 10.0

@@ -18,9 +18,8 @@ from lmbench.records.process import load_per_core
 from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RUN_FILE, RunFolder
 from lmbench.records.vocabulary import DAMAGED
-from lmbench.sweep.executor import End
 from lmbench.sweep.folder import CHILD_LOG, SweepFolder
-from lmbench.sweep.outcome import judge, new_record
+from lmbench.sweep.outcome import End, judge, new_record
 from lmbench.sweep.plan import Job, Plan
 from lmbench.sweep.progress import Progress
 

@@ -35,10 +35,9 @@ from lmbench.records.load import is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, write_whole
 from lmbench.report.units import duration
-from lmbench.sweep.executor import End
 from lmbench.sweep.file import Options
 from lmbench.sweep.folder import FolderTaken
-from lmbench.sweep.outcome import last_lines
+from lmbench.sweep.outcome import End, last_lines
 from lmbench.sweep.plan import Job, Plan
 from lmbench.sweep.rows import Rows
 

@@ -12,7 +12,7 @@ from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
 from lmbench.records.codec import decode_run
-from lmbench.sweep.executor import End
+from lmbench.sweep.outcome import End
 
 from comparison_runs import make_run  # isort: skip
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from lmbench.records.codec import decode_run
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.sweep.execute import Execution
-from lmbench.sweep.executor import End, Launch
 from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
+from lmbench.sweep.outcome import End, Launch
 from lmbench.sweep.plan import make_plan
 from lmbench.sweep.progress import Progress
 from lmbench.sweep.rows import Rows

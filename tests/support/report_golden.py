@@ -159,20 +159,17 @@ def memory(folder):
     return [str(make_sweep(folder / "memory", axes, view="memory", fixed=fixed, repeats=2, change=change))]
 
 
-def make_attention(
-    home, contexts, head_dims, repeats = 3, profiled = (),
-    change = None,
-):  # fmt: skip
+def make_attention(home, contexts, repeats=3, profiled=(), change=None):
     """A sweep's folder as the study `attention` leaves it on an H200, with a profiled run of cells of some lengths.
 
     Times follow from bytes and FLOPs, with a small spread between processes.
     """
     cells = [
         {
-            "data.context_length": context, "model.head_dim": head_dim, "model.attention": attention,
+            "data.context_length": context, "model.head_dim": 64, "model.attention": attention,
             "trainer.compile": is_compiled, "mode": "forward_backward", "pass": look,
         }
-        for context, head_dim, (attention, is_compiled) in itertools.product(contexts, head_dims, WAYS)
+        for context, (attention, is_compiled) in itertools.product(contexts, WAYS)
         for look in ("timing", *(["kernels"] if context in profiled else []))
     ]  # fmt: skip
 
@@ -229,12 +226,12 @@ def _attention(run, repeat):
 
 def attention(folder):
     """Attention by itself: device times beside it, a shape that does not fit, and published figures."""
-    return [str(make_attention(folder / "attention", [256, 16384, 65536], [64], profiled=[256])), "--reference"]
+    return [str(make_attention(folder / "attention", [256, 16384, 65536], profiled=[256])), "--reference"]
 
 
 def attention_backends(folder):
     """The fastest back end, where one is told from all others and where not."""
-    home = make_attention(folder / "attention", [256, 16384, 65536], [64])
+    home = make_attention(folder / "attention", [256, 16384, 65536])
     return [str(home), "--view=attention_backends"]
 
 

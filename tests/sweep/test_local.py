@@ -20,9 +20,9 @@ from waiting import wait_for
 from lmbench.records.process import process_start_s
 from lmbench.sweep import local
 from lmbench.sweep.environments import Environment, ServerLost
-from lmbench.sweep.executor import Launch
 from lmbench.sweep.file import EnvironmentSpec
 from lmbench.sweep.local import LocalExecutor
+from lmbench.sweep.outcome import Launch
 
 LMBENCH = {
     "__init__.py": "",
@@ -217,7 +217,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from lmbench.sweep.environments import Environment
 from lmbench.sweep.file import EnvironmentSpec
-from lmbench.sweep.executor import Launch
+from lmbench.sweep.outcome import Launch
 from lmbench.sweep.local import LocalExecutor
 Path(sys.argv[4], 'cgroup.procs').write_text(str(os.getpid()))
 fake, executor = Environment(None, sys.executable, EnvironmentSpec(), Path(sys.argv[2])), LocalExecutor(str)
