@@ -64,20 +64,26 @@ class Witness(Callback):
         self.seen.append((batch_idx, trainer.global_step, gradients, gc.isenabled(), trainer.precision))
 
 
-@pytest.mark.parametrize("kinds", [*itertools.combinations(WATCHERS, 1), WATCHERS, WATCHERS[::-1]])
-def test_watchers_change_nothing_and_leave_nothing(kinds, recorder):
+@pytest.mark.parametrize(
+    ("kinds", "module"),
+    [*[(kinds, Regression) for kinds in (*itertools.combinations(WATCHERS, 1), WATCHERS[::-1])], (WATCHERS, ByHand)],
+)
+def test_watchers_change_nothing_and_leave_nothing(kinds, module, recorder):
     bare, watched, profiler = Witness(), Witness(), SimpleProfiler()
-    bare_trainer, expected = train(bare)
+    bare_trainer, expected = train(bare, module=module)
     observers = watchers(kinds, recorder)
-    trainer, weights = train(watched, *observers, profiler=profiler)
+    trainer, weights = train(watched, *observers, profiler=profiler, module=module)
     assert all(map(torch.equal, weights, expected))
     assert watched.seen == bare.seen
     assert trainer.profiler is profiler
     assert trainer.callbacks == [watched, *observers]
     assert profiler.recorded_durations["run_training_batch"]
-    assert trainer.global_step == bare_trainer.global_step == 12
+    assert trainer.global_step == bare_trainer.global_step == (24 if module is ByHand else 12)
     assert trainer.lightning_module.__dict__.keys() == bare_trainer.lightning_module.__dict__.keys()
     assert not any(m._forward_hooks for m in trainer.lightning_module.modules())
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in trainer.lightning_module.parameters())
+    hooks, expected = ([len(o._optimizer_step_post_hooks) for o in t.optimizers] for t in (trainer, bare_trainer))
+    assert hooks == expected
 
 
 @pytest.mark.parametrize("kinds", [WATCHERS[-1:], (RunRecorder, PhaseTimer), (PhaseTimer, RunRecorder), WATCHERS[1:]])
@@ -210,12 +216,3 @@ def test_training_that_ends_among_the_probe_steps_leaves_no_marks(sleeper):
     _, session = measure(sleeper, *watchers(WATCHERS[1:-1]), schedule=Schedule(1, steps=3, probe_steps=4), max_steps=7)
     assert not any(child._forward_hooks for child in sleeper.modules())
     assert session.run.window.steps == 3
-
-
-def test_manual_optimization_is_left_as_it_was():
-    (_, expected), (trainer, watched) = train(module=ByHand), train(PhaseTimer(), module=ByHand)
-    assert all(map(torch.equal, watched, expected))
-    for parameter in trainer.lightning_module.parameters():
-        assert parameter._post_accumulate_grad_hooks in (None, {})
-    for optimizer in trainer.optimizers:
-        assert len(optimizer._optimizer_step_post_hooks) == 1

@@ -11,7 +11,6 @@ from itertools import pairwise
 import pytest
 import torch
 from fit_process import SMOKE, bench, plant
-from lightning.pytorch import Trainer
 from strangers import Data, Regression
 from torch._inductor import config, metrics
 
@@ -25,7 +24,7 @@ from lmbench.model.layers import RMSNorm
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import Profile
 
-from conftest import QUIET
+from conftest import quiet_trainer
 
 
 def profiled(tmp_path, *words, code=0):
@@ -36,13 +35,6 @@ def profiled(tmp_path, *words, code=0):
 def ranges(trace, kind):
     found = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e["name"].startswith(f"lmbench.{kind}:")]
     return sorted(found, key=lambda event: event["ts"])
-
-
-def train(folder, steps=3, **flags):
-    """Train somebody's module; returns the trace."""
-    trainer = Trainer(**{**QUIET, **flags}, default_root_dir=folder, profiler=lmbench.KernelProfiler(steps=steps))
-    trainer.fit(Regression(), Data())
-    return load_trace(folder / "trace.json.gz")
 
 
 def test_the_profiled_steps_are_the_window_with_phases_as_the_timer_has_them_and_named_modules(tmp_path):
@@ -106,7 +98,10 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
 
 
 def test_validations_between_recorded_steps_are_outside(tmp_path):
-    trace = train(tmp_path, max_steps=12, val_check_interval=1)
+    flags = {"max_steps": 12, "val_check_interval": 1, "limit_val_batches": 1}
+    profiler = lmbench.KernelProfiler(steps=3)
+    quiet_trainer(**flags, profiler=profiler, default_root_dir=tmp_path).fit(Regression(), Data())
+    trace = load_trace(tmp_path / "trace.json.gz")
     assert trace.timeline.steps == 3
     assert "outside" in set(operator_times(trace).phase)
 

@@ -25,13 +25,18 @@ from conftest import QUIET, SlowBatches, quiet_trainer
 SHORT = ["--trainer.accelerator", "cpu", "--measure.steps", "2", "--measure.warmup_steps", "1",
          "--measure.probe_steps", "1", "--quiet"]  # fmt: skip
 LOWER, FLOAT32 = "autocast's lower-precision list", "autocast's float32 list"
-#: By operator, a call on a tensor in a dtype, and the list that it is in.
-LISTED = {
-    "linear": (lambda x, dtype: functional.linear(x.to(dtype), x[0, 0].to(dtype)), LOWER),
-    "prod": (lambda x, dtype: x.to(dtype).prod(), FLOAT32),
-    "cross_entropy": (lambda x, dtype: functional.cross_entropy(x[0, 0].to(dtype), torch.tensor([0, 1])), FLOAT32),
-    "softmax": (lambda x, dtype: x.to(dtype).softmax(-1), None),
+#: By operator, a call on a tensor.
+CALLS = {
+    "linear": lambda x: functional.linear(x, x[0, 0]),
+    "matmul": lambda x: x @ x,
+    "layer_norm": lambda x: functional.layer_norm(x, (2,)),
+    "cross_entropy": lambda x: functional.cross_entropy(x[0, 0], x.new_tensor([0, 1], dtype=torch.int64)),
+    "mse_loss": lambda x: functional.mse_loss(x, x),
+    "softmax": lambda x: x.softmax(-1),
+    "pow": lambda x: x**2,
+    **{name: getattr(torch, name) for name in ("prod", "sum", "exp", "relu")},
 }
+RESULTS = {LOWER: [torch.bfloat16] * 2, FLOAT32: [torch.float32] * 2, None: [torch.float32, torch.bfloat16]}
 
 
 @dataclass
@@ -148,16 +153,13 @@ def test_casts_of_the_code_and_of_promotion_are_no_autocasts_and_odd_dtypes_are_
     } <= {(each.name, each.output, each.reason) for each in modules[""].operators}
 
 
-@pytest.mark.parametrize("name", sorted(LISTED))
-def test_autocasts_lists_of_a_cpu_are_those_of_this_pytorch(name):
-    call, words = LISTED[name]
-    with torch.autocast("cpu", torch.bfloat16):
-        dtypes = [call(torch.rand(2, 2, 2, 2), dtype).dtype for dtype in (torch.float32, torch.bfloat16)]
-    assert words == LISTS.get(("cpu", name))
-    assert (
-        dtypes
-        == {LOWER: [torch.bfloat16] * 2, FLOAT32: [torch.float32] * 2, None: [torch.float32, torch.bfloat16]}[words]
-    )
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", CALLS)
+def test_autocasts_lists_are_those_of_this_pytorch(name, device):
+    x = torch.rand(2, 2, 2, 2, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        dtypes = [CALLS[name](x.to(dtype)).dtype for dtype in (torch.float32, torch.bfloat16)]
+    assert dtypes == RESULTS[LISTS.get((device, name))]
 
 
 def bench_trainer(*callbacks, **flags):

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fit_process import measure_here as measure
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from strangers import OwnLoaders
 
-import lmbench
 from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import fp8_precision
 from lmbench.model.language_model import LanguageModel
 
-TOKENS = torch.randint(96, (2, 2, 16), generator=torch.Generator().manual_seed(0))
+BATCH = tuple(torch.randint(96, (2, 2, 16), generator=torch.Generator().manual_seed(0)))
 LAYERS = "attention.q attention.k attention.v attention.output ffn.gate ffn.up ffn.down"
 
 
@@ -23,12 +23,6 @@ def model(**changes):
     torch.manual_seed(0)
     shape = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 96, "context_length": 16}
     return LanguageModel(size=None, **shape | changes)
-
-
-def measure(module, data=tuple(TOKENS), **settings):
-    flags = {"accelerator": "cpu", **settings.pop("trainer", {})}
-    window = {"steps": 4, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0}
-    return lmbench.measure(module, data, trainer=flags, **window, **settings)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +34,8 @@ def measure(module, data=tuple(TOKENS), **settings):
     ],
 )
 def test_it_trains_like_bf16_and_the_record_says_which_layers(recipe, settings, changes):
-    plain, module = measure(model(**changes), precision="bf16-mixed", **settings), model(**changes)
-    run = measure(module, precision=f"fp8-{recipe}", **settings)
+    plain, module = measure(model(**changes), BATCH, precision="bf16-mixed", **settings), model(**changes)
+    run = measure(module, BATCH, precision=f"fp8-{recipe}", **settings)
     losses, expected = ([step.loss for step in each.steps] for each in (run, plain))
     assert losses == pytest.approx(expected, abs=0.01)
     assert losses != expected
@@ -76,16 +70,16 @@ def test_flops_of_a_users_module_are_counted_as_in_bf16():
 
 
 @pytest.mark.parametrize(
-    ("module", "data", "flags", "line"),
+    ("module", "data", "line"),
     [
-        (model(), (TOKENS[0, :, :15], TOKENS[1, :, :15]), {}, "with 30 tokens in a batch; give a multiple of 16"),
-        (OwnLoaders(12), None, {}, r"converts no linear layer of OwnLoaders: net.0 \(12 x 32\), net.2 \(the last\)"),
-        (model(d_model=40), tuple(TOKENS), {}, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
+        (model(), tuple(tokens[:, :15] for tokens in BATCH), "with 30 tokens in a batch; give a multiple of 16"),
+        (OwnLoaders(12), None, r"converts no linear layer of OwnLoaders: net.0 \(12 x 32\), net.2 \(the last\)"),
+        (model(d_model=40), BATCH, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
     ],
 )
-def test_what_cannot_be_in_fp8_is_one_line(module, data, flags, line):
+def test_what_cannot_be_in_fp8_is_one_line(module, data, line):
     with pytest.raises(UsageError, match=f"^precision fp8-rowwise .*{line}"):
-        measure(module, data, precision="fp8-rowwise", trainer=flags)
+        measure(module, data, precision="fp8-rowwise")
 
 
 def test_without_torchao_or_fp8_units_or_by_another_strategy_it_is_one_line(monkeypatch):

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fit_process import measure_here as measure
 from lightning.pytorch import Callback
 from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
 from torch.utils.data import TensorDataset
@@ -25,12 +26,6 @@ from torch.utils.data import TensorDataset
 import lmbench
 from lmbench.cli import main
 from lmbench.model.language_model import LanguageModel
-
-
-def measure(module=None, data=None, /, trainer=None, **given):
-    module = OwnLoaders() if module is None else module
-    quick = {"steps": 3, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0}
-    return lmbench.measure(module, data, trainer={"accelerator": "cpu", **(trainer or {})}, **{**quick, **given})
 
 
 @pytest.fixture(scope="module")

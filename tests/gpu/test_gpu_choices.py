@@ -6,36 +6,28 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_choices.py
 from __future__ import annotations
 
 import pytest
-
-from lmbench.cli import main
-from lmbench.records.load import load_run
+from fit_process import bench
 
 pytestmark = pytest.mark.gpu
 
 RESIDUAL, FUSED, CHUNKED = "--model.residual_dtype=bf16", "--model.fused_projections=true", "--model.loss=chunked"
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    def measure(*words):
-        folder = tmp_path_factory.mktemp("run")
-        quick = """small_bf16 --trainer.accelerator=gpu --model.num_layers=4 --model.vocab_size=50000 --quiet
-            --data.context_length=1024 --measure.min_window_s=0 --measure.gradient_norm=true --measure.run_id=run"""
-        assert main(["fit", *quick.split(), f"--measure.results_dir={folder}", *words]) == 0
-        return load_run(folder / "run").record
-
-    return measure
+def measured(folder, *words):
+    quick = """--config=small_bf16 --trainer.accelerator=gpu --model.num_layers=4 --model.vocab_size=50000
+        --data.context_length=1024 --measure.steps=20 --measure.warmup_steps=5 --measure.gradient_norm=true"""
+    return bench(folder, quick, *words).record
 
 
 @pytest.fixture(scope="module")
-def plain(measured):
-    return measured()
+def plain(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
 @pytest.mark.parametrize("words", [[RESIDUAL], [FUSED], [CHUNKED], [RESIDUAL, FUSED, CHUNKED]], ids=" ".join)
-def test_a_choice_trains_as_the_plain_model_does(plain, measured, words, compiled):
-    run = measured(*words, f"--trainer.compile={compiled}")
+def test_a_choice_trains_as_the_plain_model_does(plain, tmp_path, words, compiled):
+    run = measured(tmp_path, *words, f"--trainer.compile={compiled}")
     assert run.loss.first == pytest.approx(plain.loss.first, rel=1e-3)
     assert run.loss.last == pytest.approx(plain.loss.last, rel=1e-2)
     assert run.warmup.gradient_norm == pytest.approx(plain.warmup.gradient_norm, rel=0.02)

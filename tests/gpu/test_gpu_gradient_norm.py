@@ -6,38 +6,33 @@ python -m pytest -q -m gpu tests/gpu/test_gpu_gradient_norm.py
 from __future__ import annotations
 
 import pytest
-
-from lmbench.cli import main
-from lmbench.records.load import load_run
+from fit_process import bench
 
 pytestmark = pytest.mark.gpu
 
 
-def measured(folder, run_id, *words):
-    quick = ["--config", "small_fp32", "--trainer.accelerator=gpu", "--model.size=tiny", "--data.context_length=128",
-             "--measure.steps=60", "--measure.min_window_s=0", "--measure.gradient_norm=true", "--quiet",
-             f"--measure.results_dir={folder}", f"--measure.run_id={run_id}"]  # fmt: skip
-    assert main(["fit", *quick, *words]) == 0
-    return load_run(folder / run_id)
+def measured(folder, *words):
+    quick = "--trainer.accelerator=gpu --data.context_length=128 --measure.gradient_norm=true --measure.probe_steps=10"
+    return bench(folder, quick, "--measure.warmup_steps=5 --measure.steps=60", *words)
 
 
 @pytest.fixture(scope="module")
 def fp32(tmp_path_factory):
-    return measured(tmp_path_factory.mktemp("fp32"), "run")
+    return measured(tmp_path_factory.mktemp("fp32"))
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("optimizer", ["fused", "foreach"])
 def test_it_is_that_of_fp32_in_every_precision(fp32, precision, optimizer, tmp_path):
     words = [f"--trainer.precision={precision}", f"--model.optimizer_variant={optimizer}"]
-    found = measured(tmp_path, "run", *words)
+    found = measured(tmp_path, *words)
     first = next(step for step in found.steps if not step.is_skipped)
     assert first.gradient_norm == pytest.approx(fp32.steps[0].gradient_norm, rel=0.05)
     assert found.steps[4].gradient_norm == pytest.approx(found.record.warmup.gradient_norm, rel=1e-3)
 
 
 def test_a_compiled_module_has_the_same_and_nothing_waits_for_it(fp32, tmp_path):
-    found = measured(tmp_path, "run", "--trainer.compile=true")
+    found = measured(tmp_path, "--trainer.compile=true")
     assert found.steps[0].gradient_norm == pytest.approx(fp32.steps[0].gradient_norm, rel=1e-3)
     for run in (fp32, found):
         places = [sync.location for sync in run.record.probe.hidden_syncs or ()]

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import yaml
-from fit_process import bench
+from fit_process import bench, measure_here
 from paths import DATA
 from strangers import TokenModel
 
@@ -32,11 +32,6 @@ def words(tmp_path):
     path = tmp_path / "llama_tiny.json"
     path.write_text(json.dumps(LLAMA))
     return ["--model=lmbench.HuggingFace", "--model.config", str(path), "--data.context_length"]
-
-
-def measure(module, data=None, **settings):
-    quick = {"steps": 3, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0, "trainer": {"accelerator": "cpu"}}
-    return lmbench.measure(module, data, **{**quick, **settings}).record
 
 
 def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words, tmp_path, capsys):
@@ -62,7 +57,7 @@ def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words,
 def test_attention_and_checkpoints_are_transformers_own_and_change_no_loss():
     losses = []
     for settings in ({"attention": "sdpa"}, {"attention": "eager"}, {"checkpoint": "block"}):
-        record = measure(lmbench.HuggingFace(config=LLAMA, **settings))
+        record = measure_here(lmbench.HuggingFace(config=LLAMA, **settings)).record
         losses.append(record.loss.first)
         assert record.model.attention == settings.get("attention", "sdpa")
         assert record.data.context_length == 16
@@ -81,7 +76,7 @@ class Stranger(TokenModel):
 def test_batches_of_input_ids_are_counted_whosever_the_module_is(make, kind):
     batch = kind({"input_ids": torch.randint(64, (2, 8)), "attention_mask": torch.ones(2, 8)})
     module = make()
-    record = measure(module, batch)
+    record = measure_here(module, batch).record
     assert (record.window.tokens, record.window.tokens_reason) == (3 * 16, None)
     assert record.loss.first == pytest.approx(torch.tensor(64.0).log().item(), abs=0.5)
     if isinstance(module, Stranger):
@@ -91,7 +86,7 @@ def test_batches_of_input_ids_are_counted_whosever_the_module_is(make, kind):
 @pytest.mark.parametrize(("settings", "line"), KNOWN["mistakes"], ids=str)
 def test_a_mistake_gets_one_line(settings, line):
     with pytest.raises(lmbench.UsageError, match=line) as raised:
-        measure(lmbench.HuggingFace(**settings), (torch.zeros(2, 8),) * 3)
+        measure_here(lmbench.HuggingFace(**settings), (torch.zeros(2, 8),) * 3)
     assert "\n" not in str(raised.value)
 
 

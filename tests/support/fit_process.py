@@ -10,8 +10,10 @@ from pathlib import Path
 import warm_server
 from lightning.pytorch import Callback
 from paths import ROOT
+from strangers import OwnLoaders
 from warm_server import WarmProcess
 
+import lmbench
 from lmbench.cli import main
 from lmbench.records.load import load_run
 
@@ -114,3 +116,9 @@ def bench(tmp_path, *words, command="fit", code=0):
     assert main(line) == code
     (folder,) = set(results.glob("*")) - before
     return load_run(folder)
+
+
+def measure_here(module=None, data=None, /, trainer=None, **settings):
+    """`lmbench.measure` of three steps on the CPU, without probes."""
+    quick = {"steps": 3, "warmup_steps": 1, "min_window_s": 0.0, "probe_steps": 0, **settings}
+    return lmbench.measure(module or OwnLoaders(), data, trainer={"accelerator": "cpu", **(trainer or {})}, **quick)
