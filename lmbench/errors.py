@@ -72,16 +72,16 @@ def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
     A known name that ends in the misspelt one is meant first (`steps`: `measure.steps`), then a similar name, or one
     whose last word is similar. `form` is how the known name is shown, such as `--{}`.
     """
-    names: dict[str, list[str]] = {}
-    ends: dict[str, list[str]] = {}
-    for candidate in known:
-        names.setdefault(candidate.lower(), []).append(candidate)
-        ends.setdefault(candidate.rpartition(".")[2].lower(), []).append(candidate)
-    lower = name.lower()
+
+    def last_word(candidate: str) -> str:
+        return candidate.rpartition(".")[2].lower()
+
+    lower, candidates = name.lower(), list(known)
+    near = [candidate for candidate in candidates if last_word(candidate) == lower]
     # Of two letters one is half of the word.
-    least = _NEAR_END if len(lower) < 3 else 0.6
-    near = ends.get(lower) or [name for key in get_close_matches(lower, names, 1, least) for name in names[key]]
-    near = near or [name for key in get_close_matches(lower, ends, 1, _NEAR_END) for name in ends[key]]
+    for key, least in ((str.lower, _NEAR_END if len(lower) < 3 else 0.6), (last_word, _NEAR_END)):
+        best = get_close_matches(lower, map(key, candidates), 1, least)
+        near = near or [candidate for candidate in candidates if key(candidate) in best]
     # Of several the shallowest: `trainer.profiler.steps` is an option of an option.
     near = sorted(near, key=lambda name: (name.count("."), name))[:_MOST_MEANT]
     return f"; did you mean {' or '.join(map(form.format, near))}?" if near else ""

@@ -27,7 +27,7 @@ from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Progress, announcement
-from lmbench.sweep.rows import Executor, Rows
+from lmbench.sweep.rows import Rows
 from lmbench.sweep.tasks import TaskExecution, make_engine
 from lmbench.sweep.tasks import merge as merge_runs
 from lmbench.wandb.publish import WandbProblem, upload_options, write_new
@@ -178,14 +178,12 @@ def carry_out(
                 print(f"{shown(cell.id)}\n    {shown(line)}")
             print(told)
             return ExitCode.OK
-        runner: Executor = execution
         if tasks is None:
             folder.open(plan, plan.chosen)
         else:
             executor.close()
-            runner = tasks
         try:
-            runner.run(pace.is_enough)
+            (tasks or execution).run(pace.is_enough)
         finally:
             progress.line.clear()
         executor.close()

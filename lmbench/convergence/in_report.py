@@ -197,9 +197,6 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
                 {"series": label, "x": step, "y": value, "tip": f"{label}, step {step}: {value:+.4g} nat"}
                 for step, value in _thinned(differences).items()
             ]
-            if (broke_at := curves[seed].broke_at) is not None:
-                tip = f"{label}: not finite at step {broke_at}"
-                points.append({"series": label, "x": broke_at, "outcome": "non-finite", "tip": tip})
     if not points:
         return None
     table = pd.concat(smoothed.values(), axis=1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
 
 from lmbench.errors import ExitCode, Failure, UsageError
 from lmbench.masking import masked_message
@@ -32,18 +30,6 @@ _FOREIGN_FILE = "run.foreign.json"
 
 class SweepHalted(Failure):
     """The sweep cannot go on; one line. Nothing that was measured is lost, and a restart goes on from here."""
-
-
-class Executor(Protocol):
-    """Brings the rounds of a plan to their end: here, or on other machines."""
-
-    def run(self, is_enough: Callable[[int], bool]) -> None:
-        """Bring all rounds to their end, or as many as are enough: that is asked with how many have ended.
-
-        Raises:
-            SweepHalted: it cannot go on.
-            KeyboardInterrupt, SystemExit: an interruption.
-        """
 
 
 @dataclass

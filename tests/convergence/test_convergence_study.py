@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from browser import look, needs_browser
-from runs import rows_of
+from runs import rows_of, section_of
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -58,16 +57,5 @@ def test_what_is_broken_is_told_from_what_is_only_rounded(study):
     assert scaled["tail_gradient_norm_difference_fraction"] == pytest.approx(2.0, rel=0.1)
     assert math.isinf(rows["still"]["time_to_loss_s"])
     assert rows["none"]["time_to_loss_s"] > 0
-
-
-@needs_browser
-def test_the_page_has_the_curves_and_the_answer(study, capsys, tmp_path):
-    page = tmp_path / "page.html"
-    assert main(["report", str(study), f"--output={page}"]) == 0
-    found = look(page, 400)
-    assert found["charts"] == 1
-    assert found["requests"] == []
-    assert found["scroll_width"] <= found["client_width"]
-    text = page.read_text()
-    assert text.index('<p class="answer">Does not train like fp32 eager') < text.index("<svg")
-    assert "Shaded: 3 seeds of fp32 eager about their mean." in text
+    (chart,) = section_of(study).charts()
+    assert "Shaded: 3 seeds of fp32 eager about their mean." in chart.caption

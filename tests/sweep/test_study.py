@@ -143,7 +143,7 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     signum, code, outcome, start, sweep, tmp_path
 ):
     # A window long enough for the signal to meet it, also on a busy machine.
-    words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=1"]
+    words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=0.5"]
     here, there = tmp_path / "here" / "study", tmp_path / "there" / "study"
     process = start(*words)
     going_on = going_on_after(1, here, process)
@@ -164,7 +164,7 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     assert sweep(there) == 0
     after = runs(there)
     settings = [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after.values()]
-    assert settings == [("ok", 1)] * 4
+    assert settings == [("ok", 0.5)] * 4
     assert {name: after[name].record.started_at for name in finished} == finished
     assert after[going_on].record.sweep.attempt == 2
     assert not (tmp_path / "here").exists()
