@@ -26,7 +26,7 @@ from lmbench.python_process import ProcessFailed
 from lmbench.records.load import Run, is_run_folder, load_known
 from lmbench.records.store import RUNS_FOLDER, write_whole
 from lmbench.records.vocabulary import SIDE
-from lmbench.report.units import duration, gib, percent_short, times
+from lmbench.report.units import duration, percent_short, times
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, PASS, Options, sweep_from
 from lmbench.sweep.local import LastingExecutor
@@ -110,6 +110,7 @@ class Stages:
         """
         base, given = {**_SHORT, **self.base}, Tried(Trial())
         given.runs, profiled = self.measure("given", base, {"as given": {}, "its kernels": {PASS: "kernels"}}, _SEARCH)
+        self.check(given)
         ended = next((run for run in (*given.runs, *profiled) if run.outcome == "ok"), None)
         if ended is None:
             errors = [str(run.record.error.message) for run in given.runs if run.record.error]
@@ -151,11 +152,15 @@ class Stages:
         points = {str(each.trial): each.trial.options for each in trials}
         for each, runs in zip(trials, self.measure(stage, base, points, until, repeats) if points else [], strict=True):
             each.runs = runs or each.runs
-            peak_bytes = None if each.record is None else peak_of(each.record)
-            if not each.runs:
-                each.problem = "no device time left for it"
-            elif peak_bytes is not None and not self.is_allowed(peak_bytes):
-                each.problem = f"{gib(peak_bytes)}, more than asked for"
+            self.check(each)
+
+    def check(self, tried: Tried) -> None:
+        """Note why it cannot be the answer."""
+        peak_bytes = None if tried.record is None else peak_of(tried.record)
+        if not tried.runs:
+            tried.problem = "no time left"
+        elif peak_bytes is not None and not self.is_allowed(peak_bytes):
+            tried.problem = "too much memory"
 
     def predict(self, trials: Sequence[Tried]) -> None:
         """Predict the memory of trials on the GPU that is here; one that does not fit has that as its problem."""
@@ -179,7 +184,7 @@ class Stages:
         for each in trials:
             each.predicted_bytes = peak = known.get(str(each.trial))
             if peak and not (self.is_allowed(peak) and (gpu is None or gpu.fits(peak))):
-                each.problem = f"predicted {gib(peak)}, which is too much"
+                each.problem = "predicted too large"
 
     def is_allowed(self, peak_bytes: int) -> bool:
         return self.most_bytes is None or peak_bytes <= self.most_bytes

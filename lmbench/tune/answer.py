@@ -83,11 +83,8 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     spread = spread_of([each.costs(goal) for each in (*tuning.tried, *tuning.alone.values())])
     change = spread.change(answer.costs(goal), given.costs(goal))
     is_given = not answer.trial.choices
-    lines = [
-        Line(
-            "tuned", f"{tuning.config}: {'as given: no choice is measured to be better' if is_given else answer.trial}"
-        )
-    ]
+    as_given = f"as given: {given.problem or 'no choice is measured to be better'}"
+    lines = [Line("tuned", f"{tuning.config}: {as_given if is_given else answer.trial}")]
     if tuning.untrained is not None:
         lines = [Line("tuned", f"{tuning.config} as given: nothing faster is shown to train the same")]
         faster = spread.change(tuning.untrained.costs(goal), given.costs(goal))

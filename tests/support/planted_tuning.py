@@ -14,7 +14,7 @@ class Planted(LightningModule):
     delay and the gradient's use, `breaks` raises."""
 
     def __init__(
-        self, delay_ms: float = 24.0, is_prompt: bool = False, learns_nothing: bool = False, breaks: bool = False
+        self, delay_ms: float = 12.0, is_prompt: bool = False, learns_nothing: bool = False, breaks: bool = False
     ):
         super().__init__()
         self.delay_s = delay_ms / 1e3 / (2 if is_prompt else 1) / (4 if learns_nothing else 1)

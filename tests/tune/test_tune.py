@@ -17,7 +17,7 @@ SPACE = """
 only: true
 axes:
   model.breaks: [true]
-  model.delay_ms: [30, 8]
+  model.delay_ms: [18, 4]
   model.learns_nothing: [true]
 """
 GIVEN = "model: {class_path: planted_tuning.Planted}\ntrainer: {accelerator: cpu}\n"
@@ -33,6 +33,7 @@ def tune(tmp_path, monkeypatch, capfd):
     shutil.copy(SUPPORT / "planted_tuning.py", tmp_path)
     Path("given.yaml").write_text(GIVEN)
     Path("space.yaml").write_text(SPACE)
+    Path("empty.yaml").write_text("only: true")
     with warm_servers() as servers:
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
 
@@ -47,16 +48,16 @@ def tune(tmp_path, monkeypatch, capfd):
 def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune):
     code, answer, told = tune("given.yaml", *WORDS)
     assert code == 0, told
-    assert answer["options"] == {"model.delay_ms": 8}
+    assert answer["options"] == {"model.delay_ms": 4}
     assert 1 < answer["gain_low"] < answer["gain"] < 3
-    assert "delay_ms 8; learns_nothing" in answer["refused"]
+    assert "delay_ms 4; learns_nothing" in answer["refused"]
     assert answer["spent_s"] <= 1.05 * answer["budget_s"] == 126
     rows = {row["choice"]: row for row in answer["tables"]["choices"]}
     assert rows["breaks"]["outcome"] == "outcome error in forward"
-    assert rows["delay_ms 30"]["gain"] < 1 < rows["learns_nothing"]["gain"]
-    assert 1 < rows["delay_ms 8"]["gain"] < 3
+    assert rows["delay_ms 18"]["gain"] < 1 < rows["learns_nothing"]["gain"]
+    assert 1 < rows["delay_ms 4"]["gain"] < 3
     tuned = yaml.safe_load(Path("results/tune-given/tuned.yaml").read_text())
-    assert tuned["model"] == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 8}}
+    assert tuned["model"] == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 4}}
     runs = {path: path.stat().st_mtime_ns for path in Path("results").glob("*/*/runs/*/run.json")}
     lost = Path("results/tune-given/training-1")
     shutil.rmtree(lost)
@@ -65,6 +66,8 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune):
     assert again["refused"] == answer["refused"]
     for path, written_ns in runs.items():
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
+    _, small, _ = tune("given.yaml", *WORDS, "--at_most=1MiB", "--name=small", "--space=empty.yaml")
+    assert "as given: too much memory" in str(small)
     # The same budget has no time left for what takes other settings.
     code, _, told = tune("given.yaml", *WORDS, "--seed_everything=1")
     assert code == 2
