@@ -76,12 +76,10 @@ class DtypeRecorder(Observer):
         try:
             notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
             (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
-        except OSError as error:
-            record.reason = f"{DTYPES_FILE} could not be written: {error.strerror or error}"
         except Exception as fault:
             # The window is complete: its figures are not lost for this.
             why = " ".join(str(fault).split())[:120]
-            record.reason = f"they could not be put together: {type(fault).__name__}: {why}"
+            record.reason = f"they could not be noted: {type(fault).__name__}: {why}"
         else:
             record.reason, record.notes_file = None, DTYPES_FILE
 

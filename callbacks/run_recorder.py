@@ -132,7 +132,11 @@ class RunRecorder(Observer):
             self._fail(exception)
         elif session.window_steps:
             if self.trainer.world_size > 1:
-                self._gather()
+                # Every rank hears what each of them measured; the record of the first is that of all.
+                ranks: list[Any] = [None] * self.trainer.world_size
+                all_gather_object(ranks, rank_record(self.run, session.records))
+                if self.trainer.is_global_zero:
+                    join_ranks(self.run, ranks)
             self._finish(COMPLETE)
         else:
             message = (
@@ -141,13 +145,6 @@ class RunRecorder(Observer):
                 "warmup_steps"
             )
             self._finish(failed("EmptyWindow", message, None, ExitCode.USAGE))
-
-    def _gather(self) -> None:
-        """Tell every rank what each of them measured; the record of the first is that of all."""
-        ranks: list[Any] = [None] * self.trainer.world_size
-        all_gather_object(ranks, rank_record(self.run, self.session.records))
-        if self.trainer.is_global_zero:
-            join_ranks(self.run, ranks)
 
     def take_over(self, path: Path, ending: Ending | None) -> None:
         """Take the record of a run that processes of their own measured; `ending` where they did not tell it."""

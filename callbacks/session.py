@@ -304,7 +304,11 @@ class MeasurementSession(LeanCallback):
         elif self.stage is Stage.WARMUP and self.steps_done == self.schedule.warmup_steps - 1 and self._agrees(trainer):
             synchronize(self.device)
             self._last_warmup_step_began_ns = time.perf_counter_ns()
-        elif self.stage is Stage.WINDOW and self._is_window_complete():
+        elif self.stage is Stage.WINDOW and (
+            self.window_steps >= self._agreed_steps
+            if self._agreed_steps is not None
+            else self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s)
+        ):
             self._close_window()
             self._plan = self.schedule.probe_plan()
             if self._plan:
@@ -318,11 +322,6 @@ class MeasurementSession(LeanCallback):
     def _agrees(self, trainer: Trainer) -> bool:
         """Whether ranks agree on the number of steps: none may end by its own clock, as the others wait for it then."""
         return trainer.world_size > 1 and not self.only_watches
-
-    def _is_window_complete(self) -> bool:
-        if self._agreed_steps is not None:
-            return self.window_steps >= self._agreed_steps
-        return self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s)
 
     def _open_window(self) -> None:
         trainer = self._trainer

@@ -271,7 +271,15 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
     if isinstance(data, LightningDataModule):
         return data
     if data is None:
-        return _own_data(module, loader)
+        if isinstance(module, LanguageModel):
+            data = TokenData(context_length=module.context_length, vocab_size=module.vocab_size)
+        elif isinstance(module, HuggingFace):
+            data = TokenData(**module.token_settings())
+        elif isinstance(module, AttentionLayer):
+            data = ShapeData(batch_size=module.size.batch, context_length=module.size.seq)
+        elif getattr(type(module), loader) is getattr(LightningModule, loader):
+            raise UsageError(f"{type(module).__name__} has no {loader}(); {_DATA}")
+        return data
     if isinstance(data, type) or (isinstance(data, Dataset) and not hasattr(data, "__iter__")):
         raise UsageError(f"data is {getattr(data, '__name__', type(data).__name__)}; {_DATA}")
     if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):
@@ -279,16 +287,3 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
         return UserList(data)
     is_batch = isinstance(data, torch.Tensor | tuple | list | Mapping) or not hasattr(data, "__iter__")
     return repeat(data) if is_batch else data
-
-
-def _own_data(module: LightningModule, loader: str) -> LightningDataModule | None:
-    """lmbench's data for its own models; None for another one, which has its own."""
-    if isinstance(module, LanguageModel):
-        return TokenData(context_length=module.context_length, vocab_size=module.vocab_size)
-    if isinstance(module, HuggingFace):
-        return TokenData(**module.token_settings())
-    if isinstance(module, AttentionLayer):
-        return ShapeData(batch_size=module.size.batch, context_length=module.size.seq)
-    if getattr(type(module), loader) is getattr(LightningModule, loader):
-        raise UsageError(f"{type(module).__name__} has no {loader}(); {_DATA}")
-    return None

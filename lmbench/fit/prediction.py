@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,24 +49,8 @@ from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.predictor import Predictor, Trial
 from lmbench.standard_output import result_alone, write_result
 
-# What changes nothing of the memory, or would end two steps too soon.
-_PLAIN: dict[str, Any] = {
-    **TRAINER_DEFAULTS,
-    "accelerator": "cpu",
-    "precision": None,
-    "compile": False,
-    "profiler": None,
-    "plugins": None,
-    "callbacks": None,
-    "max_epochs": 1,
-    "max_steps": -1,
-    "max_time": None,
-    "limit_train_batches": None,
-    "overfit_batches": 0.0,
-    "fast_dev_run": False,
-    "val_check_interval": None,
-    "check_val_every_n_epoch": None,
-}
+# The Trainer's flags that memory depends on, beside those that a prediction gives itself.
+_KEPT = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm")
 
 
 class Prediction:
@@ -136,11 +119,12 @@ class Prediction:
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options)
             own = {
-                "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
-                "accumulate_grad_batches": self._micro_batches,
+                "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
+                "max_epochs": 1, "accumulate_grad_batches": self._micro_batches,
             }  # fmt: skip
             # Built anew, since a strategy keeps what it was set up with.
-            trainer = BenchTrainer(**{**vars(self._line.build("trainer")), **_PLAIN, **own})
+            flags = vars(self._line.build("trainer"))
+            trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT}, **own})
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
             strategy = trainer.strategy
@@ -247,27 +231,21 @@ def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
     def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
         shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
         tell(f"a step of {shape}" + (f" on {plan.world_size} GPUs" if plan.world_size > 1 else ""))
-        with _told_in_a_line():
+        try:
             return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
+        except Exception as error:
+            if is_usage_error(error):
+                raise
+            # What fake tensors cannot do is one line, with the place in the user's code.
+            last = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
+            place = f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
+            reason = f"{place}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+                hint = "and a prediction has none; leave such a line to logging hooks"
+                reason = f"{place} needs a value ({error.func}), {hint}"
+            raise UsageError(f"cannot be predicted: {reason}") from error
 
     return Predictor(take_step, plan.batch_size, plan.context_length, is_slow=plan.is_compiled)
-
-
-@contextmanager
-def _told_in_a_line() -> Iterator[None]:
-    """Turns what fake tensors cannot do into one line with the place in the user's code."""
-    try:
-        yield
-    except Exception as error:
-        if is_usage_error(error):
-            raise
-        last = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
-        place = f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
-        reason = f"{place}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-            hint = "and a prediction has none; leave such a line to logging hooks"
-            reason = f"{place} needs a value ({error.func}), {hint}"
-        raise UsageError(f"cannot be predicted: {reason}") from error
 
 
 def main(args: list[str]) -> int:

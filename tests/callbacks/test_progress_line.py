@@ -73,8 +73,8 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
 def test_a_live_line_keeps_to_a_narrow_terminal_is_written_over_itself_and_wiped_at_the_end(monkeypatch):
     monkeypatch.setenv("COLUMNS", "24")
     monkeypatch.setenv("TERM", "xterm")
-    line = in_a_run(terminal := Terminal(), Stage.WINDOW, window_steps=12, window_elapsed_s=1.2)
-    line.steps_recorded([StepRecord(step_s=0.2, tokens=2048)])
-    line._line.show("short")
-    line.run_ended(None)
+    line = progress.StatusLine(terminal := Terminal())
+    line.show("step 12/20, 2.8 s left, 200 ms/step")
+    line.show("short")
+    line.clear()
     assert terminal.getvalue().split("\r")[1:] == ["step 12/20, 2.8 s left,", "short" + " " * 18, " " * 5, ""]
