@@ -16,6 +16,7 @@ MISTAKES = yaml.safe_load((Path(__file__).parents[1] / "data" / "mistakes.yaml")
 GRID = "base: {config: smoke}\nmatrix: {model.num_layers: [1, 2]}\n"
 FILES = {
     "grid.yaml": GRID, "view.yaml": f"view: step_time\n{GRID}", "other/grid/runs/x-r0/run.json": "",
+    "largest.yaml": f"largest: data.context_length\n{GRID}",
     "a.yaml": "trainer: {accelerator: cpu}\n", "typo.yaml": "model:\n  sizee: tiny\n", "empty.txt": "",
     "none.yaml": "matrix: {}", "itself.yaml": "view: itself.yaml", "list.yaml": "- 1", "torn.yaml": "view: {",
 }  # fmt: skip

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -67,6 +66,8 @@ def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebo
         assert f"revision {number}" in origin_of(environment, "mine").read_text()
         assert environment.spec.revision == git(tree, "rev-parse", revision)
         assert git(environment.folder, "rev-parse", "HEAD") == environment.spec.revision
+    with pytest.raises(UsageError, match="environment x: 'nowhere' is no revision of"):
+        at(tree, "nowhere")
     assert before == state()
     (environment.folder / "src" / "mine.py").write_text("broken")
     assert at(tree, "HEAD").folder == environment.folder
@@ -85,20 +86,6 @@ def test_a_package_that_lies_elsewhere_comes_from_the_checkout_too(tree):
     git(tree, "commit", "-q", "-m", "package-dir")
     environment = at(tree, "HEAD")
     assert origin_of(environment, "pkg.parts").is_relative_to(environment.folder)
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    yaml.safe_load("""
-- [{revision: nowhere, tree: .}, "'nowhere' is no revision of"]
-- [{revision: HEAD, tree: /}, is in no git repository]
-- [{python: /nowhere/python}, is no program]
-"""),
-)
-def test_a_mistake_is_told_in_one_line(spec, said, tree, monkeypatch):
-    monkeypatch.chdir(tree)
-    with pytest.raises(UsageError, match=f"environment x: .*{said}"):
-        resolve({"x": EnvironmentSpec(**spec)})
 
 
 def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp_path):

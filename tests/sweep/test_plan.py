@@ -115,17 +115,6 @@ def test_a_cells_id_names_its_values_and_follows_everything_that_makes_it_up():
     assert all(part.replace("-", "").replace(".", "").replace("_", "").isalnum() for part in ids)
 
 
-def test_an_option_for_every_cell_may_not_be_an_axis():
-    sweep = sweep_from(yaml.safe_load("{base: {c.d: 1}, matrix: {a.b: [1], x: [{e.f: 2}]}}"))
-    changed = sweep.changed({"c.d": "7"}, 5, None)
-    assert (changed.base, changed.repeats) == ({"c.d": "7"}, 5)
-    for option in ("a.b", "e.f"):
-        with pytest.raises(UsageError, match="is an axis of this sweep"):
-            sweep.changed({option: "1"}, None, None)
-    with pytest.raises(UsageError, match="repeats"):
-        sweep.changed({}, 0, None)
-
-
 def test_every_study_has_a_view_a_tiny_variant_and_cells():
     from lmbench.commands.report import make_catalogue
 

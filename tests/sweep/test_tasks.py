@@ -196,28 +196,3 @@ def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study,
     Path("study.yaml").write_text(STUDY.replace("[1, 2]", "[1, 4]"))
     assert main(["sweep", "study.yaml", "--merge", "b/study"]) == 2
     assert "is no run of this sweep" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--rounds", "3"], "--rounds is '3'; this sweep has rounds 0 to 2"),
-        (["--rounds", "1-2"], "--rounds is '1-2'; this sweep has rounds 0 to 2"),
-        (["--merge", "nowhere"], "there are no runs in nowhere/runs"),
-        (["--on", "nowhere"], "--on is 'nowhere'; give local, slurm, or an engine's class"),
-        (["--on", "nowhere.Mine"], "there is no module nowhere"),
-        (["--on", "my_engine.Yours"], "module my_engine has no class Yours"),
-        (
-            ["--on", "my_engine.Mine", "--name", "largest"],
-            "this sweep looks for the largest data.context_length",
-        ),
-        (["--slurm.time", "5"], "--slurm.time belongs to --on slurm"),
-        (["--on", "my_engine.Mine", "--wandb.api_key", "k" * 40], "is a secret, and the folder that tasks go by"),
-    ],
-)
-def test_what_no_task_can_do_is_refused_in_a_line(words, line, study, capsys):
-    if "largest" in words:
-        Path("study.yaml").write_text(f"{STUDY}largest: data.context_length")
-    assert main(["sweep", "study.yaml", *words]) == 2
-    assert line in capsys.readouterr().err
-    assert not Path("results/study/sweep.json").exists()
