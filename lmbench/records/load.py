@@ -66,7 +66,9 @@ def load_known(folder: Path) -> Run:
     try:
         return load_run(folder, with_steps=False)
     except UsageError as error:
-        return Run(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, str(error))
+        # As other damage is told, beside the run that it is of: without the path.
+        damage = str(error).replace(repr(str(folder / RUN_FILE)), RUN_FILE)
+        return Run(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, damage)
 
 
 def is_run_folder(path: Path) -> bool:
