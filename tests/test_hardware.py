@@ -44,12 +44,8 @@ def test_an_unknown_gpu_has_no_peak(name):
 
 def test_names_are_told_apart_and_match_with_and_without_the_maker():
     names = ("L4", "L40", "L40S", "H100 PCIe", "H100 80GB HBM3", "H100 NVL", "H200")
-    gpus = {find_gpu(f"NVIDIA {name}") for name in names}
-    assert None not in gpus
-    assert len(gpus) == len(names)
-    assert find_gpu("Tesla T4") is not None
+    assert len({find_gpu(f"NVIDIA {name}").name for name in names}) == len(names)
     assert find_gpu("A100-SXM4-40GB") == find_gpu("NVIDIA A100-SXM4-40GB")
-    assert len({gpu.name.casefold() for gpu in GPUS}) == len(GPUS)
     # Figures are dense: one sparse figure would break the ratio of 2.
     pairs = [(gpu.half, gpu.tf32) for gpu in GPUS if gpu.tf32] + [(gpu.fp8, gpu.half) for gpu in GPUS if gpu.fp8]
     assert [pair for pair in pairs if pair[0] / pair[1] != pytest.approx(2, rel=0.02)] == []

@@ -97,21 +97,7 @@ def test_a_cell_of_several_nodes_has_its_ranks_on_them(study):
     assert sorted((row["world_size"], row["outcome"]) for row in rows()) == [(1, "ok"), (2, "ok")]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--slurm.partition", "nope"], "SLURM refuses this: sbatch: error: invalid partition specified: nope"),
-        (["--slurm.partitio", "main"], "unknown field `partitio`; options are partition, time, gpus_per_node,"),
-        (["--slurm.time", "soon"], "--slurm: Expected `int | null`"),
-    ],
-)
-def test_what_slurm_refuses_is_one_line_of_a_dry_run_too(words, line, slurm, study, monkeypatch, capsys):
-    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run", *words]) == 2
-    assert line in capsys.readouterr().err
-
-
-def test_a_dry_run_shows_the_tasks_and_the_script(slurm, study, monkeypatch, capsys):
+def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(slurm, study, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *arguments: None)
     options = ["--slurm.gpus_per_node", "2", "--slurm.setup", "ulimit", "--slurm.additional", "comment=mine,exclusive"]
@@ -121,6 +107,8 @@ def test_a_dry_run_shows_the_tasks_and_the_script(slurm, study, monkeypatch, cap
     assert {*script, "ulimit"} <= {*lines}
     assert any(line.startswith("tasks: 4, each a round of 6 cells") for line in lines)
     assert not study.exists()
+    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run", "--slurm.partition", "nope"]) == 2
+    assert "SLURM refuses this: sbatch: error: invalid partition specified: nope" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("missing", "line"), [("sbatch", "there is no SLURM here"), ("submitit", "needs submitit")])
