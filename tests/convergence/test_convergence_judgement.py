@@ -100,8 +100,8 @@ def test_a_row_outside_of_the_seeds_but_within_the_limit_is_undecided_and_more_o
 
 def test_the_simulated_rates_are_what_the_module_says():
     assert 0.04 < rates(5, 1, 1500)["NO"] < 0.09
-    assert rates(5, 1, 600, shared=0.5)["NO"] < 0.025
-    assert rates(5, 1, 600, shift=10.0, shared=0.9)["NO"] > 0.98
+    assert rates(5, 1, 400, shared=0.5)["NO"] < 0.025
+    assert rates(5, 1, 200, shift=10.0, shared=0.9)["NO"] > 0.98
 
 
 # the same loss
