@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from lmbench.convergence.judgement import Judgement
 from lmbench.masking import masked_whole
 from lmbench.records.statistics import geometric_mean
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
-from lmbench.report.units import GIB, TIMES, UNITS, Unit, duration, gib, percent_short, times, whole
+from lmbench.report.units import GIB, MISSING, TIMES, UNITS, Unit, duration, gib, percent_short, times, whole
 from lmbench.sweep.file import Options
 from lmbench.tune.search import Change, Goal, Tried, peak_of, spread_of
 
@@ -88,12 +88,10 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     if tuning.untrained is not None:
         lines = [Line("tuned", f"{tuning.config} as given: nothing faster is shown to train the same")]
         faster = spread.change(tuning.untrained.costs(goal), given.costs(goal))
-        gain = "" if faster is None else f", {_gain_text(faster)}"
-        lines.append(
-            Line("untrained", f"{tuning.untrained.trial}{gain}: a larger --budget has time to see how it trains")
-        )
+        why = "a larger --budget has time to see how it trains"
+        lines.append(Line("untrained", f"{tuning.untrained.trial}, {faster}: {why}"))
     if change is not None and not is_given:
-        lines.append(Line(title, f"{_figure(goal, given)} -> {_figure(goal, answer)}, {_gain_text(change)}"))
+        lines.append(Line(title, f"{_cost(goal, given).text} -> {_cost(goal, answer).text}, {change}"))
     peaks = [f"{gib(peak_of(each.record))}" for each in (given, answer) if each.record is not None]
     predicted = answer.predicted_bytes
     lines.append(
@@ -104,7 +102,9 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
         gain = f" ({times(speed.ratio)})" if speed else ""
         if each.trial == answer.trial:
             seeds = f"{tuning.training_steps} steps from each of 3 seeds"
-            lines.append(Line("trains", f"like {tuning.config}, over {seeds}: {_differences(judgement)}"))
+            known = [each for each in judgement.differences.values() if each.limit is not None]
+            figures = ", ".join(f"{each.name} {each.value:+.2g} (limit {each.limit:.2g})" for each in known)
+            lines.append(Line("trains", f"like {tuning.config}, over {seeds}: {figures}"))
         else:
             lines.append(Line("refused", f"{each.trial}{gain}: {judgement.words}; {judgement.why}"))
     if tuning.verdict:
@@ -157,9 +157,9 @@ def _choices(tuning: Tuning) -> Table:
                 names[each.trial.key],
                 str(choice[0] if each.adds_one else each.trial),
                 "" if each.before is None else names[each.before.key],
-                _cost_cell(goal, costs),
-                _gain_cell(gain),
-                _gain_cell(alone),
+                _cost(goal, each),
+                _gain(gain),
+                _gain(alone),
                 None if each.record is None else peak_of(each.record),
                 each.predicted_bytes,
                 "taken" if is_taken else "" if outcome == "ok" else outcome,
@@ -175,33 +175,13 @@ def _choices(tuning: Tuning) -> Table:
     return Table("choices", "What each choice bought", columns, rows, caption).without_empty_columns()
 
 
-def _cost_cell(goal: Goal, costs: Sequence[float]) -> Cell:
-    if not costs:
-        return Cell(None)
-    cost = geometric_mean(costs)
-    return Cell(1 / cost if _SHOWN[goal.name][2] else cost)
+def _cost(goal: Goal, tried: Tried) -> Cell:
+    _, unit, is_inverse = _SHOWN[goal.name]
+    if not (costs := tried.costs(goal)):
+        return Cell(None, text=MISSING)
+    value = geometric_mean(costs) ** (-1 if is_inverse else 1)
+    return Cell(value, text=unit.text(value))
 
 
-def _figure(goal: Goal, tried: Tried) -> str:
-    cell, unit = _cost_cell(goal, tried.costs(goal)), _SHOWN[goal.name][1]
-    return "-" if cell.value is None else unit.text(float(cell.value))
-
-
-def _gain_cell(change: Change | None) -> Cell | None:
-    if change is None:
-        return None
-    text = f"{change.ratio:.3f}" + ("" if change.low is None else f" [{change.low:.3f}, {change.high:.3f}]")
-    return Cell(change.ratio, low=change.low, high=change.high, text=text)
-
-
-def _gain_text(change: Change) -> str:
-    interval = "" if change.low is None else f" [{change.low:.3f}, {change.high:.3f}]"
-    return f"{change.ratio:.3f}x{interval}"
-
-
-def _differences(judgement: Judgement) -> str:
-    return ", ".join(
-        f"{each.name} {each.value:+.2g} (limit {each.limit:.2g})"
-        for each in judgement.differences.values()
-        if each.limit is not None
-    )
+def _gain(change: Change | None) -> Cell | None:
+    return None if change is None else Cell(change.ratio, low=change.low, high=change.high, text=str(change))

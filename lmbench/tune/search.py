@@ -182,6 +182,10 @@ class Change(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    def __str__(self) -> str:
+        interval = "" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.ratio:.3f}x{interval}"
+
 
 @dataclass(frozen=True)
 class Spread:
