@@ -181,8 +181,6 @@ def _device_count(devices: Any) -> int:
     Raises:
         UsageError: as many as there are, which nobody knows here; or none.
     """
-    if isinstance(devices, str) and "," in devices:
-        devices = [word for word in devices.split(",") if word]
     count = str(len(devices) if isinstance(devices, list) else devices)
     if not count.isdecimal() or not int(count):
         raise UsageError(f"trainer.devices is {devices}; a prediction needs a number, as in --trainer.devices 8")

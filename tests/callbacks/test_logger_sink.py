@@ -41,10 +41,10 @@ def logged(*others, **flags):
 
 
 def test_every_logger_has_every_step_and_the_summary(tmp_path, sleeper):
-    timer, recorder = PhaseTimer(), RunRecorder(str(tmp_path / "results"))
-    trainer = quiet_trainer(timer, recorder, max_steps=9, logger=[CSVLogger(tmp_path), Kept()])
-    trainer.loggers[1].trainer = trainer
-    trainer.fit(sleeper, SlowBatches())
+    logger, recorder = logged(CSVLogger(tmp_path), max_steps=9), RunRecorder(str(tmp_path / "results"))
+    timer = logger.trainer.callbacks[0]
+    logger.trainer.callbacks.append(recorder)
+    logger.trainer.fit(sleeper, SlowBatches())
     (file,) = tmp_path.glob("lightning_logs/version_0/metrics.csv")
     rows = list(csv.DictReader(file.open()))
     assert [int(row["step"]) for row in rows] == [*range(9), 8]
@@ -53,7 +53,7 @@ def test_every_logger_has_every_step_and_the_summary(tmp_path, sleeper):
     assert [float(row["lmbench/train/is_warmup"]) for row in rows[:9]] == [1.0] * 5 + [0.0] * 4
     assert float(rows[9]["lmbench/summary/time/backward_ms"]) == recorder.run.phases.backward.mean_s * 1e3
     assert float(rows[9]["lmbench/summary/window/wall_s"]) == recorder.run.window.wall_s
-    assert trainer.loggers[1].steps == list(range(9))
+    assert logger.steps == list(range(9))
 
 
 def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sleeper):
