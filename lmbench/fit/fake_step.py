@@ -210,17 +210,7 @@ def precision_plugin(name: str, strategy: Strategy) -> Precision:
 
 def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> Trial:
     """The peak of each phase and region of the step from an event on and of those before it, in their order."""
-    _tell_categories(tracker)
-    stretches = [
-        stretch if stretch.start >= steady_from else stretch._replace(region=EARLIER + stretch.region)
-        for stretch in tracker.stretches
-        if stretch.phase in PHASES
-    ]
-    return Trial(*peaks_of(tracker.allocations, stretches), block_count)
-
-
-def _tell_categories(tracker: Tracker) -> None:
-    """What nobody told of, by when it came and went: activations are what outlives the forward that made it."""
+    # What nobody told of, by when it came and went: activations are what outlives the forward that made it.
     forwards = [(s.start, s.end) for s in tracker.stretches if s.phase == "forward"]
     for piece in tracker.allocations:
         if piece.category is not None:
@@ -233,6 +223,12 @@ def _tell_categories(tracker: Tracker) -> None:
         else:
             outlives = any(a <= piece.start <= b and (piece.end is None or piece.end > b) for a, b in forwards)
             piece.category = "activations" if outlives else "temporaries"
+    stretches = [
+        stretch if stretch.start >= steady_from else stretch._replace(region=EARLIER + stretch.region)
+        for stretch in tracker.stretches
+        if stretch.phase in PHASES
+    ]
+    return Trial(*peaks_of(tracker.allocations, stretches), block_count)
 
 
 #: Where FSDP2 allocates, and what for.

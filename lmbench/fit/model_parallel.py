@@ -114,7 +114,9 @@ class ModelParallel(ModelParallelStrategy):
         policy = MixedPrecisionPolicy()
         if meaning is not None and meaning.is_mixed:
             policy = MixedPrecisionPolicy(meaning.compute_dtype(), torch.float32)
-        root = _root(module)
+        # What holds all parameters: a LightningModule itself is called by `training_step`, around FSDP2's hooks.
+        children = [child for child in module.children() if next(child.parameters(), None) is not None]
+        root = children[0] if len(children) == 1 else module
         for block in compile_targets(module, CompileOptions(regional=True)):
             if block not in (module, root):
                 fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
@@ -157,12 +159,6 @@ def split(module: LightningModule, mesh: DeviceMesh) -> None:
 
 def _as_copies(value: Any, mesh: DeviceMesh) -> Any:
     return DTensor.from_local(value, mesh, [Replicate()]) if isinstance(value, Tensor) else value
-
-
-def _root(module: LightningModule) -> nn.Module:
-    """What holds all parameters: a LightningModule itself is called by `training_step`, around FSDP2's hooks."""
-    children = [child for child in module.children() if next(child.parameters(), None) is not None]
-    return children[0] if len(children) == 1 else module
 
 
 #: The strategies that lmbench knows by name; Lightning has more.
