@@ -66,11 +66,12 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
 
     tasks = wait_for(began, 200)
     job = slurm.run("squeue", "--noheader", "--format=%A %F").split()[1]
+    # One that hangs, first of all: it must not end before.
+    tasks["2"][0].suspend()
     tasks["0"][0].kill()
     slurm.run("scancel", f"{job}_1")
     slurm.restart_controller()
-    # One that hangs; SLURM looks for tasks past their end every 30 s, and a limit has whole minutes.
-    tasks["2"][0].suspend()
+    # SLURM looks for tasks past their end every 30 s, and a limit has whole minutes.
     slurm.run("scontrol", "update", f"JobId={job}_2", "EndTime=now")
     told, _ = sweep.communicate(timeout=200)
     assert (sweep.returncode, "24 of 24 runs: " in told) == (1, True), told
