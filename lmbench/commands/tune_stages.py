@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from lmbench.compare.comparison import compare
 from lmbench.compare.sides import typical_step_s
 from lmbench.compare.verdict import FASTER, UNDECIDED
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
-from lmbench.convergence.judgement import MIN_STEPS, Curve, curve_of, judge
+from lmbench.convergence.judgement import MIN_STEPS, Curve, Judgement, curve_of, judge
 from lmbench.errors import UsageError, tell
 from lmbench.files import read_file
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
@@ -48,8 +49,6 @@ _TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gra
 _PREDICTED = "predicted_bytes.json"
 #: Two finalists that differ by less are the same.
 _GATE = 0.01
-#: Folders of the search begin with it.
-_SEARCHED = "search"
 _SEED = "seed_everything"
 #: The curves of given configuration and candidate: seeds of each, and steps at most.
 _SEEDS, _MOST_STEPS = (0, 1, 2), 200
@@ -80,6 +79,10 @@ class Stages:
         places = (load_known(file.parent).record.sweep for file in files)
         return [place.cost.total_s for place in places if place and place.cost and place.cost.total_s]
 
+    def folder(self, stage: str, cells: Iterable[str]) -> Path:
+        """The folder of a stage over these cells: with another budget or space it may have others."""
+        return self.path / f"{stage}-{hashlib.sha256(' '.join(cells).encode()).hexdigest()[:6]}"
+
     def measure(
         self, stage: str, base: Options, points: Mapping[str, Options], until: float, repeats: int = 1
     ) -> list[list[Run]]:
@@ -89,17 +92,17 @@ class Stages:
         names = {cell.id: name for cell, name in zip(plan.cells, points, strict=True)}
 
         def left_s() -> float:
-            rest_s, usual_s = self.budget_s - sum(self.costs_s()), statistics.fmean(self.costs_s(stage) or [0.0])
+            rest_s, usual_s = self.budget_s - sum(self.costs_s()), statistics.fmean(self.costs_s(path.name) or [0.0])
             is_late = rest_s - usual_s < (1 - until) * self.budget_s
             return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
 
-        if not left_s() and not (self.path / stage).is_dir():
+        path = self.folder(stage, (cell.id for cell in plan.cells))
+        if not left_s() and not path.is_dir():
             return [[] for _ in plan.cells]
         # Repeats have servers of their own: they are to differ in what forks of one share.
         pace = Pace(left_s=left_s, cache=self.cache, executor=self.executor if repeats == 1 else None)
-        carry_out(plan, self.path / stage, Progress(plan, f"tune: {stage}", names), pace)
-        runs = self.path / stage / RUNS_FOLDER
-        folders = [[runs / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
+        carry_out(plan, path, Progress(plan, f"tune: {stage}", names), pace)
+        folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in each if is_run_folder(run)] for each in folders]
 
     def search(self, axes: Sequence[Axis]) -> Tuning:
@@ -135,8 +138,7 @@ class Stages:
         def run(axis: Axis, trials: list[Tried]) -> None:
             self.predict(trials)
             fitting = [each for each in trials if not each.problem]
-            stage = f"{_SEARCHED}-{1 + useful.index(axis)}-{axis.name.rpartition('.')[2]}"
-            self.run(stage, base, fitting, _SEARCH)
+            self.run(f"search-{axis.name.rpartition('.')[2]}", base, fitting, _SEARCH)
             seen.extend(trials)
             best = min(seen, key=lambda each: each.cost(self.goal))
             gain = given.cost(self.goal) / best.cost(self.goal)
@@ -203,7 +205,10 @@ class Stages:
             name: {CONFIG: self.base[CONFIG], **each.trial.options} for name, each in (("A", a), ("B", b))
         }
         file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
-        path, rest_s = self.path / "verdict", _VERDICT * self.budget_s - sum(self.costs_s())
+        path, rest_s = (
+            self.folder("verdict", (str(a.trial), str(b.trial))),
+            _VERDICT * self.budget_s - sum(self.costs_s()),
+        )
         try:
             if rest_s > 0:
                 comparison = compare_sides(path, file, _GATE, [], f"{rest_s:g}s")
@@ -229,30 +234,32 @@ class Stages:
                 # Nothing is learned from noise, and nothing much from a few batches.
                 base |= {"data.source": "text", "data.num_batches": steps + 10}
         fallbacks = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
-        curves = self.curves("training-given", base, seeds) if fallbacks and steps >= MIN_STEPS else {}
+        given = self.trained("training-given", base, seeds) if fallbacks and steps >= MIN_STEPS else {}
         for number, trial in enumerate(fallbacks, start=1):
             tried = next((each for each in tuning.tried if each.trial.key == trial.key), Tried(trial, Trial()))
             if tried not in tuning.finalists:
-                self.run(f"finals-{number}", {**_LONG, **self.base}, [tried], 1.0, _ROUNDS)
+                self.run(f"fallback-{number}", {**_LONG, **self.base}, [tried], 1.0, _ROUNDS)
                 tuning.tried += [] if tried in tuning.tried else [tried]
             if tried.cost(self.goal) > tuning.given.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
                 continue
             points = {f"{trial}; {name}": {**trial.options, **seed} for name, seed in seeds.items()}
-            own = self.curves(f"training-{number}", base, points) if len(curves) == len(seeds) else {}
-            if not own:
+            own = self.trained(f"training-{number}", base, points) if len(given) == len(seeds) else {}
+            if len(own) < len(seeds):
                 tuning.untrained = tried
                 return
-            judgement = judge(own, curves)
+            ended = [run.outcome for run in own.values() if run.outcome != "ok"]
+            judgement = judge(_curves(own), _curves(given))
+            if ended:
+                judgement = Judgement(False, "NO", f"its training ended with {ended[0]}")
             tuning.judged.append((tried, judgement))
             if judgement.follows:
                 tuning.answer = tried
                 return
 
-    def curves(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, Curve]:
-        """The curves of trainings, by their seeds."""
-        runs = dict(zip(_SEEDS, self.measure(stage, base, points, 1.0), strict=True))
-        curves = {seed: curve_of(each[0]) for seed, each in runs.items() if each and each[0].outcome == "ok"}
-        return {seed: curve for seed, curve in curves.items() if curve is not None}
+    def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, Run]:
+        """The trainings that there was time for, by their seeds."""
+        runs = zip(_SEEDS, self.measure(stage, base, points, 1.0), strict=True)
+        return {seed: each[0] for seed, each in runs if each}
 
     def training_steps(self, tuning: Tuning) -> int:
         """Steps for which the rest of the budget has time, in a training of each seed on both sides."""
@@ -261,7 +268,7 @@ class Stages:
             cost = record.sweep.cost if record.sweep else None
             per_step_s += typical_step_s(record) or 0.0
             around_s += (cost.total_s if cost and cost.total_s else 0.0) - (record.window.wall_s or 0.0)
-        rest_s = self.budget_s - sum(self.costs_s("given", f"{_SEARCHED}-*", "finals", "verdict"))
+        rest_s = self.budget_s - sum(self.costs_s("given-*", "search-*", "finals-*", "verdict-*"))
         steps = (rest_s / _MARGIN / len(_SEEDS) - around_s) / per_step_s if per_step_s else 0.0
         return min(_MOST_STEPS, max(0, int(steps)))
 
@@ -272,3 +279,8 @@ class Stages:
         missing = [Tried(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
         self.run("alone", {**_SHORT, **self.base}, missing, 1.0)
         tuning.alone |= {str(each.trial): each for each in missing}
+
+
+def _curves(runs: Mapping[int, Run]) -> dict[int, Curve]:
+    curves = {seed: curve_of(run) for seed, run in runs.items() if run.outcome == "ok"}
+    return {seed: curve for seed, curve in curves.items() if curve is not None}
