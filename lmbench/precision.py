@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import torch
 
 
+#: Bytes of PyTorch's dtypes that have more than 2.
+_BYTES = {"float64": 8, "float32": 4}
+
+
 class Precision(Struct, frozen=True):
     """One of Lightning's precisions (reference/precisions.csv), and the short form that it still takes.
 
@@ -42,7 +46,11 @@ class Precision(Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        return {"float64": 8, "float32": 4}.get(self.weights, 2)
+        return _BYTES.get(self.weights, 2)
+
+    @property
+    def compute_bytes(self) -> int:
+        return _BYTES.get(self.compute, 2)
 
     def compute_dtype(self) -> torch.dtype:
         import torch

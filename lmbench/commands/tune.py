@@ -33,11 +33,11 @@ def tune(
 ) -> Answer:
     """Finds the fastest configuration of a space that trains the same, at the same tokens a step, and proves it.
 
-    Axis by axis every choice (precision, compile, model options, micro-batch; README has the list) is measured on top
-    of the best so far, in a short run of its own. What does not fit by prediction, and what cannot help by a profile of
-    the given configuration, is left out. The best are measured again in turn, the last two until the verdict stands,
-    and the winner has to train like the given configuration by the rule of the convergence study: loss and gradient
-    norm within the spread between seeds. Where it does not, the fastest that does is the answer.
+    Axis by axis every choice (precision, compile, model options, micro-batch: lmbench/tune/space.yaml) is measured
+    on top of the best so far, in a short run of its own. What does not fit by prediction, and what cannot help by a
+    profile of the given configuration, is left out. The best are measured again in turn, the last two until the
+    verdict stands, and the winner has to train like the given configuration by the rule of the convergence study:
+    loss and gradient norm within the spread between seeds. Where it does not, the fastest that does is the answer.
 
     The same command again goes on with what was measured. The answer is RESULTS_DIR/NAME/tuned.yaml.
 

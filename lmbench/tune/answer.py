@@ -17,7 +17,7 @@ from lmbench.records.statistics import geometric_mean
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, MISSING, TIMES, UNITS, Unit, duration, gib, percent_short, times, whole
 from lmbench.sweep.file import Options
-from lmbench.tune.search import Change, Goal, Tried, peak_of, spread_of
+from lmbench.tune.search import Change, Goal, Spread, Tried, peak_of, spread_of
 
 #: How a goal's cost is shown: by the goal's name its title, its unit, and whether the unit is that of the inverse.
 _SHOWN = {
@@ -79,7 +79,6 @@ def tuned_config(content: Mapping[str, Any], options: Options) -> str:
 def tune_answer(tuning: Tuning, path: Path) -> Answer:
     """The headline says what to set and what it buys; tables have every trial, and how trials train."""
     goal, given, answer = tuning.goal, tuning.given, tuning.answer
-    title = tuning.title
     spread = spread_of([each.costs(goal) for each in (*tuning.tried, *tuning.alone.values())])
     change = spread.change(answer.costs(goal), given.costs(goal))
     is_given = not answer.trial.choices
@@ -91,7 +90,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
         why = "a larger --budget has time to see how it trains"
         lines.append(Line("untrained", f"{tuning.untrained.trial}, {faster}: {why}"))
     if change is not None and not is_given:
-        lines.append(Line(title, f"{_cost(goal, given).text} -> {_cost(goal, answer).text}, {change}"))
+        lines.append(Line(tuning.title, f"{_cost(goal, given).text} -> {_cost(goal, answer).text}, {change}"))
     peaks = [f"{gib(peak_of(each.record))}" for each in (given, answer) if each.record is not None]
     predicted = answer.predicted_bytes
     lines.append(
@@ -121,7 +120,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     )  # fmt: skip
     return Answer(
         headline=lines,
-        tables=[_choices(tuning)],
+        tables=[_choices(tuning, spread)],
         notes=[Line("gain", f"how many times better a choice is than the trial that it was added to; {note}")],
         figures={
             "config": tuning.config,
@@ -137,11 +136,9 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     )
 
 
-def _choices(tuning: Tuning) -> Table:
+def _choices(tuning: Tuning, spread: Spread) -> Table:
     """What each choice bought on top of those before, and those of the answer by themselves."""
     goal, by_trial = tuning.goal, {each.trial.key: each for each in tuning.tried}
-    title, unit = tuning.title, _SHOWN[goal.name][1]
-    spread = spread_of([each.costs(goal) for each in (*tuning.tried, *tuning.alone.values())])
     names = {each.trial.key: f"#{number}" for number, each in enumerate(tuning.tried)}
     rows = list[list[Value | Cell]]()
     for each in tuning.tried:
@@ -165,8 +162,9 @@ def _choices(tuning: Tuning) -> Table:
                 "taken" if is_taken else "" if outcome == "ok" else outcome,
             ]
         )
+    cost = Column(tuning.title, _SHOWN[goal.name][1], name=goal.name)
     columns = [
-        Column("trial"), Column("choice"), Column("added to"), Column(title, unit, name=goal.name),
+        Column("trial"), Column("choice"), Column("added to"), cost,
         Column("gain", TIMES), Column("by itself", TIMES, name="gain_by_itself"),
         Column("peak", GIB, name="peak_bytes"), Column("predicted", GIB, name="predicted_peak_bytes", is_extra=True),
         Column("", name="outcome"),

@@ -22,7 +22,6 @@ BATCH, ACCUMULATION = "data.batch_size", "trainer.accumulate_grad_batches"
 _PRECISION, _DEVICES = "trainer.precision", "trainer.devices"
 #: An axis that can shorten the step by less than this is left out.
 LEAST_SHARE_FRACTION = 0.01
-_DTYPE_BYTES = {"float64": 8, "float32": 4}
 
 
 class SpaceFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +106,7 @@ def _values(axis: Axis, given: Mapping[str, Any]) -> list[Options]:
 def _is_wider(given: Mapping[str, Any], value: Options) -> bool:
     """Whether it takes a wider dtype for its products than the given configuration has."""
     names = [str(precision or "32-true") for precision in (setting(given, _PRECISION), value.get(_PRECISION))]
-    now, then = (_DTYPE_BYTES.get(known.compute, 2) if (known := find_precision(name)) else 0 for name in names)
+    now, then = (known.compute_bytes if (known := find_precision(name)) else 0 for name in names)
     return _PRECISION in value and then > now
 
 
