@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.model.transformer import Transformer
-from lmbench.sizes import SIZES, FlopCount, ModelShape, UncountableError, counter_flops, forward_flops, mode_multiplier
+from lmbench.sizes import SIZES, FlopCount, ModelShape, counter_flops, forward_flops, mode_multiplier
 
 SHAPES = [
     (SIZES["tiny"], 16, 2),
@@ -99,15 +99,6 @@ def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was():
     assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in module.parameters())
     assert type(module.total) is Tensor
     assert (float(module.total), module.steps, module.outputs) == (0.0, 0, [])
-
-
-def test_a_step_that_reads_values_is_uncountable_with_its_reason():
-    class Reading(nn.Module):
-        def forward(self, x):
-            return x if x.sum().item() > 0 else -x
-
-    with pytest.raises(UncountableError, match="not countable on fake tensors: "):
-        counter_flops(Reading(), torch.ones(3), tokens=3)
 
 
 @torch.library.custom_op("lmbench_test::double", mutates_args=())

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
 from comparison_runs import make_run, make_sides
+from paths import DATA, TRACES
 
 from lmbench.cli import COMMANDS, main
 
-MISTAKES = yaml.safe_load((Path(__file__).parents[1] / "data" / "mistakes.yaml").read_text())
+MISTAKES = yaml.safe_load((DATA / "mistakes.yaml").read_text())
 GRID = "base: {config: smoke}\nmatrix: {model.num_layers: [1, 2]}\n"
 FILES = {
     "grid.yaml": GRID, "view.yaml": f"view: step_time\n{GRID}", "other/grid/runs/x-r0/run.json": "",
     "largest.yaml": f"largest: data.context_length\n{GRID}",
     "a.yaml": "trainer: {accelerator: cpu}\n", "typo.yaml": "model:\n  sizee: tiny\n", "empty.txt": "",
     "none.yaml": "matrix: {}", "itself.yaml": "view: itself.yaml", "list.yaml": "- 1", "torn.yaml": "view: {",
+    "flat.yaml": "axes: {precision: [bf16-mixed]}",
+    "cpu.json": '[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 9}]',
 }  # fmt: skip
 
 
@@ -33,6 +35,7 @@ def folder(tmp_path_factory):
     make_run(folder / "results", run_id="day1")
     make_run(folder / "results", run_id="day2", config__trainer__precision="32-true", precision="32-true")
     (folder / "results" / "gone").symlink_to("day0")
+    (folder / "traces").symlink_to(TRACES)
     return folder
 
 

@@ -120,8 +120,3 @@ def test_causes_contexts_and_groups_are_followed_but_no_suppressed_ones_and_no_c
 )
 def test_other_errors_are_not_taken_for_it(error):
     assert out_of_memory(error) is None
-
-
-@pytest.mark.gpu
-def test_a_gpu_that_is_full_is_recognised_with_its_bytes():
-    check(out_of_memory(_raised(lambda: torch.empty(2**46, dtype=torch.uint8, device="cuda"))), 2**46, "device")

@@ -15,7 +15,7 @@ from trace_events import HandWritten, record_steps
 from lmbench.cli import main
 from lmbench.instruments.ranges import ModuleRanges
 
-COMPILED, INFERENCE = str(TRACES / "small_bf16_compiled"), str(TRACES / "small_fp32_inference")
+COMPILED = str(TRACES / "small_bf16_compiled")
 
 
 def shown(capsys, *words):
@@ -87,21 +87,3 @@ def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(tmp_path, caps
     span_us = sum(event["dur"] for event in events if event.get("name") == "lmbench.phase:forward")
     own_us = sum(row["self_s"] for row in rows if row["phase"] == "forward") * record["steps"] * 1e6
     assert 0.3 * span_us < own_us < span_us
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["nowhere"], "it is missing"),
-        ([INFERENCE, COMPILED], "`lmbench compare --kernels A B` compares two"),
-        ([INFERENCE, "--top", "0"], "Expected `int` >= 1"),
-        ([INFERENCE, "--table", "clock,parts"], "choose among phases, kinds, parts"),
-    ],
-    ids=str,
-)
-def test_mistakes_end_with_2_and_one_line(capsys, words, reason):
-    assert main(["kernels", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert reason in captured.err

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 from paths import GOLDEN, TRACES
-from tables import rows
 from trace_events import HandWritten
 
-from lmbench.cli import main
 from lmbench.kernels.difference import compared, difference_answer
 from lmbench.kernels.findings import examine
 from lmbench.report.render import render
@@ -62,19 +60,3 @@ def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):
     assert lines["phases"] == "backward +0.051 ms, optimizer -0.050 ms"
     assert lines["kinds"] == "gemm +0.001 ms"
     assert any("of exposed communication" in line.text for line in difference_answer(*sides).headline)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    rows("""
-A /nowhere | is missing
-A cpu | has no kernels
-"""),
-)
-def test_mistakes_are_one_line(words, reason, capsys, tmp_path):
-    on_cpu = HandWritten()
-    on_cpu.op("aten::mm", 0, 10)
-    paths = {"A": EAGER, "B": COMPILED, "cpu": on_cpu.write(tmp_path / "cpu.json")}
-    assert main(["compare", "--kernels", *(str(paths.get(word, word)) for word in words.split())]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert reason in line

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from lmbench.model.attention import ATTENTION, causal_block_mask
+from lmbench.model.attention import causal_block_mask
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import ModelShape
 
@@ -16,36 +16,20 @@ ON_CPU = ["sdpa", "sdpa_flash", "sdpa_math"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
-def loss_and_gradients(attention, dtype, device):
+def logits_and_gradients(attention, dtype):
     torch.manual_seed(1)
-    network = Transformer(SHAPE, context_length=48, attention=attention).to(device, dtype)
-    tokens = torch.randint(SHAPE.vocab_size, (3, 48)).to(device)
+    network = Transformer(SHAPE, context_length=48, attention=attention).to(dtype)
+    tokens = torch.randint(SHAPE.vocab_size, (3, 48))
     loss = network(tokens, tokens.roll(-1, dims=1))
     return [network(tokens), *torch.autograd.grad(loss, list(network.parameters()))]
-
-
-def assert_agrees_with_naive(attention, dtype, device):
-    results = (loss_and_gradients(name, dtype, device) for name in ("naive", attention))
-    for left, right in zip(*results, strict=True):
-        assert ((left - right).abs().max() / left.abs().max()).item() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("attention", ON_CPU)
 def test_back_ends_agree_in_logits_and_every_gradient(attention, dtype):
-    assert_agrees_with_naive(attention, dtype, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("attention", [name for name in ATTENTION if name != "naive"])
-def test_back_ends_agree_on_the_gpu(attention):
-    assert_agrees_with_naive(attention, torch.bfloat16, "cuda")
-
-
-def test_the_chosen_back_end_is_the_one_that_runs():
-    """On a CPU there is no memory-efficient kernel: insisting on it must fail, not fall back."""
-    with pytest.raises(RuntimeError, match=r"No (viable|available)"):
-        loss_and_gradients("sdpa_efficient", torch.float32, "cpu")
+    results = (logits_and_gradients(name, dtype) for name in ("naive", attention))
+    for left, right in zip(*results, strict=True):
+        assert ((left - right).abs().max() / left.abs().max()).item() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("seq", [1, 128, 300])

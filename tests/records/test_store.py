@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import resource
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +13,6 @@ from lmbench.errors import UsageError
 from lmbench.records import store
 from lmbench.records.load import load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
 
 
@@ -55,24 +53,3 @@ def test_run_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
     assert [file.name for file in folder.path.iterdir()] == ["run.json"]
     assert json.loads((folder.path / "run.json").read_text())["outcome"] == "running"
-
-
-def test_what_a_full_disk_does_not_take_waits_and_follows_when_there_is_room(tmp_path):
-    folder, count = RunFolder.create(tmp_path), 0
-    folder.write_run(RunRecord(SCHEMA_VERSION, "ok"))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    try:
-        while folder.error is None:
-            folder.append_steps([StepRecord(step=step) for step in range(count, count + 7)])
-            count += 7
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    run, waiting = load_run(folder.path), folder.waiting_steps()
-    assert (folder.error.errno, run.damage) == (errno.EFBIG, None)
-    assert (folder.path / "steps.jsonl").stat().st_size == 10_000
-    assert [step.step for step in [*run.steps, *waiting]] == list(range(count))
-    assert folder.unwritten_count == len(waiting) > 0
-    folder.close()
-    assert (folder.error, folder.unwritten_count) == (None, 0)
-    assert [step.step for step in load_run(folder.path).steps] == list(range(count))

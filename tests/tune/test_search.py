@@ -13,7 +13,7 @@ import scipy.stats
 from lmbench.records.measured import KernelSummary, PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.tune.answer import tuned_config
-from lmbench.tune.search import Choice, Goal, Trial, Tried, finalists, search, spread_of
+from lmbench.tune.search import Choice, Trial, Tried, finalists, search, spread_of
 from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
 
 GIVEN = {
@@ -102,10 +102,6 @@ def test_choices_are_words_and_fallbacks_begin_with_those_of_a_dtype():
     assert str(trial) == "compile; precision bf16-true; batch_size 1, accumulate_grad_batches 8"
     assert [each.choices for each in trial.fallbacks()][:3] == [(compiled, batch), (compiled, narrow), (narrow, batch)]
     assert str([*trial.fallbacks()][-1]) == "as given"
-
-
-def test_a_goal_counts_no_run_that_is_none():
-    assert Tried(Trial()).cost(Goal("peak", lambda run: 1.0)) == math.inf
 
 
 def test_options_are_set_in_a_configuration_as_it_is_written():
