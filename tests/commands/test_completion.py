@@ -49,19 +49,6 @@ def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     assert done.stdout.split() == ["bf16-mixed"]
 
 
-def test_neither_completion_nor_a_typo_imports_what_is_slow():
-    code = (
-        "import sys; from lmbench.cli import main\n"
-        "main(['completion', '--words', 'fit', '--trainer.prec'])\n"
-        "assert main(['fit', 'smoke', '--trainer.precison', 'x']) == 2\n"
-        "slow = {'torch', 'lightning', 'jsonargparse', 'numpy', 'pandas', 'rich'} & set(sys.modules)\n"
-        "assert not slow, slow"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "--trainer.precision\n"
-    assert "did you mean --trainer.precision?" in done.stderr
-
-
 def test_every_option_that_the_real_parser_has_is_known_without_it():
     real = CommandLine("validate", ["--config=smoke"])._parser._option_string_actions
     known = {option for group in GROUPS for option in group_options(group)}

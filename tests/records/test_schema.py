@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 from tables import rows
 
 from lmbench.records.schema import fields
@@ -34,14 +30,3 @@ def test_a_number_with_a_unit_ends_in_it_and_no_other_name_does():
         assert field.meaning.endswith("."), field.pattern
         assert field.title, field.pattern
         assert field.about.better is None or field.about.is_number, field.pattern
-
-
-def test_results_need_neither_torch_nor_lightning_nor_pandas():
-    heavy = ("torch", "lightning", "scipy.special", "scipy.stats", "pandas")
-    code = (
-        "import sys, pkgutil, importlib, json, lmbench.records as r\n"
-        "[importlib.import_module(f'lmbench.records.{m.name}') for m in pkgutil.iter_modules(r.__path__)]\n"
-        f"print(json.dumps([n for n in {heavy} if n in sys.modules]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []

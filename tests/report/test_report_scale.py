@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from runs import make_run, make_sweep
+from runs import make_sweep
 
 AXES = yaml.safe_load("""
 model.size: [small, medium, large, xl, 2.7B]
@@ -57,21 +57,3 @@ def test_1000_cells_and_a_million_steps_take_a_few_seconds_and_under_2_gib(
     seconds, size_bytes = timed_report(str(large), "--view", view, *words)
     assert seconds < limit_s
     assert size_bytes < 2 * 2**30
-
-
-@pytest.mark.parametrize(
-    ("words", "absent"),
-    yaml.safe_load("""
-- [[results], [torch, lightning, vl_convert, jinja2]]
-- [[results, --output=page.html], [torch, lightning]]
-"""),
-)
-def test_what_is_not_needed_is_not_imported(words, absent, tmp_path):
-    make_run(tmp_path / "results", {"data.batch_size": 4})
-    code = (
-        "import sys; from lmbench.cli import main\n"
-        f"assert main(['report', *{words}]) == 0\n"
-        f"print(sorted(set({absent}) & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stderr.splitlines()[-1] == "[]"
