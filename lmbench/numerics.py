@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmbench.errors import UsageError
 from lmbench.progress import progress
 from lmbench.reference import Accumulation, load_rows
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import Unit
 
 EPS = 1e-5
-MOST_WIDTH = 2**16
+#: Numbers in a row, which norms add up.
+WIDTH = 1024
 #: Each with the integers that have as many bits; positive numbers are in the order of their bits.
 DTYPES = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 #: The rows that a number x scales: -1 everywhere but at some positions, and what is there.
@@ -118,31 +118,22 @@ def published_sums(device: torch.device) -> Table:
     return Table("sums", "Published sums", columns, rows, f"{caption} (lmbench/reference/README.md)")
 
 
-def overflow_table(width: int, device: torch.device) -> Table:
+def overflow_table(device: torch.device) -> Table:
     """A row for each form: the x at which it begins to fail, by dtype."""
     columns = [Column("operator"), Column("form"), Column("x", name="input")]
     columns += [Column(str(dtype).removeprefix("torch."), Unit("", 1.0, "{:.4g}".format)) for dtype in DTYPES]
     with torch.inference_mode():
-        rows = [[*form[:3], *(overflows_from(form, dtype, width, device) for dtype in DTYPES)] for form in FORMS]
-    caption = f"the x from which on the result is 0 or not finite, - where it never is; rows of {width:,}, eps {EPS:g}"
+        rows = [[*form[:3], *(overflows_from(form, dtype, WIDTH, device) for dtype in DTYPES)] for form in FORMS]
+    caption = f"the x from which on the result is 0 or not finite, - where it never is; rows of {WIDTH:,}, eps {EPS:g}"
     return Table("overflows", "Norms and softmax", columns, rows, caption)
 
 
-def measure_numerics(device_name: str | None, width: int) -> Answer:
-    """Both tables for a device (`cuda` or `cpu`; None: a GPU where there is one).
-
-    Raises:
-        UsageError: there is no such device, or the width is out of its range.
-    """
-    devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
-    if device_name not in (None, *devices):
-        raise UsageError(f"--device is {device_name!r}; PyTorch has {' and '.join(devices)} here")
-    if not 2 <= width <= MOST_WIDTH or width % 2:
-        raise UsageError(f"--width is {width:,}; it must be an even number from 2 to {MOST_WIDTH:,}")
-    device = torch.device(device_name or devices[0])
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+def measure_numerics() -> Answer:
+    """Both tables for a GPU, for the CPU where there is none."""
+    has_gpu = torch.cuda.is_available()
+    device, name = torch.device("cuda" if has_gpu else "cpu"), torch.cuda.get_device_name() if has_gpu else "CPU"
     with progress("numerics"):
-        sums, overflows = published_sums(device), overflow_table(width, device)
+        sums, overflows = published_sums(device), overflow_table(device)
     _, loop_sum, plain_sum, *_ = sums.rows[0]
     failing = [f"{operator} ({form}) from x = {x:.4g}" for operator, form, _, x, *_ in overflows.rows if x is not None]
     headline = [

@@ -7,10 +7,11 @@ import re
 import shlex
 import statistics
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -18,22 +19,24 @@ from lmbench.commands.sweep import carry_out, read_options
 from lmbench.compare.comparison import Comparison, compare
 from lmbench.compare.verdict import INVALID, UNDECIDED
 from lmbench.errors import UsageError, tell
+from lmbench.masking import is_secret
 from lmbench.records.load import is_run_folder
 from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE, check_name
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import duration
 from lmbench.standard_output import result_alone
+from lmbench.sweep.environments import resolve_revision
 from lmbench.sweep.execute import Pace
-from lmbench.sweep.file import SweepFile
+from lmbench.sweep.file import CONFIG, ENVIRONMENT, MOST_ROUNDS, Options, SweepFile, sweep_from
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
 from lmbench.sweep.progress import Progress
-from lmbench.sweep.sides import two_sides
 from lmbench.sweep.tasks import Engine, TaskExecution, make_engine
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600}
+_OPTION = re.compile(r",(?=[A-Za-z_][\w.]*\+?=)")
 _WINDOW = ("measure.min_window_s", "measure.steps")
 #: The first rounds' windows; a longer one must leave time for so many rounds.
 _FIRST_WINDOW_S, _WINDOW_STEPS, _LEAST_ROUNDS = 0.5, 10, 12
@@ -90,6 +93,51 @@ def find_sweep(
         has_window = {*_WINDOW} & {*options}.union(*file.sides.values())
         file = file.changed({} if has_window else dict(zip(_WINDOW, _TASK_WINDOW, strict=True)), _TASK_ROUNDS)
     return path, file.changed({}, None, timeout_s), engine
+
+
+def two_sides(
+    configs: Sequence[str],
+    options: Options,
+    revisions: Sequence[str] | None,
+    pythons: Sequence[str] | None,
+    variables: Mapping[str, Sequence[str]],
+) -> SweepFile:
+    """The sweep that compares two sides.
+
+    Args:
+        configs: A and B, each `CONFIG[@NAME=VALUE,NAME=VALUE...]`; one stands for both.
+        options: of both sides.
+        revisions: of A and of B; a commit that they name is kept, whatever becomes of the names. "." is what lies here.
+        pythons: interpreters of A and of B.
+        variables: environment variables by name, with the values of A and of B.
+
+    Raises:
+        UsageError: something of it is not there or not understood.
+    """
+    if len(configs) not in (1, 2):
+        raise UsageError(f"compare --run takes one or two configurations, A and B; {len(configs)} given")
+    for variable in filter(is_secret, variables):
+        raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
+    environments: dict[str, Any] = {}
+    sides: dict[str, Options] = {}
+    for index, (side, words) in enumerate((("A", configs[0]), ("B", configs[-1]))):
+        config, _, rest = (words, "", "") if Path(words).is_file() else words.partition("@")
+        pairs = [pair.partition("=") for pair in _OPTION.split(rest)] if config != words else []
+        if not config or not all(name and equals for name, equals, _ in pairs):
+            raise UsageError(f"{words!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
+        sides[side] = {CONFIG: config, **{name: value for name, _, value in pairs}}
+        if repeated := sides[side].keys() & options:
+            raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
+        revision = revisions[index] if revisions else None
+        python = pythons[index] if pythons else None
+        values = {variable: pair[index] for variable, pair in variables.items()}
+        parts = ["here" if revision == "." else revision, python, *map("=".join, values.items())]
+        if environment := " ".join(filter(None, parts)):
+            commit = None if revision in (None, ".") else resolve_revision(str(revision))[1]
+            environments[environment] = {"revision": commit, "python": python, "variables": values}
+            sides[side][ENVIRONMENT] = environment
+    content = {"base": options, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
+    return sweep_from(content)
 
 
 def gives_way(variables: Container[str]) -> bool:

@@ -55,7 +55,7 @@ def sweep(
     for every cell.
 
     A file has base (options of every cell; config names a configuration), matrix, include, exclude, modes, passes
-    (timing, sync, kernels, memory), environments (python, revision and tree, variables), repeats, timeout_s, view, and
+    (timing, sync, kernels, memory), environments (python, revision, variables), repeats, timeout_s, view, and
     largest: an option (data.batch_size) of which each cell finds the largest value that fits, by trial from what
     `lmbench memory` predicts.
 
@@ -156,7 +156,7 @@ def carry_out(
     pace = pace or Pace()
     with (
         closing(SweepFolder(path)) as folder,
-        closing(pace.executor or LocalExecutor(progress.announce, mark=folder.mark)) as executor,
+        closing(pace.executor or LocalExecutor(folder.mark)) as executor,
     ):
         rows = Rows(plan, folder, progress)
         tasks = None if elsewhere is None else elsewhere(rows)

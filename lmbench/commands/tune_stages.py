@@ -29,11 +29,10 @@ from lmbench.records.store import RUNS_FOLDER, write_whole
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import duration, percent_short, times
 from lmbench.sweep.execute import CompileCache, Pace
-from lmbench.sweep.file import CONFIG, PASS, Options, sweep_from
+from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
 from lmbench.sweep.local import LastingExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.sweep.progress import Progress
-from lmbench.sweep.sides import MOST_ROUNDS
 from lmbench.tune.answer import Tuning
 from lmbench.tune.search import LEAST_GAIN_FRACTION, Goal, Trial, Tried, finalists, peak_of, search
 from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
@@ -69,7 +68,7 @@ class Stages:
     budget_s: float
     most_bytes: int | None
     cache: CompileCache = field(default_factory=CompileCache)
-    executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(lambda text: None, cores=1))
+    executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(cores=1))
     #: All settings of the configuration as it was given.
     settings: Any = None
 

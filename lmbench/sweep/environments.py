@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +66,7 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
     """Find or make every environment.
 
     Raises:
-        UsageError: there is no such Python, tree or revision, or a secret variable is missing.
+        UsageError: there is no such Python or revision, or a secret variable is missing.
     """
     environments = {}
     for name, spec in specs.items():
@@ -76,10 +75,9 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
             raise UsageError(f"environment {name}: python {spec.python!r} is no program; name an interpreter")
         commit = folder = None
         if spec.revision is not None:
-            tree = Path(spec.tree or ".").expanduser().resolve()
             try:
-                root, commit = resolve_revision(tree, spec.revision)
-                folder = check_out(root, commit) / tree.relative_to(root)
+                root, commit = resolve_revision(spec.revision)
+                folder = check_out(root, commit) / Path.cwd().relative_to(root)
             except UsageError as error:
                 raise UsageError(f"environment {name}: {error}") from error
         # A sweep's folder keeps no secrets.
@@ -93,13 +91,14 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
     return environments
 
 
-def resolve_revision(tree: Path, revision: str) -> tuple[Path, str]:
-    """The repository that `tree` lies in, and the commit that `revision` names there.
+def resolve_revision(revision: str) -> tuple[Path, str]:
+    """The repository that the working directory lies in, and the commit that `revision` names there.
 
     Raises:
         UsageError: no repository, or no such revision.
     """
-    root = Path(_git(tree, "rev-parse", "--show-toplevel", problem=f"{str(tree)!r} is in no git repository"))
+    here = Path.cwd()
+    root = Path(_git(here, "rev-parse", "--show-toplevel", problem=f"{str(here)!r} is in no git repository"))
     names = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
     return root, _git(root, *names, problem=f"{revision!r} is no revision of {root}")
 
@@ -129,7 +128,6 @@ def check_out(root: Path, commit: str) -> Path:
             words = ["clone", "--quiet", "--shared", "--no-checkout", "--", str(root), str(clone)]
             _git(root, *words, problem=f"{root} cannot be cloned")
             _git(clone, "checkout", "--quiet", "--detach", commit, problem=f"commit {commit} cannot be checked out")
-            _link_packages(clone)
             # In one move: another sweep sees all of it or nothing.
             clone.rename(folder)
     except OSError as error:
@@ -137,21 +135,6 @@ def check_out(root: Path, commit: str) -> Path:
         if error.errno != errno.ENOTEMPTY:
             raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return folder
-
-
-def _link_packages(folder: Path) -> None:
-    """Put packages that lie elsewhere than their names say (setuptools' `package-dir`) where an import looks for them.
-
-    Otherwise such a package would come from another, installed copy of the same project.
-    """
-    try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
-    except (OSError, ValueError):
-        return
-    for package, target in project.get("tool", {}).get("setuptools", {}).get("package-dir", {}).items():
-        link = folder.joinpath(*package.split("."))
-        if package and link.parent.is_dir() and not link.exists():
-            link.symlink_to(os.path.relpath(folder / target, link.parent), target_is_directory=True)
 
 
 def _git(folder: Path, *words: str, problem: str) -> str:

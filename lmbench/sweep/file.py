@@ -23,6 +23,8 @@ Options = dict[str, Any]
 #: Axes that stand beside the options, under keys of their own in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
 MOST_REPEATS = 1000
+#: More rounds of two sides than this are never made, whatever the budget.
+MOST_ROUNDS = 200
 #: The option of `base` that names a configuration.
 CONFIG = "config"
 
@@ -32,14 +34,10 @@ _UNITS = {"data.context_length": 64}
 
 
 class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where cells run: another Python, another revision of a working tree, further environment variables.
-
-    `tree` is a folder within a git repository, by default the working directory; it counts only with a `revision`.
-    """
+    """Where cells run: another Python, another revision of the repository here, further environment variables."""
 
     python: str | None = None
     revision: str | None = None
-    tree: str | None = None
     variables: dict[str, str] = {}
 
 
@@ -186,8 +184,6 @@ def _check(sweep: SweepFile) -> None:
             raise UsageError("config is no axis; it belongs in base")
         if is_secret(str(option)):
             raise UsageError(f"{option} looks like a secret, and cells go by what differs; give it in base")
-    if any(spec.tree is not None and spec.revision is None for spec in sweep.environments.values()):
-        raise UsageError("environments: a tree without a revision does nothing; name a revision")
     if not points:
         raise UsageError("the matrix is empty: give at least one axis, such as `matrix: {model.size: [small, medium]}`")
     if (spec := sweep.largest) is not None:

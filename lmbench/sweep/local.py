@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -23,7 +22,7 @@ from lmbench.interruption import Terminated, held
 from lmbench.records.process import clock_s
 from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
-from lmbench.sweep.outcome import End, Launch, oom_evidence, oom_kill_count
+from lmbench.sweep.outcome import End, Launch, oom_kill_count
 
 #: After SIGTERM or SIGINT a process may close its record; then it is killed.
 GRACE_S = 10.0
@@ -33,8 +32,6 @@ _TICK_S = 0.5
 # Servers for rounds to come take memory, and are started beside the present one's where cores are idle anyway.
 _CORES_PER_SERVER = 4
 _MOST_AHEAD = 3
-# Ready servers, started ahead, take no time.
-_WORTH_TELLING_S = 0.1
 
 
 class Server:
@@ -149,10 +146,7 @@ class LocalExecutor:
     servers of rounds to come: they import beside a measurement.
     """
 
-    def __init__(
-        self, say: Callable[[str], None], cores: int | None = None, mark: Mapping[str, str] | None = None
-    ) -> None:
-        self._say = say
+    def __init__(self, mark: Mapping[str, str] | None = None, cores: int | None = None) -> None:
         self._mark = mark or {}
         self.is_hasty = False
         self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
@@ -174,7 +168,6 @@ class LocalExecutor:
         Raises:
             ServerLost: a server cannot start.
         """
-        began_s = time.monotonic()
         wanted = {environment.name: environment for environment in environments}
         for name in wanted:
             while (servers := self._servers[name]) and servers[0].process.poll() is not None:
@@ -191,9 +184,6 @@ class LocalExecutor:
                 # A server that cannot start is told of in its own round.
                 with suppress(ServerLost):
                     server.await_ready()
-        if (took_s := time.monotonic() - began_s) > _WORTH_TELLING_S:
-            others_too = f" and {ahead} to come" if ahead else ""
-            self._say(f"imported PyTorch, Lightning and lmbench for this round{others_too}, in {took_s:.1f} s")
 
     def run(self, launch: Launch, timeout_s: float, tick: Callable[[], object]) -> End:
         """Fork a process from its environment's server and wait for its end; `tick` is called now and then meanwhile.
@@ -227,7 +217,9 @@ class LocalExecutor:
                 code = _stop(server, pid, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
             except ServerLost as error:
                 code, lost = -signal.SIGKILL, str(error)
-        return End(code, by, launched_s, clock_s(), oom_evidence(kills, oom_kill_count()), lost, cause)
+        kills = oom_kill_count() - kills
+        evidence = f"the kernel's count of such ends rose by {kills}" if kills else None
+        return End(code, by, launched_s, clock_s(), evidence, lost, cause)
 
     def close(self) -> None:
         """End all servers."""

@@ -32,9 +32,6 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SIGNALLED = 128
 
 
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
 @dataclass(frozen=True)
 class Launch:
     """A process to start: `lmbench WORDS` in an environment, with further variables; its output goes to `log`, an
@@ -73,34 +70,15 @@ class End:
         return None if self.code >= 0 else names.get(self.code, f"signal {-self.code}")
 
 
-def oom_kill_count() -> tuple[str, int] | None:
-    """How many processes the kernel's out-of-memory killer has ended so far, and the file that says so.
-
-    memory.events (cgroup v2), memory.oom_control (cgroup v1) and /proc/vmstat each have a line `oom_kill N`. The
-    counter is the control group's that this process is in, else the machine's: in a container that counts the
-    neighbours' kills too. A container may see its own group as the root of the tree.
-    """
-    groups = re.findall(r"^\d+:(?:[^:]*\bmemory\b[^:]*)?:/*(.*)$", _text(Path("/proc/self/cgroup")), re.MULTILINE)
-    files = ("{}/memory.events", "unified/{}/memory.events", "memory/{}/memory.oom_control")
-    paths = [_CGROUPS / file.format(group) for group in (*groups, ".") for file in files]
-    for path in (*paths, Path("/proc/vmstat")):
-        if count := re.search(r"^oom_kill (\d+)$", _text(path), re.MULTILINE):
-            return str(path), int(count[1])
-    return None
-
-
-def oom_evidence(before: tuple[str, int] | None, after: tuple[str, int] | None) -> str | None:
-    """What speaks for a kill between two counts, None if nothing does."""
-    if before is None or after is None or before[0] != after[0] or after[1] <= before[1]:
-        return None
-    return f"oom_kill in {after[0]} went from {before[1]} to {after[1]}"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+def oom_kill_count() -> int:
+    """How many processes the kernel's out-of-memory killer has ended so far: of this process's control group (version
+    2), else of the machine, neighbours included."""
+    group = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+    for path in (Path("/sys/fs/cgroup", group, "memory.events"), Path("/proc/vmstat")):
+        with suppress(OSError):
+            if count := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+                return int(count[1])
+    return 0
 
 
 def new_record(run_id: str, words: Sequence[str]) -> RunRecord:

@@ -34,7 +34,7 @@ fields | fields step_s
 kernels | kernels TRACE
 memory | memory memory_snapshot.pickle
 noise | noise a
-numerics | numerics --width=64
+numerics | numerics
 ceiling | ceiling --sustained_s=0.05
 """)
 }

@@ -72,7 +72,7 @@ class SimulatedServers:
             }
             (folder / "run.json").write_text(json.dumps(run))
         lost = "/x/python ended while it served: SIGKILL" if ending == "lost" else None
-        evidence = "oom_kill in memory.events went from 0 to 1" if ending == "memory kill" else None
+        evidence = "the kernel's count of such ends rose by 1" if ending == "memory kill" else None
         return End(code, "itself", 100.0, 101.0, evidence, lost)
 
 

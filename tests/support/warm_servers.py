@@ -9,7 +9,7 @@ from lmbench.sweep.local import LastingExecutor
 
 @contextmanager
 def warm_servers():
-    servers = LastingExecutor(lambda text: None, cores=1)
+    servers = LastingExecutor(cores=1)
     try:
         yield servers
     finally:

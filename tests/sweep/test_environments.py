@@ -42,11 +42,12 @@ def tree(tmp_path, monkeypatch):
         git(folder, "add", ".")
         git(folder, "commit", "-q", "-m", f"revision {revision}")
     (folder / "src" / "mine.py").write_text(MODULE % 3)
+    monkeypatch.chdir(folder)
     return folder
 
 
-def at(tree, revision):
-    return resolve({"x": EnvironmentSpec(revision=revision, tree=str(tree))})["x"]
+def at(revision):
+    return resolve({"x": EnvironmentSpec(revision=revision)})["x"]
 
 
 def origin_of(environment, module):
@@ -56,61 +57,50 @@ def origin_of(environment, module):
     return Path(done.stdout.strip())
 
 
-def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebody_changed_it(tree):
+def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebody_changed_it(tree, monkeypatch):
     def state():
         return git(tree, "status", "--porcelain"), sorted(path.name for path in (tree / ".git").iterdir())
 
     before = state()
     for revision, number in (("HEAD~1", 1), ("HEAD", 2), (git(tree, "rev-parse", "HEAD")[:10], 2)):
-        environment = at(tree, revision)
+        environment = at(revision)
         assert f"revision {number}" in origin_of(environment, "mine").read_text()
         assert environment.spec.revision == git(tree, "rev-parse", revision)
         assert git(environment.folder, "rev-parse", "HEAD") == environment.spec.revision
     with pytest.raises(UsageError, match="environment x: 'nowhere' is no revision of"):
-        at(tree, "nowhere")
+        at("nowhere")
     assert before == state()
     (environment.folder / "src" / "mine.py").write_text("broken")
-    assert at(tree, "HEAD").folder == environment.folder
+    assert at("HEAD").folder == environment.folder
     assert "revision 2" in (environment.folder / "src" / "mine.py").read_text()
-    within = at(tree / "src", "HEAD~1")
+    monkeypatch.chdir("src")
+    within = at("HEAD~1")
     assert within.folder.name == "src"
     assert "revision 1" in origin_of(within, "mine").read_text()
 
 
-def test_a_package_that_lies_elsewhere_comes_from_the_checkout_too(tree):
-    for package, text in (("pkg", ""), ("parts", "HERE = True\n")):
-        (tree / package).mkdir()
-        (tree / package / "__init__.py").write_text(text)
-    (tree / "pyproject.toml").write_text('[tool.setuptools.package-dir]\n"pkg.parts" = "parts"\n')
-    git(tree, "add", ".")
-    git(tree, "commit", "-q", "-m", "package-dir")
-    environment = at(tree, "HEAD")
-    assert origin_of(environment, "pkg.parts").is_relative_to(environment.folder)
-
-
 def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp_path):
-    def ids(where):
-        content = {"environments": {"x": {"revision": "HEAD", "tree": str(where)}}}
+    def ids():
+        content = {"environments": {"x": {"revision": "HEAD"}}}
         return [cell.id for cell in make_plan("s", sweep_from(content)).cells]
 
-    first, moved = ids(tree), tmp_path / "moved"
+    first, moved = ids(), tmp_path / "moved"
     tree.rename(moved)
-    assert ids(moved) == first
+    assert ids() == first
     git(moved, "commit", "-q", "-a", "-m", "revision 3")
-    assert ids(moved) != first
+    assert ids() != first
 
 
-def test_two_revisions_are_interleaved_in_one_sweep(tree, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "study.yaml").write_text(
-        f"""
-base: {{trainer.accelerator: cpu, model: mine.Net, model.init_args.size: tiny, data.context_length: 16,
-  measure.warmup_steps: 1, measure.steps: 3, measure.min_window_s: 0, measure.probe_steps: 0}}
+def test_two_revisions_are_interleaved_in_one_sweep(tree):
+    Path("study.yaml").write_text(
+        """
+base: {trainer.accelerator: cpu, model: mine.Net, model.init_args.size: tiny, data.context_length: 16,
+  measure.warmup_steps: 1, measure.steps: 3, measure.min_window_s: 0, measure.probe_steps: 0}
 modes: [forward]
 repeats: 1
 environments:
-  before: {{revision: HEAD~1, tree: {tree}}}
-  after: {{revision: HEAD, tree: {tree}, variables: {{OMP_NUM_THREADS: 1}}}}
+  before: {revision: HEAD~1}
+  after: {revision: HEAD, variables: {OMP_NUM_THREADS: 1}}
 """
     )
     assert main(["sweep", "study.yaml"]) == 0

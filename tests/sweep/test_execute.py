@@ -31,7 +31,7 @@ early oom: [oom, 3, "out of memory before anything was built: no room"]
 segfault: [error, null, "ended by SIGSEGV; its last words: about to"]
 kill: [error, null, ended by SIGKILL; it said nothing]
 memory kill: [oom, null,
-  "the kernel ended it for lack of memory (oom_kill in memory.events went from 0 to 1); it said nothing"]
+  "the kernel ended it for lack of memory (the kernel's count of such ends rose by 1); it said nothing"]
 silent: [error, null, ended by SIGABRT; it said nothing]
 stopped: [interrupted, 143, SIGTERM came]
 nothing: [error, 0, left no result and ended with exit code 0; it said nothing]

@@ -86,7 +86,7 @@ def test_a_folder_behind_a_link_is_neither_written_nor_run(run, tmp_path):
 FOREIGN = yaml.safe_load("""
 program: [{environments: {x: {python: ./evil.sh}}}, {}, "x.python: ./evil.sh"]
 variable: [{environments: {x: {variables: {LD_PRELOAD: evil.so}}}}, {}, "LD_PRELOAD: evil.so"]
-revision: [{environments: {x: {revision: HEAD, tree: dl}}}, {}, "x.tree: dl"]
+revision: [{environments: {x: {revision: HEAD}}}, {}, "x.revision: HEAD"]
 class: [{matrix: {case: [{model: {class_path: evil.Model}}]}}, {}, "class_path: evil.Model"]
 callback: [{}, {trainer: {callbacks: [{class_path: evil.Call}]}}, evil.Call (base.yaml)]
 logger: [{base: {trainer.logger: WandbLogger}}, {}, "trainer.logger: WandbLogger"]

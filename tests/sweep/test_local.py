@@ -6,7 +6,6 @@ Server and processes are real, and small: the lmbench that they import is a few 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -53,8 +52,8 @@ class Machine(LocalExecutor):
     """An executor for processes of a few words."""
 
     def __init__(self, folder, environment, cores=1, mark=None):
-        self.said, self.folder, self.environment = [], folder, environment
-        super().__init__(self.said.append, cores, mark)
+        self.folder, self.environment = folder, environment
+        super().__init__(mark, cores)
 
     def end(self, code, timeout_s=30.0, tick=lambda: None, environment=None, **variables):
         environment = environment or self.environment
@@ -174,8 +173,6 @@ def test_where_cores_are_idle_the_servers_of_rounds_to_come_start_before_anythin
         pids += machine.printed("os.getppid()")
     machine.close()
     assert len(set(pids)) == 3
-    assert is_hasty or len(machine.said) == 1
-    assert machine.said[0].startswith("imported PyTorch, Lightning and lmbench for this round and 2 to come, in ")
     assert all(is_gone(int(pid)) for pid in pids)
 
 
@@ -220,7 +217,7 @@ from lmbench.sweep.file import EnvironmentSpec
 from lmbench.sweep.outcome import Launch
 from lmbench.sweep.local import LocalExecutor
 Path(sys.argv[4], 'cgroup.procs').write_text(str(os.getpid()))
-fake, executor = Environment(None, sys.executable, EnvironmentSpec(), Path(sys.argv[2])), LocalExecutor(str)
+fake, executor = Environment(None, sys.executable, EnvironmentSpec(), Path(sys.argv[2])), LocalExecutor()
 executor.await_ready([fake])
 variables = {'CODE': sys.argv[3], 'HERE': sys.argv[2]}
 end = executor.run(Launch([], Path(sys.argv[2], 'log'), fake, variables), 60, lambda _: None)
@@ -240,6 +237,6 @@ def test_a_real_memory_kill_is_seen_and_met_the_process_not_its_server(tmp_path)
         # The kernel ends the largest process of the group, which this one would be.
         words = [sys.executable, "-c", SWEEP, str(ROOT), str(tmp_path), "x = bytearray(2**28)", str(group)]
         out = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-        assert re.fullmatch("-9 oom_kill in .* went from 0 to 1\n", out)
+        assert out == "-9 the kernel's count of such ends rose by 1\n"
     finally:
         wait_for(lambda: not subprocess.run(["rmdir", group], check=False).returncode)

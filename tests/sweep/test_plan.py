@@ -42,7 +42,6 @@ matrx: {a.b: [1]} | unknown field `matrx`
 {matrix: {a.b: [1, 1]}} | two cells are the same
 {matrix: {a.b: [1, 2]}, include: [{a.b: 2}]} | two cells are the same
 {matrix: {a.b: [1], x: [{a.b: 2}]}} | two axes set a.b
-{modes: [forward], environments: {x: {tree: .}}} | a tree without a revision
 matrix: {model.hf_token: [a, b]} | looks like a secret, and cells go by what differs
 {base: {config: smok}, modes: [forward]} | did you mean smoke?
 {modes: [forward], largest: {option: a.b, unit: 0}} | Expected `int` >= 1 - at `$.largest.unit`

@@ -67,7 +67,7 @@ def warm():
 @pytest.fixture
 def sweep(warm, monkeypatch):
     """`lmbench sweep` in this process, with a server that other tests have used."""
-    monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: warm)
+    monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: warm)
     return lambda *words: main(["sweep", *map(str, words)])
 
 

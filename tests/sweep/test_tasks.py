@@ -73,7 +73,7 @@ def study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(STUDY)
     servers = SimulatedServers(lambda name: "ok")
-    monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
+    monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
     monkeypatch.setattr(tasks, "_POLL_S", 0.0)
     # A task takes its process over; here it is this one.
     monkeypatch.setattr(os, "execv", lambda program, words: main(words[4:]))

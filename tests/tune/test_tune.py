@@ -35,7 +35,7 @@ def tune(tmp_path, monkeypatch, capfd):
     Path("space.yaml").write_text(SPACE)
     Path("empty.yaml").write_text("only: true")
     with warm_servers() as servers:
-        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda say, mark: servers)
+        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
 
         def run(*words):
             code = main(["tune", *words])

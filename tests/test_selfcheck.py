@@ -6,9 +6,9 @@ import pytest
 import torch
 import yaml
 
+from lmbench import selfcheck as checks
 from lmbench.cli import main
 from lmbench.records.measured import HostState
-from lmbench.selfcheck import checks
 
 CPU = torch.device("cpu")
 
