@@ -35,8 +35,8 @@ def compare(
 ) -> Answer:
     """Compares B with A, step time first, then phases and memory.
 
-    A side is a run, a folder of runs (repeats), a sweep, a sweep's cell (SWEEP/CELL), or cells of a sweep
-    (SWEEP@AXIS=VALUE). Cells meet by their axes; what differs between the sides is compared.
+    A side is a run, a folder of runs (repeats), a sweep, or cells of a sweep (SWEEP@AXIS=VALUE). Cells meet by their
+    axes; what differs between the sides is compared.
 
     One process is one sample; a verdict takes 3 a side: `same` if the 90 % interval of the ratio lies within the gate,
     `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A noise floor of `lmbench noise`,

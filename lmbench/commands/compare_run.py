@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 
 from lmbench.commands.sweep import carry_out, read_options
-from lmbench.compare.comparison import Comparison, compare
-from lmbench.compare.verdict import INVALID, UNDECIDED
+from lmbench.compare.comparison import INVALID, UNDECIDED, Comparison, compare
 from lmbench.errors import UsageError, tell
 from lmbench.masking import is_secret
 from lmbench.records.load import is_run_folder

@@ -15,9 +15,8 @@ from typing import Any
 
 from lmbench.commands.compare_run import measure as compare_sides
 from lmbench.commands.sweep import carry_out
-from lmbench.compare.comparison import compare
+from lmbench.compare.comparison import FASTER, UNDECIDED, compare
 from lmbench.compare.sides import typical_step_s
-from lmbench.compare.verdict import FASTER, UNDECIDED
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Curve, Judgement, curve_of, judge
 from lmbench.errors import UsageError, tell

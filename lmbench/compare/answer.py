@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from lmbench.compare.comparison import Comparison, Figure
+from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Comparison, Figure, interval
 from lmbench.compare.sides import SAMPLE
-from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, interval
 from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
-from lmbench.report.units import change_percent, unit_of
+from lmbench.report.units import unit_of
 
 #: A sentence that more cells or runs share than this counts them instead of naming them.
 _NAMED = 4
@@ -32,7 +31,7 @@ BY_ROUNDS = (
 )
 _FIGURES = (
     Column("A", name="a"), Column("B", name="b"), Column("B / A", name="ratio"), Column("95 % interval"),
-    Column("of step", name="step_share_fraction", is_extra=True), Column("finding"),
+    Column("finding"),
 )  # fmt: skip
 
 
@@ -104,37 +103,32 @@ def _grouped(label: str, texts: Sequence[tuple[str, str]], everyone: int = 0, *,
 
 def _tables(comparison: Comparison) -> list[Table]:
     """One cell's figures; of many cells their step times, and which other figures changed."""
-    cells = comparison.cells
-    if len(cells) == 1 and cells[0].metrics:
-        cell, step = cells[0], cells[0].metrics[0].ratio
-        counted = f"{step.n_a} rounds" if cell.by_rounds else f"{step.n_a} and {step.n_b} processes"
-        ratio = ", B / A their ratio in which disturbed rounds count less" if cell.by_rounds else ""
-        caption = f"geometric means of {counted}{ratio}; findings of phases and memory after Holm's correction"
-        rows = [[figure.title, *_row(figure)] for figure in cell.metrics]
+    cells, name = comparison.cells, Column("cell")
+    if len(cells) == 1:
+        rows = [[figure.title, *_row(figure)] for figure in cells[0].metrics]
+        counted = f"geometric means of {len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
+        caption = f"{counted}; findings of phases and memory after Holm's correction"
         return [Table("figures", "Compared", [Column("figure"), *_FIGURES], rows, caption)]
-    step_times, changes = list[list[Value | Cell]](), list[list[Value | Cell]]()
-    for cell in cells if len(cells) > 1 else ():
-        step_row = _row(cell.metrics[0])[:4] if cell.metrics else [None] * 4
-        repeats = f"{len(cell.used_a)} / {len(cell.used_b)}"
-        step_times.append([cell.name, repeats, *step_row, Cell(cell.verdict, style="outcome")])
-        for figure in cell.metrics[1:]:
-            if figure.finding not in (SAME, UNDECIDED, INVALID):
-                changes.append([cell.name, figure.title, *_row(figure)])
-    corrected = f"; verdicts after Holm's correction over {comparison.family} cells" if comparison.family > 1 else ""
-    columns = [Column("cell"), Column("repeats"), *_FIGURES[:4], Column("verdict")]
+    steps = [[cell.name, *(_row(cell.metrics[0]) if cell.metrics else [None] * 4 + [cell.verdict])] for cell in cells]
+    changes: list[list[Value | Cell]] = [
+        [cell.name, figure.title, *_row(figure)]
+        for cell in cells
+        for figure in cell.metrics[1:]
+        if figure.finding not in (SAME, UNDECIDED, INVALID)
+    ]
+    family = f"verdicts after Holm's correction over {comparison.family} cells"
     caption = "only what changed, after Holm's correction over all cells; --json has all"
     return [
-        Table("cells", "Step time", columns, step_times, f"geometric means over processes{corrected}"),
-        Table("changes", "Phases and memory", [Column("cell"), Column("figure"), *_FIGURES], changes, caption),
+        Table("cells", "Step time", [name, *_FIGURES], steps, f"geometric means over processes; {family}"),
+        Table("changes", "Phases and memory", [name, Column("figure"), *_FIGURES], changes, caption),
     ]
 
 
 def _row(figure: Figure) -> list[Value | Cell]:
-    ratio, unit, share = figure.ratio, unit_of(figure.unit), figure.step_share_fraction
+    ratio, unit = figure.ratio, unit_of(figure.unit)
     return [
         *(Cell(value, text=f"{unit.text(value)} {unit.word}".rstrip()) for value in (figure.a, figure.b)),
         Cell(ratio.point, text=f"{ratio.point:.4f}" if ratio.point < 10 else f"{ratio.point:.4g}"),
         None if ratio.low is None else interval(ratio.low, ratio.high),
-        None if share is None else Cell(share, text=change_percent(share)),
         Cell(figure.finding, style="outcome"),
     ]

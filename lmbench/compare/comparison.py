@@ -1,4 +1,4 @@
-"""Two sides compared, cell by cell: ratios with intervals, verdicts with reasons.
+"""Two sides compared, cell by cell: ratios with intervals, verdicts with their reasons.
 
 Sides are read and joined to cells; a cell is checked for what makes it invalid; its figures become ratios; their p
 values are corrected over all cells; then each ratio has its verdict, and each cell its notes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from shlex import quote
+from typing import NamedTuple
 
 import numpy as np
 import scipy  # type: ignore[import-untyped]
@@ -16,10 +17,11 @@ from msgspec import Struct
 
 from lmbench.compare.comparability import are_apart, busy_reason, check_about, failed_guards, invalid_reasons, notes
 from lmbench.compare.noise import Noise, NoiseKey, noise_key, read_floors
-from lmbench.compare.rounds import ratio_by_rounds
+from lmbench.compare.rounds import FIRST_LOOK, ratio_by_rounds
 from lmbench.compare.sides import (
     MEAN_STEP,
     METRICS,
+    SIZE_WORDS,
     TIME_WORDS,
     LeftOut,
     Side,
@@ -27,19 +29,27 @@ from lmbench.compare.sides import (
     by_round,
     home_of,
     join_cells,
-    leave_out,
     process_of,
     read_side,
     split_usable,
 )
-from lmbench.compare.verdict import EXIT_CODES, INVALID, SAME, UNDECIDED, decide
-from lmbench.errors import UsageError
+from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import Run
 from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
 from lmbench.records.settings import Difference, differences
-from lmbench.records.statistics import MIN_REPEATS, STD_PER_MAD, Ratio, geometric_mean, holm, ratio_from, ratio_of
-from lmbench.report.units import percent_short
+from lmbench.records.statistics import (
+    CONFIDENCE,
+    MIN_REPEATS,
+    STD_PER_MAD,
+    Ratio,
+    detectable_fraction,
+    geometric_mean,
+    holm,
+    ratio_from,
+    ratio_of,
+)
+from lmbench.report.units import change_percent, change_range, percent_short
 
 Floors = Mapping[NoiseKey, Mapping[str, Noise]]
 #: A guard that fails in more of a side's rounds than this is no accident.
@@ -47,14 +57,26 @@ _ACCIDENTS_FRACTION = 1 / 3
 #: A process is slow from so many standard deviations on, of the differences of all rounds (from their median absolute
 #: deviation), and from this share of the step.
 _SLOW_STDS, _SLOW_FRACTION, _SLOW_ROUNDS = 4.0, 0.01, 4
+#: A machine that was not seen to be busy may be slower by so much an hour later.
+DRIFT_FRACTION = 0.1
+
+SAME, UNDECIDED, INVALID = "same", "undecided", "invalid"
+SLOWER, FASTER = TIME_WORDS
+
+#: The verdict of many cells together is the first of these that occurs, with its exit code. A cell proven slower stays
+#: so whatever the others are; a comparison that cannot be made is graver than one that needs more repeats.
+EXIT_CODES = {
+    SLOWER: ExitCode.SLOWER,
+    INVALID: ExitCode.INVALID,
+    UNDECIDED: ExitCode.UNDECIDED,
+    FASTER: ExitCode.OK,
+    SAME: ExitCode.OK,
+}
 
 
 class Figure(Struct):
     """A metric on both sides: geometric means over processes (SI), their ratio, the A/A floor (None if not measured),
-    p after Holm's correction (None with fewer than two repeats a side), and the finding with its reason.
-
-    `step_share_fraction` is the change as a share of A's step, for times: these add up over phases.
-    """
+    p after Holm's correction (None with fewer than two repeats a side), and the finding with its reason."""
 
     name: str
     title: str
@@ -63,7 +85,6 @@ class Figure(Struct):
     b: float
     ratio: Ratio
     noise_floor_fraction: float | None
-    step_share_fraction: float | None
     adjusted_p: float | None = None
     finding: str = INVALID
     reason: str = ""
@@ -167,14 +188,9 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
     (a, left_out_a), (b, left_out_b) = (split_usable(side, takes_failed=not in_rounds) for side in runs)
     by_rounds = in_rounds and bool(a and b)
     if by_rounds:
-        rounds_a, rounds_b = by_round(a), by_round(b)
-        for rounds, others, left_out in ((rounds_a, rounds_b, left_out_a), (rounds_b, rounds_a, left_out_b)):
-            alone = [run for place, run in rounds.items() if place not in others]
-            left_out += [
-                leave_out(run, "the other side has no run of this round on this host that counts") for run in alone
-            ]
-        shared = sorted(rounds_a.keys() & rounds_b.keys())
-        a, b = ([rounds[place] for place in shared] for rounds in (rounds_a, rounds_b))
+        sides = by_round(a), by_round(b)
+        shared = sorted(sides[0].keys() & sides[1].keys())
+        a, b = ([rounds[place] for place in shared] for rounds in sides)
     used_a, used_b = ([run.run_id for run in side] for side in (a, b))
     cell = CellComparison(name, used_a, used_b, left_out_a, left_out_b, by_rounds)
     invalid = []
@@ -197,19 +213,13 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
     """Fill in a cell's figures, and what is to be known of them."""
     cell.differences = differences(a[0].record, b[0].record)
     noises = [] if cell.by_rounds else [floors.get(noise_key(run.record), {}) for run in (a[0], b[0])]
-    step_s = None
     for metric in METRICS:
         known = metric.of_all(a), metric.of_all(b)
         if all(known):
             mean_a, mean_b = map(geometric_mean, known)
             ratio = ratio_by_rounds(*known) if cell.by_rounds else ratio_of(*known)
-            known_floors = [noise[metric.name].floor_fraction for noise in noises if metric.name in noise]
-            floor = max(known_floors, default=None)
-            share = (mean_b - mean_a) / step_s if step_s and metric.unit == "s" else None
-            cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor, share))
-            # Phases add up to the mean step.
-            if metric is MEAN_STEP:
-                step_s = mean_a
+            floor = max((noise[metric.name].floor_fraction for noise in noises if metric.name in noise), default=None)
+            cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor))
     step = cell.metrics[0]
     cell.notes = notes(a, b, step.ratio)
     if cell.by_rounds:
@@ -278,3 +288,75 @@ def one_sided(slow: Sequence[SlowProcess]) -> str | None:
     count_b = sum(process.side == "B" for process in slow)
     fewer, side = min((count_b, "A"), (len(slow) - count_b, "B"))
     return side if 2 * scipy.special.bdtr(fewer, len(slow), 0.5) < 0.05 else None
+
+
+# verdicts
+
+
+class Decision(NamedTuple):
+    """A verdict's word and, in one line with the figures, why."""
+
+    word: str
+    reason: str
+
+
+def decide(  # noqa: PLR0911 (the order of decisions)
+    ratio: Ratio,
+    *,
+    tolerance: float,
+    adjusted_p: float | None,
+    floor: float | None = None,
+    family: int = 1,
+    is_time: bool = True,
+    is_apart: bool = False,
+    busy: str | None = None,
+) -> Decision:
+    """The verdict of a comparison that is valid.
+
+    Args:
+        tolerance: changes up to this fraction count as none (`--gate`).
+        floor: the change that the same configuration shows against itself (`lmbench noise`), None if not measured.
+        adjusted_p: p after Holm's correction over a family of so many tests.
+        is_time: it is a time, to which the machine's load and drift belong.
+        is_apart: one side was measured before the other: a drift of the machine is in the ratio.
+        busy: why the ratio may be one of the machine's load, None where it may not.
+    """
+    change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
+    shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
+    repeats, least = min(ratio.n_a, ratio.n_b), FIRST_LOOK if by_rounds else MIN_REPEATS
+    if adjusted_p is None or repeats < least:
+        few = f"rounds: {ratio.n_a}" if by_rounds else f"repeats: A has {ratio.n_a}, B has {ratio.n_b}"
+        return Decision(UNDECIDED, f"{few}; a verdict takes {least} ({change} so far)")
+    if busy and is_time:
+        return Decision(UNDECIDED, f"{change}, and {busy}")
+    if ratio.lies_within(tolerance):
+        return Decision(SAME, f"the 90 % interval {interval(ratio.equal_low, ratio.equal_high)} lies within {gate}")
+    limits = interval(ratio.low, ratio.high)
+    if adjusted_p < 1.0 - CONFIDENCE:
+        if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
+            return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
+        if is_apart and is_time and floor is None and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
+            remedy = "`lmbench noise` measures it, `lmbench compare --run` takes turns"
+            drift = f"one side was measured before the other, and no A/A noise floor is known: {remedy}"
+            return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
+        above = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
+        above = f"after {ratio.n_a} rounds" if by_rounds else above
+        corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
+        words = TIME_WORDS if is_time else SIZE_WORDS
+        return Decision(words[ratio.point < 1], f"{change}, interval {limits} excludes 0, {above}{corrected}")
+    if ratio.excludes_one:
+        holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
+        return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")
+    reach = f"{change}, interval {limits}: neither a change nor `same` within {gate} is shown"
+    if ratio.persistence:
+        shares = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
+        return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {shares}): {reach}")
+    if ratio.std_a is None or ratio.std_b is None:
+        return Decision(UNDECIDED, reach)
+    detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
+    return Decision(UNDECIDED, f"{reach}; at this spread {repeats} repeats tell {percent_short(detectable)} from none")
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """An interval of ratios as changes: `-0.31 .. +0.42 %`, or `none yet`."""
+    return "none yet" if low is None or high is None else change_range(low - 1, high - 1)

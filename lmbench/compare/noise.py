@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -35,8 +35,6 @@ NOISE_FILE = "noise.json"
 _MAX_NOISE_BYTES = 16 * 2**20
 #: Two halves have at least as many repeats as a comparison takes.
 MIN_NOISE_REPEATS = 2 * MIN_REPEATS
-#: Fields of a record that name a configuration in noise.json.
-_SUBJECT = ("precision", "matmul_precision", "mode", "model.size", "sweep.axes")
 _SPLITS = 500
 
 
@@ -63,11 +61,9 @@ class NoiseKey(Struct, frozen=True):
 
 
 class NoiseEntry(Struct, frozen=True):
-    """One configuration's floors as noise.json holds them, by the names of a comparison's figures. `cell` are the words
-    that people choose first (`_SUBJECT`), for who reads noise.json."""
+    """One configuration's floors as noise.json holds them, by the names of a comparison's figures."""
 
     key: NoiseKey
-    cell: dict[str, Any]
     metrics: dict[str, Noise]
 
 
@@ -131,8 +127,7 @@ def survey(given: Sequence[str]) -> Survey:
             survey.problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
             continue
         noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
-        subject = {field.rpartition(".")[2]: value_at(usable[0].record, field) for field in _SUBJECT}
-        survey.entries.append((name, NoiseEntry(key, subject, noises)))
+        survey.entries.append((name, NoiseEntry(key, noises)))
     survey.problems.extend(Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in left_out)
     return survey
 
@@ -186,14 +181,13 @@ _MEANINGS = (
 
 def noise_answer(survey: Survey) -> Answer:
     """One table of all floors, and why some configurations have none."""
-    rows: list[list[Value]] = []
-    limits = []
-    for name, entry in survey.entries:
-        noise = entry.metrics[STEP.name]
-        limits.append((max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)), name))
-        rows.append([name or "(one)", noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction])
-    ends = [f"{percent_short(limit)} ({name})".removesuffix(" ()") for limit, name in (min(limits), max(limits))]
-    told = f"changes under {' to '.join(dict.fromkeys(ends))} cannot be told here with {MIN_REPEATS} repeats"
+    noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in survey.entries]
+    rows: list[list[Value]] = [
+        [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
+    ]
+    limits = [max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)) for _, noise in noises]
+    ends = dict.fromkeys(map(percent_short, (min(limits), max(limits))))
+    told = f"changes under {' to '.join(ends)} cannot be told here with {MIN_REPEATS} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
         notes=[*_MEANINGS, *survey.problems, Line("so", told)],

@@ -3,7 +3,6 @@ each run is compared, step time first, then phases and memory."""
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -119,8 +118,8 @@ def leave_out(run: Run, reason: str) -> LeftOut:
 
 
 def read_side(given: str) -> Side:
-    """Read what `given` names: a run, a folder of runs, a sweep, or a sweep's cell (`SWEEP/CELL`, which stands for its
-    repeats `SWEEP/runs/CELL-r*`), each with `@AXIS=VALUE[,AXIS=VALUE...]` to take only those cells.
+    """Read what `given` names: a run, a folder of runs, or a sweep, each with `@AXIS=VALUE[,AXIS=VALUE...]` to take
+    only those cells.
 
     Raises:
         UsageError: it names nothing, or no result that can be compared.
@@ -131,11 +130,8 @@ def read_side(given: str) -> Side:
     pairs = [pair.partition("=") for pair in selector.split(",") if selector]
     if not all(name and axis and equals for axis, equals, _ in pairs):
         raise UsageError(f"{given!r}: after '@' comes AXIS=VALUE, more of them with commas between")
-    path = Path(name)
-    parents = () if path.exists() else (path.parent, path.parent / RUNS_FOLDER)
-    repeats = [folder for parent in parents for folder in parent.glob(f"{glob.escape(path.name)}-r[0-9]*")]
     side = Side(given, [], [])
-    for run in map(load_known, find_runs(repeats or [path])):
+    for run in map(load_known, find_runs([Path(name)])):
         look = pass_of(run.record)
         if run.outcome == DAMAGED:
             side.left_out.append(leave_out(run, str(run.damage)))

@@ -12,8 +12,8 @@ import yaml
 from paths import DATA
 from scipy import stats
 
+from lmbench.compare.comparison import decide
 from lmbench.compare.noise import measure_noise
-from lmbench.compare.verdict import decide
 from lmbench.records.statistics import Ratio, detectable_fraction, holm, ratio_of
 
 TRIALS = 1500
