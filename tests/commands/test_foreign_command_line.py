@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fit_process import run_here
 from paths import SUPPORT
 from tables import rows
 
@@ -26,11 +27,7 @@ TOKENS = "--data.batch_size 2 --data.context_length 8"
 
 
 def fit(tmp_path, line, code=0, command="fit"):
-    results = tmp_path / "results"
-    before = set(results.glob("*"))
-    assert main([command, *shlex.split(f"{line} {QUICK} --measure.results_dir {results}")]) == code
-    new = set(results.glob("*")) - before
-    return load_run(new.pop()) if new else None
+    return run_here(tmp_path / "results", command, *shlex.split(f"{line} {QUICK}"), code=code)
 
 
 def settings(line):

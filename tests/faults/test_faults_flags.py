@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fit_process import fit_here
+from fit_process import bench
 from tables import rows
-
-QUICK = ["--measure.warmup_steps=2", "--measure.steps=6", "--measure.probe_steps=2"]
 
 
 @pytest.fixture
-def fit(tmp_path, monkeypatch, capsys):
-    """Runs in an empty folder; returns exit code, result (None without one), what was printed, what else is left."""
+def fit(tmp_path, monkeypatch):
+    """Runs in an empty folder; returns the result (None without one), and what else is left."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words):
-        ended = fit_here(tmp_path / "results", capsys, *QUICK, *words)
-        return *ended, sorted({path.name for path in tmp_path.iterdir()} - {"results"})
+    def run(*words, code=0):
+        result = bench(tmp_path, "--measure.warmup_steps=2 --model.num_layers=1", *words, code=code)
+        return result, sorted({path.name for path in tmp_path.iterdir()} - {"results"})
 
     return run
 
@@ -35,56 +33,54 @@ reload_dataloaders_every_n_epochs 1 --trainer.limit_train_batches 4
 
 @pytest.mark.parametrize("words", rows(HARMLESS))
 def test_a_flag_that_leaves_the_window_whole_leaves_the_folder_clean_too(words, fit):
-    code, run, _, left = fit(*f"--trainer.{words}".split())
-    assert (code, run.outcome, len(run.steps), left) == (0, "ok", 8, [])
+    run, left = fit(f"--trainer.{words}")
+    assert (run.outcome, len(run.steps), left) == ("ok", 8, [])
 
 
 @pytest.mark.parametrize(("flag", "guard"), [("detect_anomaly", "anomaly_mode"), ("deterministic", "deterministic")])
 def test_a_flag_that_slows_everything_fails_a_guard(flag, guard, fit, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
-        code, run, _, left = fit(f"--trainer.{flag}", "true")
+        run, left = fit(f"--trainer.{flag}=true")
     finally:
         # The Trainer sets it for the process.
         torch.use_deterministic_algorithms(False)
-    assert (code, run.outcome, left) == (0, "ok", [])
+    assert (run.outcome, left) == ("ok", [])
     assert {g.name: g.status for g in run.record.guards}[guard] == "fail"
 
 
-@pytest.mark.parametrize("words", [["--trainer.max_steps=2"], ["--trainer.fast_dev_run=true"]])
-def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_its_steps(words, fit):
-    code, run, printed, left = fit(*words)
-    assert (code, run.outcome, run.record.exit_code, left) == (2, "error", 2, [])
+@pytest.mark.parametrize("words", ["--trainer.max_steps=2", "--trainer.fast_dev_run=true"])
+def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_its_steps(words, fit, capsys):
+    run, left = fit(words, code=2)
+    assert (run.outcome, run.record.exit_code, left) == ("error", 2, [])
     assert (run.record.error.kind, len(run.steps) in (1, 2)) == ("EmptyWindow", True)
-    assert printed.err == ""
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     ("words", "steps"),
     [("max_steps 5", 3), ("max_epochs 2 --trainer.limit_train_batches 3", 4), ("max_steps 10", 6)],
 )
-def test_a_window_or_probe_steps_that_training_cut_short_are_said_to_be_so(words, steps, fit):
-    code, run, printed, _ = fit(*f"--trainer.{words}".split())
-    assert (code, run.outcome, run.record.window.steps) == (0, "ok", steps)
+def test_a_window_or_probe_steps_that_training_cut_short_are_said_to_be_so(words, steps, fit, capsys):
+    run, _ = fit(f"--trainer.{words}")
+    assert (run.outcome, run.record.window.steps) == ("ok", steps)
     guards = {guard.name: guard.status for guard in run.record.guards}
     if steps == 6:
         assert run.record.probe.is_complete is False
     else:
         assert guards["window_complete"] == "warn"
-        assert f"{steps} steps in the window, 6 asked for" in printed.out
+        assert f"{steps} steps in the window, 6 asked for" in capsys.readouterr().out
 
 
-def test_a_checkpoint_is_continued_from_and_another_models_is_refused(tmp_path, fit):
-    code, run, _, left = fit("--trainer.enable_checkpointing=true", "--measure.results_dir=first")
-    assert (code, left) == (0, ["checkpoints", "first"])
-    checkpoint = str(next(tmp_path.glob("checkpoints/*.ckpt")))
-    code, run, _, _ = fit("--ckpt_path", checkpoint)
-    assert (code, run.outcome, run.record.model.is_fresh, len(run.steps)) == (0, "ok", False, 8)
-    code, fused, _, _ = fit("--ckpt_path", checkpoint, "--model.fused_projections=true")
-    assert (code, fused.outcome) == (0, "ok")
+def test_a_checkpoint_is_continued_from_and_another_models_is_refused(tmp_path, fit, capsys):
+    assert fit("--trainer.enable_checkpointing=true")[1] == ["checkpoints"]
+    (checkpoint,) = tmp_path.glob("checkpoints/*.ckpt")
+    words = f"--ckpt_path={checkpoint}"
+    (run, _), (fused, _) = fit(words), fit(words, "--model.fused_projections=true")
+    assert (run.outcome, run.record.model.is_fresh, len(run.steps)) == ("ok", False, 8)
     assert fused.record.loss.last == pytest.approx(run.record.loss.last, abs=1e-5)
     for other in ("--model.num_layers=2", "--model.optimizer=Muon"):
-        code, _, printed, _ = fit("--ckpt_path", checkpoint, other, "--measure.results_dir=other")
-        assert (code, printed.err.count("\n")) == (2, 1)
-        assert "the checkpoint is of another model" in printed.err
-        assert list((tmp_path / "other").iterdir()) == []
+        capsys.readouterr()
+        assert fit(words, other, code=2)[0] is None
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "the checkpoint is of another model" in line

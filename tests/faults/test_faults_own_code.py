@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fit_process import fit_here, plant
+from fit_process import bench, plant
 
 from lmbench.callbacks import MemoryRecorder
 from lmbench.fit import run as run_module
@@ -31,15 +31,15 @@ def test_a_fault_in_lmbench_keeps_the_steps_and_is_told(
     place, name, words, code, outcome, steps, said, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(place, name, planted)
-    quick = ("--measure.warmup_steps=2", "--measure.steps=6", "--measure.probe_steps=2")
-    ended, run, printed = fit_here(tmp_path, capsys, *quick, *words)
-    assert (ended, run.outcome, len(run.steps)) == (code, outcome, steps)
-    assert said in printed.err
+    run = bench(tmp_path, "--measure.warmup_steps=2", *words, code=code)
+    assert (run.outcome, len(run.steps)) == (outcome, steps)
+    told = capsys.readouterr().err
+    assert said in told
     if name == "evaluate_guards":
         # What was done before the fault is there.
         assert (run.record.error.phase, run.record.phases.step.n) == ("summary", 6)
         assert "planted in lmbench" in run.record.error.message
     if name == "give":
-        assert str(run.path) in printed.err
+        assert str(run.path) in told
     if words:
         assert run.record.error.message == "planted in the user's own code"

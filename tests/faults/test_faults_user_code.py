@@ -9,21 +9,15 @@ from pathlib import Path
 
 import planted_faults
 import pytest
-from fit_process import fit_here, plant
+from fit_process import bench, plant
 from tables import rows
 
 import lmbench
-from lmbench.cli import main
-from lmbench.records.load import load_run
 from lmbench.records.measured import RunError
 
 RAISING_LINE = inspect.getsourcelines(planted_faults.Planted._raise)[1] + 1
-QUICK = ["--measure.steps=20", "--measure.min_window_s=0", "--measure.probe_steps=3"]
+QUICK = "--measure.steps=20 --measure.probe_steps=3"
 WINDOW = 3 + 20
-
-
-def fit(tmp_path, capsys, *words):
-    return fit_here(tmp_path / "results", capsys, *QUICK, *words)
 
 
 HOOKS = {
@@ -40,8 +34,8 @@ HOOKS = {
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, tmp_path, capsys):
     at, phase, steps, window = HOOKS[hook]
-    code, run, printed = fit(tmp_path, capsys, *plant(hook, "raise", at))
-    assert (code, run.outcome, run.record.exit_code, run.damage) == (5, "error", 5, None)
+    run, printed = bench(tmp_path, QUICK, *plant(hook, "raise", at), code=5), capsys.readouterr()
+    assert (run.outcome, run.record.exit_code, run.damage) == ("error", 5, None)
     error = RunError("ValueError", "planted in the user's own code", phase)
     error.location, error.traceback_file = f"planted_faults.py:{RAISING_LINE} in _raise", "traceback.txt"
     assert (run.record.error, len(run.steps), run.record.window.steps) == (error, steps, window)
@@ -57,22 +51,17 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, tmp_p
 
 @pytest.mark.parametrize(("deed", "at", "steps"), [("raise", WINDOW + 2, WINDOW), ("exit", 8, 8)])
 def test_a_complete_window_keeps_its_summary_and_code_that_exits_is_no_success(deed, at, steps, tmp_path, capsys):
-    code, run, printed = fit(tmp_path, capsys, *plant("on_train_batch_end", deed, at))
-    assert (code, run.outcome, len(run.steps)) == (5, "error", steps)
+    run = bench(tmp_path, QUICK, *plant("on_train_batch_end", deed, at), code=5)
+    assert (run.outcome, len(run.steps)) == ("error", steps)
     if deed == "exit":
         assert "exit with 0" in run.record.error.message
     else:
         assert run.record.phases.step.n == 20
         assert run.record.throughput.tokens_per_s > 0
-        assert "tokens/s" in printed.out
+        assert "tokens/s" in capsys.readouterr().out
 
 
-def foreign(tmp_path, capsys, *words):
-    """A run of a module and data of the user's own."""
-    own = ["--model=planted_faults.Net", "--data=planted_faults.Data", "--trainer.accelerator=cpu"]
-    own += ["--trainer.logger=false", "--measure.warmup_steps=3"]
-    code = main(["fit", *own, *QUICK, "--measure.results_dir", str(tmp_path / "results"), *words])
-    return code, load_run(next(tmp_path.glob("results/*"))), capsys.readouterr()
+OWN = f"--model=planted_faults.Net --data=planted_faults.Data {QUICK}"
 
 
 PLACES = rows("""
@@ -94,13 +83,13 @@ trainer.callbacks+ planted_faults.Unbuildable | setup | __init__ | KeyError: 'lr
 def test_an_error_anywhere_in_own_code_is_told_with_its_line_and_its_phase(
     words, phase, function, error, tmp_path, capsys
 ):
-    code, run, printed = foreign(tmp_path, capsys, *f"--{words}".split())
-    assert (code, run.outcome, run.record.exit_code, run.record.error.phase) == (5, "error", 5, phase)
-    assert f"error in your code, in {phase}" in printed.err
-    assert error in printed.err
+    run, told = bench(tmp_path, OWN, f"--{words}", code=5), capsys.readouterr().err
+    assert (run.outcome, run.record.exit_code, run.record.error.phase) == ("error", 5, phase)
+    assert f"error in your code, in {phase}" in told
+    assert error in told
     assert error in (run.path / "traceback.txt").read_text()
-    assert "site-packages" not in printed.err
-    assert ("at no line of yours" if not function else f"in {function}\n") in printed.err
+    assert "site-packages" not in told
+    assert ("at no line of yours" if not function else f"in {function}\n") in told
     assert (run.record.error.location is None) == (not function)
     # What was measured before is kept.
     assert "bad_step 9" not in words or len(run.steps) == 9
@@ -118,7 +107,7 @@ def test_what_the_api_raises_is_the_users_own_exception_without_lightnings_frame
     assert files == ["test_faults_user_code.py", "in_process.py", *["planted_faults.py"] * 3]
 
 
-def test_losses_that_are_not_finite_are_kept_as_such(tmp_path, capsys):
-    code, run, _ = foreign(tmp_path, capsys, "--model.nan_step=9", "--measure.strict=true")
-    assert (code, run.outcome, run.damage) == (4, "ok", None)
+def test_losses_that_are_not_finite_are_kept_as_such(tmp_path):
+    run = bench(tmp_path, OWN, "--model.nan_step=9", "--measure.strict=true", code=4)
+    assert (run.outcome, run.damage) == ("ok", None)
     assert [math.isnan(step.loss) for step in run.steps[8:10]] == [False, True]

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fit_process import bench
 from paths import TRACES
 from test_clocks import Plan, simulated
 from test_verdicts import MANY_FAST, run_folder, twice
 from trace_events import HandWritten
 
 from lmbench.callbacks import RunRecorder
-from lmbench.cli import main
 from lmbench.errors import ExitCode
 from lmbench.fit.measurement import complete_record
 from lmbench.kernels.findings import examine, summarize
-from lmbench.records.load import find_runs, load_run
+from lmbench.records.load import load_run
 from lmbench.records.measured import KernelSummary
 from lmbench.records.store import RunFolder
 
@@ -92,11 +92,9 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path, capsys):
 
 
 def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys):
-    words = ["--config=smoke", "--trainer.logger=false", "--trainer.profiler=kernels"]
-    assert main(["fit", *words, f"--measure.results_dir={tmp_path}"]) == 0
-    (folder,) = find_runs([tmp_path])
-    assert f"lmbench kernels {folder}" in capsys.readouterr().out
-    kernels = load_run(folder).record.kernels
+    run = bench(tmp_path, "--trainer.profiler=kernels")
+    assert f"lmbench kernels {run.path}" in capsys.readouterr().out
+    kernels = run.record.kernels
     rows, reason = kernels.operators, "a trace of a CPU has operators and no kernels"
     assert kernels == KernelSummary(reason=reason, steps=3, operators=rows)
     assert {"forward", "backward", "optimizer"} <= {row.phase for row in rows}

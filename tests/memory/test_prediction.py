@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from fit_process import bench
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
 
-from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, PhasePeak, Request, gpu_for
@@ -371,11 +371,7 @@ def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is
 
 
 def test_a_run_keeps_its_prediction(tmp_path):
-    from lmbench.records.load import find_runs, load_run
-
-    words = ["fit", "--config=smoke", *TINY, "--measure.results_dir", str(tmp_path), "--measure.min_window_s=0"]
-    assert main([*words, "--memory.predict=true", "--wandb.mode=disabled", "--quiet"]) == 0
-    prediction = load_run(find_runs([tmp_path])[0]).record.memory_prediction
+    prediction = bench(tmp_path, *TINY, "--memory.predict=true").record.memory_prediction
     assert prediction.peak_allocated_bytes
     # On a CPU there is nothing that it could be held against.
     assert (prediction.reason, prediction.error_fraction) == (None, None)

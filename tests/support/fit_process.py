@@ -99,23 +99,18 @@ def start_fit(folder, *words, ticks=False, before=None):
         return FitProcess(warm_server.start(*fit, *words, folder=folder, streams=streams, before=before), folder)
 
 
-def fit_here(results, capsys, *words):
-    """`lmbench fit` of one smoke layer in this process: its exit code, its result (None without one), and
-    what it printed."""
-    fit = ["fit", "--config=smoke", "--trainer.logger=false", "--measure.min_window_s=0", "--model.num_layers=1"]
-    code = main([*fit, f"--measure.results_dir={results}", *words])
-    folder = next(results.glob("*"), None)
-    return code, folder and load_run(folder), capsys.readouterr()
+def run_here(results, command, *words, code=0):
+    """Run a command in this process; returns the result that it leaves in a folder, None without one."""
+    before = set(results.glob("*"))
+    assert main([command, f"--measure.results_dir={results}", *words]) == code
+    new = set(results.glob("*")) - before
+    return load_run(new.pop()) if new else None
 
 
 def bench(tmp_path, *words, command="fit", code=0):
-    """A run of the smoke configuration through the command, in this process."""
-    results = tmp_path / "results"
-    before = set(results.glob("*"))
-    line = [command, f"--config={SMOKE}", *QUICK, f"--measure.results_dir={results}", *" ".join(words).split()]
-    assert main(line) == code
-    (folder,) = set(results.glob("*")) - before
-    return load_run(folder)
+    """A run of the smoke configuration; each of the words may hold several."""
+    words = " ".join(words).split()
+    return run_here(tmp_path / "results", command, f"--config={SMOKE}", *QUICK, *words, code=code)
 
 
 def measure_here(module=None, data=None, /, trainer=None, **settings):

@@ -9,6 +9,7 @@ import sys
 
 import msgspec
 import pytest
+from fit_process import bench
 from paths import RUNS, SUPPORT
 from tables import rows
 from wandb_loopback import PLANTED_KEY, Server
@@ -17,7 +18,6 @@ from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
 from lmbench.configs import shipped_studies
 from lmbench.kernels.names import KINDS, PARTS
-from lmbench.records.load import load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.report.facts import FACT
@@ -27,7 +27,6 @@ from lmbench.wandb.child import config_of, stable_id
 from lmbench.wandb.publish import WandbSettings
 
 STEPS = ["--measure.steps=6", "--measure.min_window_s=0", "--measure.probe_steps=2", "--data.context_length=16"]
-QUICK = ["--config=smoke", "--model.num_layers=1", *STEPS]
 # For a module that is not lmbench's.
 FOREIGN = ["--trainer.accelerator=cpu", "--data.batch_size=4", "--measure.warmup_steps=3", *STEPS]
 
@@ -39,18 +38,14 @@ def _wandb(no_account, monkeypatch):
 
 
 def fit(tmp_path, *words):
-    results = tmp_path / "results"
-    before = set(results.glob("*"))
-    assert main(["fit", *QUICK, f"--measure.results_dir={results}", *words]) == 0
-    (new,) = set(results.glob("*")) - before
-    return load_run(new)
+    return bench(tmp_path, "--model.num_layers=1 --data.context_length=16", *words)
 
 
 @pytest.mark.parametrize("mode", ["offline", "disabled"])
 def test_a_run_is_there_offline_where_asked_without_account_or_network(mode, tmp_path, capsys):
     environment = {name: value for name, value in os.environ.items() if "WANDB" in name}
-    words = ["--wandb.mode", mode] if mode == "offline" else []
-    result = fit(tmp_path, *words, "--wandb.project=speed", "--wandb.tags=[a, b]")
+    words = ["--wandb.mode=offline"] if mode == "offline" else []
+    result = fit(tmp_path, *words, "--wandb.project=speed", "--wandb.tags=[a,b]")
     output, is_there = capsys.readouterr(), mode == "offline"
     lines = f"W&B          offline, beside the result\nupload       lmbench upload {result.path} --project=speed\n"
     assert (lines in output.out, "W&B" in output.out) == (is_there, is_there)
