@@ -60,3 +60,13 @@ def test_a_stream_that_is_gone_ends_nothing():
     stream.close()
     line.keep("lost")
     line.show("lost as well")
+
+
+def test_a_live_line_keeps_to_a_narrow_terminal_is_written_over_itself_and_wiped_at_the_end(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setenv("TERM", "xterm")
+    line = progress.StatusLine(terminal := Terminal())
+    line.show("step 12/20, 2.8 s left, 200 ms/step")
+    line.show("short")
+    line.clear()
+    assert terminal.getvalue().split("\r")[1:] == ["step 12/20, 2.8 s left,", "short" + " " * 18, " " * 5, ""]

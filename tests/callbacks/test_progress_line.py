@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_task_progress import Terminal
 
 from lmbench import progress
 from lmbench.callbacks.progress_line import ProgressLine
@@ -17,11 +18,6 @@ from lmbench.instruments.window import Schedule
 from lmbench.records.run import Compile, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
@@ -68,13 +64,3 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
     assert "compiling, 0.0 s so far" in terminal.getvalue()
     line.before_window()
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
-
-
-def test_a_live_line_keeps_to_a_narrow_terminal_is_written_over_itself_and_wiped_at_the_end(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "24")
-    monkeypatch.setenv("TERM", "xterm")
-    line = progress.StatusLine(terminal := Terminal())
-    line.show("step 12/20, 2.8 s left, 200 ms/step")
-    line.show("short")
-    line.clear()
-    assert terminal.getvalue().split("\r")[1:] == ["step 12/20, 2.8 s left,", "short" + " " * 18, " " * 5, ""]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
+from repository import git
 from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
@@ -154,13 +154,10 @@ def test_a_slow_process_is_named_and_measured_again_before_the_verdict(compare_r
 def test_revisions_are_kept_as_commits(compare_run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def git(*lines):
-        for line in lines:
-            subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@y", *line.split()], check=True)
-
-    git("init -q -b main", "add .", "commit -qm one", "branch old", "commit -q --allow-empty -m two")
+    for line in ("init -q -b main", "add .", "commit -qm one", "branch old", "commit -q --allow-empty -m two"):
+        git(*line.split())
     first = compare_run(noisy(), "a.yaml", "--revision", "old", "main", "--name=c")
-    git("commit -q --allow-empty -m three")
+    git("commit", "-q", "--allow-empty", "-m", "three")
     again = compare_run(noisy(), "results/c")
     assert (first.code, again.code, again.started) == (0, 0, [])
 

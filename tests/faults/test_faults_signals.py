@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fit_process import SMOKE, plant, start_fit
 from tables import rows
+from waiting import wait_for
 
 from lmbench.interruption import Terminated, held, listening, received
 from lmbench.records.store import RUN_FILE
@@ -87,14 +88,6 @@ def test_a_signal_is_obeyed_at_once_and_what_was_measured_is_kept(moment, steps,
     assert "outcome      interrupted" in fit.out
 
 
-def has_group(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp_path):
     words = ("--data.placement=pinned", "--data.num_workers=2", "--measure.steps=100000")
@@ -103,10 +96,8 @@ def test_a_signal_to_all_processes_of_a_terminal_ends_the_loader_too(signum, tmp
     os.killpg(fit.process.pid, signum)
     assert fit.wait() == CODES[signum]
     assert check_interrupted(fit, CODES[signum]).outcome == "interrupted"
-    end = time.monotonic() + 60
-    while has_group(fit.process.pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    with pytest.raises(ProcessLookupError):
+        wait_for(lambda: os.killpg(fit.process.pid, 0))
 
 
 def test_a_signal_during_the_imports_gets_one_line(tmp_path):

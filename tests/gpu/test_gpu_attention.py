@@ -105,13 +105,6 @@ def test_the_triton_kernel_is_right_at_every_shape(dtype):
     assert (result.cases, result.refused) == (13, [])
 
 
-def test_the_triton_kernel_that_forgets_the_edge_is_incorrect_and_has_no_speed(tmp_path, capsys):
-    words = [*LAYER, "--model.attention", "triton_attention:forgets_the_edge", "--data.context_length", "1000", *SHORT]
-    assert run(["fit", *words, "--measure.results_dir", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("lmbench: incorrect: triton_attention:forgets_the_edge is off by ")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("compiled", ["false", "true"], ids=["eager", "compiled"])
 @pytest.mark.parametrize(
     "subject",

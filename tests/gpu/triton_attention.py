@@ -1,5 +1,5 @@
 """Attention as a user would write it in Triton, for `--model.attention triton_attention:attention`: the forward pass
-with no score in memory (Dao 2023), the backward pass by the formula; and the mistake that is easily made in it."""
+with no score in memory (Dao 2023), the backward pass by the formula."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _place(index, length, width, WIDTH: tl.constexpr):
 @triton.jit
 def attention_forward_kernel(
     q_start, k_start, v_start, output_start, total_start, length, width, scale,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    CAUSAL: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The output of some rows, and the logarithm of each row's sum of exponentials."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -41,8 +41,7 @@ def attention_forward_kernel(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * tl.cast(scale, tl.float32)
         if CAUSAL:
             scores = tl.where(row[:, None] >= column[None, :], scores, float("-inf"))
-        if MASKED:
-            scores = tl.where(column[None, :] < length, scores, float("-inf"))
+        scores = tl.where(column[None, :] < length, scores, float("-inf"))
         above = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp(scores - above[:, None])
         kept = tl.exp(largest - above)
@@ -55,16 +54,14 @@ def attention_forward_kernel(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, is_causal, masked):
+    def forward(ctx, q, k, v, is_causal):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         output = torch.empty_like(q)
         total = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         sizes = (q.shape[-2], q.shape[-1], q.shape[-1] ** -0.5)
         width = max(16, 1 << (q.shape[-1] - 1).bit_length())
         grid = (-(-q.shape[-2] // BLOCK), q.shape[0] * q.shape[1])
-        attention_forward_kernel[grid](
-            q, k, v, output, total, *sizes, CAUSAL=is_causal, MASKED=masked, BLOCK=BLOCK, WIDTH=width
-        )
+        attention_forward_kernel[grid](q, k, v, output, total, *sizes, CAUSAL=is_causal, BLOCK=BLOCK, WIDTH=width)
         ctx.save_for_backward(q, k, v, output, total)
         ctx.is_causal = is_causal
         return output
@@ -78,14 +75,8 @@ class _Attention(torch.autograd.Function):
         weights = weights.tril() if ctx.is_causal else weights
         of_scores = weights * (grad @ v.mT - (grad * output).sum(-1, keepdim=True)) * scale
         gradients = of_scores @ k, of_scores.mT @ q, weights.mT @ grad
-        return *(gradient.to(dtype) for gradient in gradients), None, None
+        return *(gradient.to(dtype) for gradient in gradients), None
 
 
 def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False):
-    return _Attention.apply(q, k, v, is_causal, True)
-
-
-def forgets_the_edge(q, k, v, is_causal=False):
-    """Keys beyond a length that the block does not divide are zeros that take part: right at lengths that it divides,
-    and in causal attention, where no position sees them."""
-    return _Attention.apply(q, k, v, is_causal, False)
+    return _Attention.apply(q, k, v, is_causal)

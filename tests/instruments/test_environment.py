@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from paths import DATA
+from repository import git
 
 from lmbench.instruments import environment
 from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
@@ -74,8 +75,9 @@ def repository(tmp_path, monkeypatch):
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "code.py").write_text("a = 1\n")
-    script = "git init -q; git add code.py; git -c user.name=n -c user.email=e@x commit -qm one; git rev-parse HEAD"
-    return tmp_path, subprocess.check_output(script, shell=True, cwd=tmp_path, text=True).strip()
+    for line in ("init -q", "add code.py", "commit -qm one"):
+        git(*line.split(), folder=tmp_path)
+    return tmp_path, git("rev-parse", "HEAD", folder=tmp_path)
 
 
 def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):

@@ -6,11 +6,11 @@ import csv
 import itertools
 import math
 import random
-import subprocess
 
 import numpy as np
 import pytest
 import yaml
+from repository import git
 from runs import make_run
 
 from lmbench.records.levels import level_changes
@@ -106,13 +106,10 @@ def test_over_time_on_a_page(history, printed):
 
 def test_commits_are_in_the_order_of_their_history(tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run([*git, "init", "-q"], check=True)
+    git("init", "-q")
     for day in (1, 2, 3):
-        date = {"GIT_COMMITTER_DATE": f"2026-11-0{day}T00:00:00Z", "PATH": "/usr/bin:/bin"}
-        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, env=date)
-    history = subprocess.run(["git", "rev-list", "--reverse", "HEAD"], check=True, capture_output=True, text=True)
-    commits = history.stdout.split()
+        git("commit", "-q", "--allow-empty", "-m", "x", GIT_COMMITTER_DATE=f"2026-11-0{day}T00:00:00Z")
+    commits = git("rev-list", "--reverse", "HEAD").split()
     # The oldest was measured last.
     for hour, commit in enumerate((commits[1], commits[2], commits[0])):
         revision = {"environment.code.project.commit": commit, "environment.code.project.is_dirty": False}

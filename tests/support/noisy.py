@@ -13,8 +13,7 @@ from typing import Any
 
 import jsonargparse
 import torch
-from lightning.pytorch import LightningDataModule
-from strangers import Regression
+from strangers import Data, Regression
 from torch.utils.data import DataLoader, Dataset
 
 from lmbench.model.language_model import LanguageModel
@@ -57,18 +56,11 @@ class Rows(Dataset[Any]):
         return torch.randn(16)
 
 
-class NoisyData(LightningDataModule):
+class NoisyData(Data):
     """Its loader's rows come from a process of their own."""
 
-    def __init__(self, workers: int = 1):
-        super().__init__()
-        self.workers = workers
-
     def train_dataloader(self):
-        return DataLoader(Rows(), 4, num_workers=self.workers, collate_fn=lambda rows: [torch.stack(rows)])
-
-    def val_dataloader(self):
-        return self.train_dataloader()
+        return DataLoader(Rows(), 4, num_workers=1, collate_fn=lambda rows: [torch.stack(rows)])
 
 
 class Noisy(Regression):

@@ -10,14 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Planted(LightningModule):
-    """A regression whose forward sleeps `delay_ms`, which `is_prompt` halves; `learns_nothing` leaves out most of the
+    """A regression whose forward sleeps `delay_ms`; `learns_nothing` leaves out most of the
     delay and the gradient's use, `breaks` raises."""
 
-    def __init__(
-        self, delay_ms: float = 12.0, is_prompt: bool = False, learns_nothing: bool = False, breaks: bool = False
-    ):
+    def __init__(self, delay_ms: float = 12.0, learns_nothing: bool = False, breaks: bool = False):
         super().__init__()
-        self.delay_s = delay_ms / 1e3 / (2 if is_prompt else 1) / (4 if learns_nothing else 1)
+        self.delay_s = delay_ms / (4e3 if learns_nothing else 1e3)
         self.learns_nothing, self.breaks = learns_nothing, breaks
         self.layer = torch.nn.Linear(8, 1)
 

@@ -70,21 +70,15 @@ class HandWritten:
             return examine(self.write(Path(folder, "t.json")))
 
 
-def record_steps(
-    path,
-    forward,
-    optimizer,
-    steps=2,
-    micro_batches=1,
-):
-    """A real CPU trace of `steps` training steps with lmbench's ranges."""
+def record_steps(path, forward, optimizer, micro_batches=1):
+    """A real CPU trace of two training steps with lmbench's ranges."""
 
     def phase(name):
         return record_function(f"lmbench.phase:{name}")
 
     with profile(activities=[ProfilerActivity.CPU]) as recording:
-        recording.add_metadata_json("lmbench", json.dumps({"schema_version": 1, "steps": steps, "device_type": "cpu"}))
-        for step in range(steps):
+        recording.add_metadata_json("lmbench", json.dumps({"schema_version": 1, "steps": 2, "device_type": "cpu"}))
+        for step in range(2):
             with record_function(f"lmbench.step:{step}"):
                 for _ in range(micro_batches):
                     with phase("forward"):

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from repository import git
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
@@ -23,12 +24,6 @@ class Net(LanguageModel):
 """
 
 
-def git(folder, *words):
-    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    done = subprocess.run(["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A repository with two commits of a project, and a change that is not committed."""
@@ -36,11 +31,11 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder = tmp_path / "tree"
     (folder / "src").mkdir(parents=True)
-    git(folder, "init", "-q")
+    git("init", "-q", folder=folder)
     for revision in (1, 2):
         (folder / "src" / "mine.py").write_text(MODULE % revision)
-        git(folder, "add", ".")
-        git(folder, "commit", "-q", "-m", f"revision {revision}")
+        git("add", ".", folder=folder)
+        git("commit", "-q", "-m", f"revision {revision}", folder=folder)
     (folder / "src" / "mine.py").write_text(MODULE % 3)
     monkeypatch.chdir(folder)
     return folder
@@ -59,14 +54,14 @@ def origin_of(environment, module):
 
 def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebody_changed_it(tree, monkeypatch):
     def state():
-        return git(tree, "status", "--porcelain"), sorted(path.name for path in (tree / ".git").iterdir())
+        return git("status", "--porcelain", folder=tree), sorted(path.name for path in (tree / ".git").iterdir())
 
     before = state()
-    for revision, number in (("HEAD~1", 1), ("HEAD", 2), (git(tree, "rev-parse", "HEAD")[:10], 2)):
+    for revision, number in (("HEAD~1", 1), ("HEAD", 2), (git("rev-parse", "HEAD", folder=tree)[:10], 2)):
         environment = at(revision)
         assert f"revision {number}" in origin_of(environment, "mine").read_text()
-        assert environment.spec.revision == git(tree, "rev-parse", revision)
-        assert git(environment.folder, "rev-parse", "HEAD") == environment.spec.revision
+        assert environment.spec.revision == git("rev-parse", revision, folder=tree)
+        assert git("rev-parse", "HEAD", folder=environment.folder) == environment.spec.revision
     with pytest.raises(UsageError, match="environment x: 'nowhere' is no revision of"):
         at("nowhere")
     assert before == state()
@@ -87,7 +82,7 @@ def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp
     first, moved = ids(), tmp_path / "moved"
     tree.rename(moved)
     assert ids() == first
-    git(moved, "commit", "-q", "-a", "-m", "revision 3")
+    git("commit", "-q", "-a", "-m", "revision 3", folder=moved)
     assert ids() != first
 
 
@@ -108,5 +103,5 @@ environments:
     for name, revision, number in (("before", "HEAD~1", 1), ("after", "HEAD", 2)):
         record = by_name[name]
         assert (record.outcome, record.model.attention) == ("ok", f"revision {number}")
-        assert record.environment.code.project.commit == git(tree, "rev-parse", revision)
+        assert record.environment.code.project.commit == git("rev-parse", revision, folder=tree)
         assert record.sweep.axes == {"mode": "forward", "environment": name}

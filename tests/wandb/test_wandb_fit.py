@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 import pytest
-from fit_process import bench
+from fit_process import QUICK, bench
 from paths import RUNS, SUPPORT
 from tables import rows
 from wandb_loopback import PLANTED_KEY, Server
@@ -25,10 +25,6 @@ from lmbench.report.logged import of_step
 from lmbench.wandb.board import board_of
 from lmbench.wandb.child import config_of, stable_id
 from lmbench.wandb.publish import WandbSettings
-
-STEPS = ["--measure.steps=6", "--measure.min_window_s=0", "--measure.probe_steps=2", "--data.context_length=16"]
-# For a module that is not lmbench's.
-FOREIGN = ["--trainer.accelerator=cpu", "--data.batch_size=4", "--measure.warmup_steps=3", *STEPS]
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +92,8 @@ def test_in_the_window_nothing_of_wandb_runs_and_a_broken_one_costs_one_line_aft
     path = os.pathsep.join((str(SUPPORT), str(tmp_path)))
     env = {**os.environ, "PYTHONPATH": path, "STATE_FILE": str(tmp_path / "state")}
     del env["WANDB_BASE_URL"]
-    words = ["fit", *FOREIGN, "--model=wandb_modules.Watching", f"--measure.results_dir={tmp_path}/results"]
-    command = [sys.executable, "-m", "lmbench", *words, "--wandb.mode=online"]
+    words = ["fit", *QUICK, "--trainer.accelerator=cpu", "--model=strangers.Watching", "--wandb.mode=online"]
+    command = [sys.executable, "-m", "lmbench", *words, f"--measure.results_dir={tmp_path}/results"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "results").iterdir()
