@@ -127,7 +127,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     label = "" if look.has_timing or runs[1:] else look.label
     words = count + ", ".join(filter(None, [in_words(entry.facts, names) or runs[0].damage, label]))
     # Of several cells a mean tells nothing.
-    numbers = [frame.numbers(field).get(0) for _, field in _FIGURES] if len(frame.rows) == 1 else [None] * len(_FIGURES)
+    numbers = [frame.numbers(0, field) if len(frame.rows) == 1 else [] for _, field in _FIGURES]
     figures = [fmean(values) if values else None for values in numbers]
     outcomes = Counter(run.outcome for run in runs if run.outcome != "ok" or not runs[1:])
     ended = ", ".join(f"{number} {outcome}" if runs[1:] else outcome for outcome, number in outcomes.most_common())

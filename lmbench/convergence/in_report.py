@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -95,7 +94,7 @@ def _to_loss(per_step: Expression, text: Callable[[float], str]) -> Read:
     window's."""
 
     def read(frame: Frame, cell: int) -> Cell | None:
-        costs = frame.numbers(per_step).get(cell)
+        costs = frame.numbers(cell, per_step)
         if cell not in frame.base or not costs:
             return None
         curves, others = curves_of(frame, cell), curves_of(frame, frame.base[cell])
@@ -156,7 +155,7 @@ COLUMNS: tuple[Column, ...] = tuple(
 def headline(frame: Frame) -> list[str]:
     """What to take and what not to take, with how much faster each is; the broken ones first."""
     names, judged, ways = frame.differing(), judgements(frame), defaultdict[Any, list[str]](list)
-    times = {cell: fmean(values) for cell, values in STEP.numbers(frame).items()}
+    times = {cell: figure.value for cell, figure in STEP.of(frame).items()}
     for cell in frame.known:
         way, judgement = frame.in_words(cell, names), judged.get(cell)
         if judgement is not None:

@@ -106,7 +106,6 @@ def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
     """A cell's value in the column's unit with its interval between processes, or the outcome, and what is told of it
     under a pointer; a cell without either has no point."""
     values, unit = column.of(frame), column.unit
-    numbers = column.numbers(frame) if column.is_of_one_process else {}
     points: dict[int, dict[str, Any]] = {}
     for cell in frame.known:
         entry, label, name = values.get(cell), frame.label(cell), frame.name(cell)
@@ -115,7 +114,8 @@ def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
         elif entry is not None and isinstance(entry.value, int | float):
             value = entry.value * unit.scale
             points[cell] = {"y": value, "tip": f"{name}: {column.title} {column.text(entry)} {unit.word}".rstrip()}
-            if (std := sample_std(numbers.get(cell, ()))) is not None:
+            numbers = frame.numbers(cell, column.expression) if column.is_of_one_process else ()
+            if (std := sample_std(numbers)) is not None:
                 spread = std * unit.scale
                 # As wide in logarithms, where it would reach below zero.
                 low = value - spread if spread < value else value**2 / (value + spread)

@@ -73,10 +73,6 @@ class Column:
     def is_relative(self) -> bool:
         return BASELINE in self.title
 
-    def numbers(self, frame: Frame) -> dict[int, list[float]]:
-        """A number of each ok run that has it, by its cell."""
-        return frame.numbers(self.expression)
-
     def of(self, frame: Frame) -> dict[int, Any]:
         """The cells that have a value, with it."""
         if self.over is None:
@@ -84,11 +80,12 @@ class Column:
             return {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
         # Phases that are summed up have no spread within a run.
         is_single = self.has_spread and "+" not in self.expression
-        lone = frame.numbers(self.expression.replace("mean_s", "std_s")) if is_single else {}
+        lone = self.expression.replace("mean_s", "std_s") if is_single else ""
         cells = {}
-        for cell, numbers in self.numbers(frame).items():
-            std = sample_std(numbers) if numbers[1:] else lone.get(cell, [None])[0]
-            cells[cell] = Cell(_OVER[self.over](numbers), std if self.has_spread else None)
+        for cell in frame.ok:
+            if numbers := frame.numbers(cell, self.expression):
+                std = sample_std(numbers) if numbers[1:] else next(iter(frame.numbers(cell, lone)), None)
+                cells[cell] = Cell(_OVER[self.over](numbers), std if self.has_spread else None)
         return cells
 
     def heading(self, frame: Frame) -> answer.Column:
@@ -150,10 +147,10 @@ STEP = MEASURED[0]
 # against the baseline
 
 
-def ratio(numbers: Mapping[int, Sequence[float]], cell: int, base: int) -> Any:
+def _ratio(frame: Frame, expression: str, cell: int, base: int) -> Any:
     """How many times the mean of a cell's processes is that of the base's, with its 95 % interval by Welch's t on
     logarithms."""
-    below, above = numbers.get(base), numbers.get(cell)
+    below, above = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not below or not above or min(*below, *above) <= 0:
         return None
     interval = ratio_of(below, above)
@@ -167,7 +164,7 @@ def _against(read: Callable[[Frame, int, int], Any]) -> Read:
 
 def _speedup(frame: Frame, cell: int, base: int) -> Any:
     """How many times faster: by tokens/s, as steps need not be of one size; by step time where nobody counts tokens."""
-    return ratio(frame.numbers("throughput.tokens_per_s"), cell, base) or _slowdown(frame, base, cell)
+    return _ratio(frame, "throughput.tokens_per_s", cell, base) or _ratio(frame, STEP.expression, base, cell)
 
 
 def _efficiency(frame: Frame, cell: int, base: int) -> Any:
@@ -181,18 +178,14 @@ def _efficiency(frame: Frame, cell: int, base: int) -> Any:
     return Cell(value, low=low, high=high)
 
 
-def _slowdown(frame: Frame, cell: int, base: int) -> Any:
-    return ratio(frame.numbers("phases.step.mean_s"), cell, base)
-
-
 def _memory_change(frame: Frame, cell: int, base: int) -> float | None:
     """By the device's peaks; of runs on a CPU by those predicted for a device, else by resident memory."""
     for name in (
         "memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes", "memory.host_peak_rss_bytes",
     ):  # fmt: skip
-        peaks = {known: max(values) for known, values in frame.numbers(name).items()}
-        if {cell, base} <= peaks.keys() and peaks[base]:
-            return peaks[cell] / peaks[base] - 1
+        peak, base_peak = (max(frame.numbers(known, name), default=0) for known in (cell, base))
+        if peak and base_peak:
+            return peak / base_peak - 1
     return None
 
 
@@ -225,7 +218,6 @@ RELATIVE = tuple(
     for name, title, read, unit in (
         ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
         ("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _efficiency, PERCENT),
-        ("slowdown", f"mean / mean of {BASELINE}", _slowdown, TIMES),
         ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, _CHANGE),
         ("first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"), NAT),
         (

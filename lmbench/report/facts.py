@@ -21,9 +21,8 @@ from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number, None where the record does not tell.
 Value = str | int | float | None
-#: What a run's options were set to: by the sweep's axes and by the rest of its plan, both by dotted names, and by its
-#: configuration, which is nested.
-Plan = tuple[Mapping[str, Any], Mapping[str, Any], Any]
+#: What a run's options were set to: by the sweep's axes, by dotted names, and by its configuration, which is nested.
+Plan = tuple[Mapping[str, Any], Any]
 
 EAGER = "eager"
 CAUSAL = "causal"
@@ -31,10 +30,10 @@ CAUSAL = "causal"
 
 def planned(plan: Plan, option: str) -> Any:
     """What an option was set to; None where the plan does not say."""
-    axes, options, nested = plan
+    axes, nested = plan
     for key in option.split("."):
         nested = nested.get(key) if isinstance(nested, Mapping) else None
-    return next((value for settings in (axes, options) if (value := settings.get(option)) is not None), nested)
+    return nested if axes.get(option) is None else axes[option]
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.option
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> dict[str, Value]:
     """Every fact of FACT that the record or its plan tells, which is by default what the record has of it."""
-    plan = plan or (value_at(run, "sweep.axes") or {}, {}, run.config)
+    plan = plan or (value_at(run, "sweep.axes") or {}, run.config)
     facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
     return {name: value for name, value in facts.items() if value is not None}
 

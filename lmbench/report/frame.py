@@ -44,16 +44,12 @@ from lmbench.report.facts import (
 #: A number of a run: a field of its record by its dotted name, a sum of fields, or a function.
 Expression = str | Callable[[RunRecord], float | None]
 
-#: Options of a shape that its label (layers x width) leaves out.
-_DIMENSIONS = ("model.d_ff", "model.num_heads", "model.vocab_size")
-
 
 class _PlannedCell(Struct):
     """A cell in sweep.json."""
 
     id: str
     axes: dict[str, Any] | None = None
-    options: dict[str, Any] | None = None
 
 
 class _Sweep(Struct):
@@ -125,7 +121,7 @@ def _row(run: Run, group: Group) -> RunRow:
     # A script of somebody's has no configuration; a module of another size is another one all the same.
     size = record.model.parameter_count
     config = record.config or ({"model.parameter_count": size} if size is not None else {})
-    settings = (axes, plan.options or {}, config)
+    settings = (axes, config)
     others = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
     seeds = [planned(settings, seed) for seed in SEEDS]
     profiler = planned(settings, "trainer.profiler")
@@ -157,7 +153,6 @@ class Frame:
     baseline: Mapping[str, Value] = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
     course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
-    _numbers: dict[Expression, dict[int, list[float]]] = field(default_factory=dict, init=False)
 
     # runs
 
@@ -189,18 +184,15 @@ class Frame:
         """How the cell ended: `ok` if a run did, else how the first one ended, as a table shows it."""
         return "ok" if cell in self.ok else next(map(outcome_label, self.runs_of(cell)), "ok")
 
-    def numbers(self, expression: Expression) -> dict[int, list[float]]:
-        """By cell a number of each ok run that has it; cells without one are not in it."""
-        if expression not in self._numbers:
-            numbers = defaultdict[int, list[float]](list)
-            for cell, run in ((cell, run) for cell, runs in self.ok.items() for run in runs):
-                fields = expression.split(" + ") if isinstance(expression, str) else []
-                terms: list[Any] = [value_at(run.record, name) for name in fields]
-                terms += [] if isinstance(expression, str) else [expression(run.record)]
-                if None not in terms and not math.isnan(value := math.fsum(terms)):
-                    numbers[cell].append(value)
-            self._numbers[expression] = dict(numbers)
-        return self._numbers[expression]
+    def numbers(self, cell: int, expression: Expression) -> list[float]:
+        """A number of each of the cell's ok runs that has it."""
+        records = [run.record for run in self.ok.get(cell, ())]
+        if isinstance(expression, str):
+            terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
+            values = [None if None in numbers else math.fsum(numbers) for numbers in terms]
+        else:
+            values = list(map(expression, records))
+        return [value for value in values if value is not None and not math.isnan(value)]
 
     # cells
 
@@ -233,11 +225,8 @@ class Frame:
         return {name: values[name] for name in in_order(values)}
 
     def varying(self) -> list[str]:
-        """Facts that differ between cells; the unknown differs from nothing, a size tells its dimensions."""
-        names = [name for name, values in self.values.items() if len(values) > 1]
-        sizes = {name: {(facts.get("size"), facts.get(name)) for facts in self.known.values()} for name in names}
-        count = len({facts.get("size") for facts in self.known.values()})
-        return [name for name in names if name not in _DIMENSIONS or len(sizes[name]) > count]
+        """Facts that differ between cells; the unknown differs from nothing."""
+        return [name for name, values in self.values.items() if len(values) > 1]
 
     def differing(self) -> list[str]:
         """Facts that differ between cells and do not follow from others: what labels say."""
@@ -275,10 +264,11 @@ class Frame:
         base = {}
         for cell, facts in told.items():
             wanted = {**facts, **baseline}.items()
-            agreeing = (other for other in baselines if all(told[other].get(name, v) == v for name, v in wanted))
+            agreeing = [other for other in baselines if all(told[other].get(name, v) == v for name, v in wanted)]
             # The one that tells most of it.
-            if ranked := [(len(wanted & told[other].items()), -other) for other in agreeing]:
-                base[cell] = -max(ranked)[1]
+            shared = [len(wanted & told[other].items()) for other in agreeing]
+            if shared:
+                base[cell] = agreeing[shared.index(max(shared))]
         return replace(self, baseline=baseline, base=base)
 
 
@@ -331,21 +321,20 @@ def outcome_word(outcome: str) -> str:
 
 
 def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
-    """A baseline from `precision=32-true,matmul=highest`; a value may be the beginning of the one meant.
+    """A baseline from `precision=32-true,matmul=highest`.
 
     Raises:
-        UsageError: no `fact=value`, a fact that no cell has, or a value that none of them has.
+        UsageError: a fact that no cell has, or a value that none of them has.
     """
     facts: dict[str, Value] = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
-        if not value:
-            raise UsageError(f"baseline {part.strip()!r}; give fact=value, such as precision=32-true,matmul=highest")
         if name not in frame.values:
             raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(sorted(frame.values))}")
-        values = {str(known): known for known in frame.values[name]}
-        begun = [known for label, known in values.items() if label.startswith(value)]
-        if value not in values and len(begun) != 1:
-            raise UsageError(f"baseline {name}={value}: no run has it; choose among {', '.join(sorted(values))}")
-        facts[name] = values.get(value, begun[0])
+        # `highest` is that of `highest (fp32)`.
+        meant = [known for known in frame.values[name] if f"{known} ".startswith(f"{value} ")]
+        if not meant:
+            choices = ", ".join(sorted(map(str, frame.values[name])))
+            raise UsageError(f"baseline {name}={value}: no run has it; choose among {choices}")
+        facts[name] = meant[0]
     return facts

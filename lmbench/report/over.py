@@ -95,8 +95,8 @@ def _levels(frame: Frame, expression: str) -> tuple[dict[int, Cell], dict[int, f
     cell the geometric mean of its level."""
     changes, levels = dict[int, Cell](), dict[int, float]()
     for part in _courses(frame):
-        numbers = part.numbers(expression)
-        means = {cell: geometric_mean(numbers[cell]) for cell in part.known if min(numbers.get(cell, [0])) > 0}
+        numbers = {cell: part.numbers(cell, expression) for cell in part.known}
+        means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
         cells, found = [*means], level_changes([*means.values()]) if means else []
         for start, end in pairwise([0, *(change.index for change in found), len(cells)]):
             level = cells[start:end]

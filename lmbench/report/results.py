@@ -31,10 +31,9 @@ from lmbench.report.frame import (
     parse_baseline,
     read_groups,
 )
-from lmbench.report.headline import sentences
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import lines
-from lmbench.report.tables import failed_guards, view_tables
+from lmbench.report.tables import failed_guards, sentences, view_tables
 from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Cells or runs named of those that met the same end, and environments.
@@ -105,15 +104,12 @@ def _own_view(group: Group, catalogue: Catalogue) -> tuple[View, str]:
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, note = section
     timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
-    rounds = defaultdict[str, set[int]](set)
-    for row in frame.runs:
-        if (environment := row.run.record.environment) is not None:
-            for line in lines("environment", environment, device=row.facts.get("gpu")):
-                rounds[line.text].add(row.repeat)
-    measured = sorted(rounds)
-    # Where rounds ran on several machines, it matters which ones.
-    if len(set(map(frozenset, rounds.values()))) > 1:
-        measured = [f"{line}; rounds {', '.join(map(str, sorted(rounds[line])))}" for line in measured]
+    measured = {
+        line.text
+        for row in frame.runs
+        if (environment := row.run.record.environment) is not None
+        for line in lines("environment", environment, device=row.facts.get("gpu"))
+    }
     # What answers the view's question: the view's own sentences, then those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     texts = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
@@ -130,7 +126,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *(Line("answer", text) for text in chain.from_iterable(texts)),
             *(Line("WARN", text) for text in warnings[True]),
             Line("cells", _tally(frame)),
-            *(Line("measured", line) for line in _first(measured)),
+            *(Line("measured", line) for line in _first(sorted(measured))),
         ],
         tables=view_tables(view, timed, catalogue),
         charts=lambda: [

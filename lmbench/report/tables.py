@@ -1,13 +1,15 @@
 """Tables of a view from the cells of one device: a row for each cell, or the fastest of several ways, and what a reader
-must know of a row."""
+must know of a row. And the answer to the view's question in sentences, by the cells that decide it: the largest ones
+that can tell, by the order in which tables sort them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
@@ -15,8 +17,8 @@ from lmbench.report.answer import Cell, Table
 from lmbench.report.columns import Column
 from lmbench.report.facts import ENVIRONMENT, FACT, Value, heading, in_words
 from lmbench.report.frame import Frame, outcome_label
-from lmbench.report.units import Unit, change_percent, change_range
-from lmbench.report.view import Catalogue, TableSpec, View
+from lmbench.report.units import TIMES, Unit, change_percent, change_range
+from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: Facts that a caption leaves out where all rows have what everybody has.
 _USUAL = {
@@ -163,8 +165,8 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | N
     Returns the fastest, or `undecided` or `same` with those that it is not told from, its time, the second, how much
     more that takes by the means, a fraction, and the interval of that.
     """
-    samples = column.numbers(frame)
-    ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values) > 0)
+    samples = {cell: frame.numbers(cell, column.expression) for cell in frame.known}
+    ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values, default=0) > 0)
     if not ways:
         return None
     (time_s, first), *others = ways
@@ -183,3 +185,67 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | N
         low, high = ratio.low - 1, ratio.high - 1
         interval = Cell(None, low=low, high=high, text=change_range(low, high))
     return [Cell(name, notes=notes), Cell(time_s), Cell(second), Cell(others[0][0] / time_s - 1), interval]
+
+
+# sentences
+
+#: Shares that are named, and cells that have a clause of their own.
+_NAMED, _CLAUSES = 3, 6
+
+
+def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) -> list[str]:
+    """A sentence for each spec that the cells have an answer to: `small, TF32: speed-up vs fp32 eager 4.50x, step 72.91
+    ± 0.12 ms; ...`."""
+    texts = []
+    for spec in specs:
+        columns = [column_of(name) for name in (*(["speedup"] if spec.kind == "against" else []), spec.y, *spec.also)]
+        column = column_of(spec.y)
+        if spec.kind == "fastest":
+            clauses = _wins(spec, frame, column)
+        else:
+            figures = {column: column.of(frame) for column in columns}
+            values = {cell: figure.value for cell, figure in figures[column].items() if figure.value is not None}
+            cells = _deciding(spec, frame, values)
+            if spec.kind == "parts" and cells:
+                parts = {part: part.of(frame) for part in map(column_of, spec.of)}
+                sizes = {part: of[cells[0]].value for part, of in parts.items() if cells[0] in of}
+                largest = sorted(filter(sizes.get, sizes), key=sizes.__getitem__, reverse=True)[:_NAMED]
+                figures |= {part: parts[part] for part in largest}
+            clauses = [f"{frame.in_words(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
+        texts += [f"{'; '.join(clauses)}."] if clauses else []
+    return texts
+
+
+def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list[int]:
+    """The cells that decide: the largest of each way but the baseline, or of all; or the best of each group."""
+    compared = frame.baseline if spec.kind == "against" else (spec.x,)
+    ways = [name for name in frame.differing() if name in compared]
+    others = [name for name in frame.differing() if name not in compared]
+    if spec.kind == "best":
+        groups = [[cell for cell in part.known if cell in values] for part in frame.by(others)]
+        return [max(group, key=values.__getitem__) for group in groups if group][-_CLAUSES:]
+    comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= values.keys()}
+    cells = comparable if spec.kind == "against" else values
+    groups = [[cell for cell in part.ordered(others) if cell in cells] for part in frame.by(ways)]
+    return [group[-1] for group in groups if group]
+
+
+def _told(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) -> str:
+    """The cell's figures. A speed-up says what keeps it from being a verdict: a single process a side, or an interval
+    that includes 1."""
+    texts = []
+    for column, cells in figures.items():
+        if (figure := cells.get(cell)) is not None:
+            texts.append(f"{column.heading(frame).title} {column.text(figure)} {column.unit.word}".rstrip())
+            if column.is_relative and column.unit is TIMES and figure.low is None:
+                texts[-1] += " (not decided: one process each; --repeats 3)"
+            elif column.is_relative and column.unit is TIMES and figure.low <= 1 <= figure.high:
+                texts[-1] += " (undecided)"
+    return ", ".join(texts)
+
+
+def _wins(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
+    """Of how many shapes each way is the fastest."""
+    rows = [fastest(p, spec.among, column) for p in frame.by([n for n in frame.differing() if n not in spec.among])]
+    wins = Counter(row[0].value for row in rows if row and row[0] and row[2])
+    return [f"fastest by {column.title}: {name} in {count} of {wins.total()}" for name, count in wins.most_common()]

@@ -64,13 +64,12 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence that answers the question by `y`, and the columns `also`, of the cells that decide it.
 
-    `against`: every way but the baseline, with its speed-up; `along`: the least and the largest of `x`; `best`: the
-    `x` that has the most `y`; `fastest`: which of the ways that the facts `among` tell apart
-    has the least `y`, a time, and for how many of the others; `parts`: the largest cell, and which of the columns `of`
-    its `y` is mostly.
+    `against`: every way but the baseline, with its speed-up; `best`: the `x` that has the most `y`; `fastest`: which
+    of the ways that the facts `among` tell apart has the least `y`, a time, and for how many of the others; `parts`:
+    the largest cell, and which of the columns `of` its `y` is mostly.
     """
 
-    kind: Literal["against", "along", "best", "fastest", "parts"]
+    kind: Literal["against", "best", "fastest", "parts"]
     y: str = "step_s"
     x: str = ""
     among: tuple[str, ...] = ()
