@@ -106,8 +106,6 @@ class KernelProfiler(PassThroughProfiler):
         super().__init__()
         if steps < 1:
             raise UsageError(f"the KernelProfiler's steps are {steps}; allowed: 1 and more")
-        if tool not in ("torch", "nsys"):
-            raise UsageError(f"the KernelProfiler's tool is {tool!r}; allowed: torch, nsys")
         self.steps = steps
         self.tool = tool
         # Lightning's profilers without a file name report to a stream.

@@ -6,22 +6,19 @@ import time
 from contextlib import ExitStack
 from typing import TextIO
 
-import torch
-
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.environment import peak_rss_bytes
 from lmbench.instruments.window import ProbeKind
 from lmbench.progress import StatusLine, told
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
-from lmbench.report.units import duration, gib
+from lmbench.report.units import duration
 
 #: A thread that wakes up now and then is nothing beside a step of this length.
 _LONG_STEP_S = 5.0
 
 
 class ProgressLine(Observer):
-    """Says where a run stands: step, the time that is left, the time of a step, tokens per second, memory.
+    """Says where a run stands: step, the time that is left, the time of a step.
 
     In the window it speaks only when the timer hands over its records, about once a second; that moment is taken out of
     the steps and the window (`excluded_s`). Before the window, where a first step may compile for minutes, a thread of
@@ -49,15 +46,10 @@ class ProgressLine(Observer):
             return
         # The time left by all of the window: one second's steps say little of those to come.
         elapsed_s, taken_s = session.window_elapsed_s, sum(record.step_s or 0.0 for record in records)
-        parts = [f"step {steps}"]
+        place = f"step {steps}"
         if schedule.steps:
-            parts = [f"step {steps}/{schedule.steps}", self._time_left(elapsed_s / steps, steps, elapsed_s)]
-        parts.append(f"{taken_s / len(records) * 1e3:.4g} ms/step")
-        if taken_s and (tokens := sum(record.tokens or 0 for record in records)):
-            parts.append(f"{tokens / taken_s:,.0f} tokens/s")
-        is_gpu = session.device.type == "cuda"
-        parts.append(gib(torch.cuda.memory_reserved(session.device) if is_gpu else peak_rss_bytes()))
-        self._line.show(", ".join(parts))
+            place += f"/{schedule.steps}, {self._time_left(elapsed_s / steps, steps, elapsed_s)}"
+        self._line.show(f"{place}, {taken_s / len(records) * 1e3:.4g} ms/step")
 
     def probe_begins(self, kind: ProbeKind) -> None:
         self._line.show(f"probe steps: {kind.value}")

@@ -1,4 +1,4 @@
-"""What attention by itself adds to a report: rates of its passes, bytes saved, and what was refused."""
+"""What attention by itself adds to a report: rates of its passes, and bytes saved."""
 
 from __future__ import annotations
 
@@ -40,18 +40,10 @@ def _columns(span: Span) -> tuple[Column, ...]:
 
 
 def _about(frame: Frame, cell: int) -> list[str]:
-    """What PyTorch took for plain `sdpa`, or what a row that ran out of memory asked for last."""
+    """What PyTorch took for plain `sdpa`."""
     backends = dict.fromkeys(run.record.model.attention_backend for run in frame.runs_of(cell, "ok"))
     attention = frame.known[cell].get("attention")
-    notes = [f"PyTorch took {backend} for {attention}" for backend in backends if backend is not None]
-    for run in frame.runs_of(cell, "oom")[:1]:
-        memory, error = run.record.memory, run.record.error
-        asked = memory.refused.requested_bytes if memory.refused else error and error.requested_bytes
-        if asked and run.record.model.head_dim is not None:
-            held = memory.refused.allocated_bytes if memory.refused else memory.run_peak_allocated_bytes
-            total = units.gib(memory.device_total_bytes)
-            notes.append(f"{units.gib(asked)} more were asked for; {units.gib(held)} were held of {total}")
-    return notes
+    return [f"PyTorch took {backend} for {attention}" for backend in backends if backend is not None]
 
 
 ATTENTION = Feature(

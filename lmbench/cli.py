@@ -83,9 +83,7 @@ def _lost_output(text: str = "") -> OSError | None:
 
 
 def _run(args: list[str], is_whole_process: bool) -> int:
-    if args[:1] == ["help"] and args[1:2] and args[1] in COMMANDS:
-        args = [args[1], "-h"]
-    if not args or args[0] in ("-h", "--help", "help"):
+    if not args or args[0] in ("-h", "--help"):
         print(help_text())
         return 0
     if args[0] == "--version":

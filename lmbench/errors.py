@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from lmbench.masking import masked_message, one_line
 
@@ -124,14 +125,18 @@ def find_modules_in_current_folder() -> None:
         sys.path.insert(0, here)
 
 
-def import_named(what: str, module_name: str) -> ModuleType:
-    """Import a module of the user's; `what` says where it was named.
+def import_named(what: str, path: str) -> Any:
+    """What a module of the user's has under a name, `my_module.MyClass` or `my_module:my_function`; `what` says where
+    it was named.
 
     Raises:
-        UsageError: there is no such module, or its own code failed, with the line.
+        UsageError: there is no such module or name in it, or its own code failed, with the line.
     """
+    module_name, separator, name = path.rpartition(":" if ":" in path else ".")
+    if not module_name or name == "py":
+        raise UsageError(f"{what}: name it with its module, as in my_file.MyClass")
     try:
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}"
@@ -143,6 +148,11 @@ def import_named(what: str, module_name: str) -> ModuleType:
             if f"{module_name}.".startswith(f"{error.name}."):
                 reason = f"there is no module {error.name}, neither in this folder nor installed"
         raise UsageError(f"{what}: {reason}") from error
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        hint = suggest(name, dir(module), f"{module_name}{separator}{{}}")
+        raise UsageError(f"{what}: module {module_name} has no {name}{hint}") from None
 
 
 #: Variables with the number of processes, and with the place of this one among them.

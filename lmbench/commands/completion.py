@@ -52,7 +52,7 @@ def run(args: list[str]) -> int:
 
 def candidates(words: Sequence[str]) -> Iterable[str]:
     """What may stand in the place of the last word, after `lmbench` and the words before it."""
-    while words[0] in ("help", "nsys") and words[1:]:
+    if words[0] == "nsys" and words[1:]:
         words = words[1:]
     if not words[1:]:
         return COMMANDS

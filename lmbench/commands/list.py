@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from lmbench.commands.parser import PositiveInt
-from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.records.load import Run, find_runs, load_known
 from lmbench.records.named import (
@@ -72,8 +71,6 @@ def list(*results: str, where: str | None = None, limit: PositiveInt = 20, name:
         return listing(results or [str(RESULTS)], where, limit)
     if len(results) != 1:
         raise UsageError(f"--name names one result, such as `lmbench list --name {name} last`; {len(results)} given")
-    if name in {**shipped_configs(), **shipped_studies()}:
-        raise UsageError(f"--name {name!r} is the name of a shipped configuration or study; give another one")
     path = Path(results[0])
     find_runs([path])
     name_result(name, path)

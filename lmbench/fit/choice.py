@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from lmbench.configs import find_shipped, lines_of, parse_yaml, read_yaml, shipped_configs
 from lmbench.data.datamodule import ShapeData, TokenData
-from lmbench.errors import UsageError, import_named, suggest
+from lmbench.errors import UsageError, import_named
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
@@ -202,15 +202,8 @@ def import_class(key: str, path: str) -> type:
     Raises:
         UsageError: no such module or class, an error in the module's own code, or a class of another kind.
     """
-    what, base = f"--{key} {path}", BASES[key]
-    module_name, _, name = path.rpartition(".")
-    if not module_name or name == "py":
-        raise UsageError(f"{what}: name the class with its module, as in my_file.MyClass")
-    module = import_named(what, module_name)
-    named = getattr(module, name, None)
-    if named is None:
-        hint = suggest(name, dir(module), module_name + ".{}")
-        raise UsageError(f"{what}: module {module_name} has no {name}{hint}")
-    if not (isinstance(named, type) and issubclass(named, base)):
+    what = f"--{key} {path}"
+    named: Any = import_named(what, path)
+    if not (isinstance(named, type) and issubclass(named, BASES[key])):
         raise UsageError(f"{what} {NO_MODULE if key == 'model' else 'is no lightning.pytorch.LightningDataModule'}")
     return named

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache, partial
 from inspect import signature
 from pkgutil import resolve_name
@@ -146,10 +145,6 @@ class CommandLine:
         if "lr_scheduler" in self.config and "optimizer" not in self.config:
             raise UsageError("lr_scheduler needs an optimizer, such as --optimizer torch.optim.SGD --optimizer.lr 0.1")
         self._follow()
-        mode = self.config.measure.mode
-        # In a file it is that of its training, which may be measured as well.
-        if command != "fit" and mode != "inference" and any(word.startswith("--measure.mode") for word in self.words):
-            raise UsageError(f"measure.mode is {mode}, and {command} measures inference; use `lmbench fit`")
 
     def _mistakes(self, error: ArgumentError) -> UsageError:
         """One line for what the parser refuses: every setting of a file that is wrong, with its place."""
@@ -270,14 +265,6 @@ _OPTION_OF_CLASS = re.compile(r"Parser key \"([\w.]+)\".*class_path '([\w.]+)':\
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
 
 
-def _subclasses(*kinds: Any) -> Iterator[str]:
-    """The names of all classes that are derived from these."""
-    for kind in kinds:
-        for derived in kind.__subclasses__():
-            yield derived.__name__
-            yield from _subclasses(derived)
-
-
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     """One line for a complaint of the parser, with the option that a misspelt one was probably meant for."""
     name_first = "--{0}.{1} is an option of a class; name the class before it, as in --{0} CLASS"
@@ -306,6 +293,5 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys(words or types)) or text
     if name in _TRAINED_WITH:
-        hint = suggest(value.strip("'").rpartition(".")[2], _subclasses(*_TRAINED_WITH[name][0]))
-        allowed = f"a class with its module, such as torch.optim.SGD{hint}"
+        allowed = "a class of PyTorch's, or one with its module, such as torch.optim.SGD"
     return UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")

@@ -197,11 +197,9 @@ def measure(
         gradient_norm=gradient_norm,
         results_dir=str(results_dir or ""),
     )
-    for name in {"precision", "compile"} & (trainer or {}).keys():
-        raise UsageError(f"trainer has {name}, which is an argument of measure: measure(..., {name}=...)")
     if isinstance(compile, Mapping):
         compile = settings_of("compile", CompileOptions, **compile)
-    flags = {**TRAINER_DEFAULTS, **(trainer or {}), "precision": precision, "compile": compile}
+    flags = {**TRAINER_DEFAULTS, "precision": precision, "compile": compile, **(trainer or {})}
     refuse_least(flags)
     if count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags}) > 1:
         raise UsageError("several devices need a process each: `lmbench fit` starts them, or torchrun your own program")

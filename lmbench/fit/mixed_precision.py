@@ -169,8 +169,6 @@ def fp8_precision(name: str, strategy: Strategy) -> Fp8Precision:
     if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy):
         given = type(strategy).__name__
         raise UsageError(f"precision {name} with trainer.strategy {given}: not supported; allowed: auto, ddp, fsdp2")
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"precision {name} on {device.type}; allowed: an NVIDIA GPU, or slowly a CPU")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         gpu = torch.cuda.get_device_name(device)
         raise UsageError(f"precision {name} on {gpu}, which has no fp8 units; they begin with Ada and Hopper (SM 8.9)")

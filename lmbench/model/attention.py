@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmbench.errors import UsageError, import_named, suggest, unknown
+from lmbench.errors import UsageError, import_named, unknown
 from lmbench.model.layers import Projection, RotaryEmbedding
 from lmbench.sizes import ModelShape
 
@@ -232,17 +231,12 @@ def attention_kind(name: str) -> AttentionKind:
     """
     if name in ATTENTION:
         return ATTENTION[name]
-    module_name, colon, function_name = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise unknown("attention", name, ATTENTION, ", or a function of your own, my_module:my_attention")
     option = f"--model.attention {name}"
-    module = import_named(option, module_name)
+    function: Function = import_named(option, name)
     try:
-        function: Function = attrgetter(function_name)(module)
         inspect.signature(function).bind("query", "key", "value", is_causal=True)
-    except AttributeError:
-        hint = suggest(function_name, vars(module), module_name + ":{}")
-        raise UsageError(f"{option}: module {module_name} has no {function_name!r}{hint}") from None
     except TypeError as error:
         raise UsageError(
             f"{option} is called with (query, key, value, is_causal=...), as PyTorch's scaled_dot_product_attention "

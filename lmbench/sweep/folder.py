@@ -46,7 +46,6 @@ _LOCK = ".lock"
 
 #: Settings that may name code, a file or a server: paths, dotted names, and names of classes.
 _NAMES_CODE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]|[/~]|^[A-Z]\w*$")
-_MOST_SHOWN = 40
 
 #: Outcomes that are not tried again.
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
@@ -224,9 +223,8 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
     except (UsageError, DamagedRecord) as error:
         raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE}: {error}") from error
     if not _is_trusted(contents, adds=trusts):
-        lines = list(dict.fromkeys(_actions(content, contents)))
         tell(f"{path} was not begun here by you, or was changed since; going on would use")
-        for line in [*lines[:_MOST_SHOWN], *([f"and {len(lines) - _MOST_SHOWN} more"] if lines[_MOST_SHOWN:] else [])]:
+        for line in dict.fromkeys(_actions(content, contents)):
             tell(f"  {line}")
         raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {path} --trust` takes it over")
     return file

@@ -27,7 +27,6 @@ class Progress(Task):
         self.total = None if plan.file.sides or plan.file.largest else len(plan.jobs())
         super().__init__(name or ("compare" if plan.file.sides else "sweep"), self.total)
         self.outcomes: Counter[str] = Counter()
-        self._reasons: set[str] = set()
 
     def announce(self, text: str) -> None:
         """What is to come."""
@@ -39,20 +38,17 @@ class Progress(Task):
         self.leave_out()
 
     def ended(self, job: Job, run: RunRecord) -> None:
-        """A run ended, and why where it did not end well; the same reason is told once."""
+        """A run ended, and why where it did not end well."""
         self.outcomes[run.outcome] += 1
         self.line.restart()
         ending, step, error = run.outcome, run.phases.step, run.error or RunError()
-        reason = ""
         if ending == "ok" and step is not None and step.mean_s is not None:
             ending = f"ok {step.mean_s * 1e3:.4g} ms/step"
         elif ending not in ("ok", "skipped"):
             ending += f" in {error.phase}" if error.phase else ""
-            reason = textwrap.shorten(error.message or "", _MOST_REASON, placeholder=" ...")
-        told = "" if reason in self._reasons else f": {reason}"
-        self._reasons.add(reason)
+            ending += f": {textwrap.shorten(error.message or '', _MOST_REASON, placeholder=' ...')}"
         count = f"{self.outcomes.total()}{'' if self.total is None else f' of {self.total}'}"
-        self.keep(f"{count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}{told if reason else ''}")
+        self.keep(f"{count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}")
 
 
 def announcement(plan: Plan) -> str:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec import Struct, to_builtins
 
@@ -100,7 +100,6 @@ class TaskExecution:
 
     rows: Rows
     engine: Engine
-    on_interrupt: Literal["ask", "leave", "cancel"] = "ask"
 
     def __post_init__(self) -> None:
         self._plan = plan = self.rows.plan
@@ -215,14 +214,15 @@ class TaskExecution:
         return True
 
     def _leave_or_cancel(self, tasks: Sequence[str]) -> None:
-        choice = self.on_interrupt
-        if choice == "ask" and sys.stdin.isatty():
+        """Ask in a terminal what becomes of the tasks; elsewhere they go on."""
+        is_over = False
+        if sys.stdin.isatty():
             self.rows.progress.line.clear()
-            asked = input(f"lmbench: sweep: end the {len(tasks)} tasks that are not over? [y/N] ")
-            choice = "cancel" if asked.strip().lower().startswith("y") else "leave"
-        if choice == "cancel":
+            answer = input(f"lmbench: sweep: end the {len(tasks)} tasks that are not over? [y/N] ")
+            is_over = answer.strip().lower().startswith("y")
+        if is_over:
             self.engine.cancel(tasks, self._path)
-        self.rows.progress.keep(f"tasks {'ended' if choice == 'cancel' else 'go on'}: {', '.join(tasks)}")
+        self.rows.progress.keep(f"tasks {'ended' if is_over else 'go on'}: {', '.join(tasks)}")
 
     def _commands(self, rounds: Sequence[int], probe: str) -> list[list[str]]:
         head = [sys.executable, "-P", "-m", "lmbench.sweep.tasks", str(self._path)]
@@ -253,14 +253,8 @@ def make_engine(on: str, options: Options) -> Engine | None:
         raise UsageError(f"--slurm.{next(iter(own))} belongs to --on slurm")
     if on == "local":
         return None
-    module_name, _, name = on.rpartition(".")
-    if not module_name:
-        raise UsageError(f"--on is {on!r}; give local, slurm, or an engine's class as my_module.MyEngine")
     find_modules_in_current_folder()
-    named = getattr(import_named(f"--on {on}", module_name), name, None)
-    if not isinstance(named, type):
-        raise UsageError(f"--on {on}: module {module_name} has no class {name}")
-    engine: Engine = named()
+    engine: Engine = import_named(f"--on {on} is neither local nor slurm", on)()
     return engine
 
 

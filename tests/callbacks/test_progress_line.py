@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import re
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 from test_task_progress import Terminal
 
 from lmbench import progress
@@ -26,7 +24,6 @@ def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
     line._session = SimpleNamespace(
         schedule=Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5),
         run=RunRecord(1, "running", compile=Compile(is_enabled=True)),
-        device=torch.device("cpu"),
         steps_done=window_steps,
         stage=stage,
         window_steps=window_steps,
@@ -36,7 +33,7 @@ def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
 
 
 # What the 3 s of the window still want, and 10 probe steps at the window's pace of 0.1 s.
-WINDOW = r"step 12/20, 2.8 s left, 200 ms/step, 10,240 tokens/s, [0-9.]+ [MG]iB"
+WINDOW = "step 12/20, 2.8 s left, 200 ms/step"
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
@@ -46,13 +43,13 @@ def test_a_log_file_and_a_dumb_terminal_get_a_line_now_and_then_that_says_all(mo
     line = in_a_run(log, Stage.WINDOW, window_steps=12, window_elapsed_s=1.2)
     line.run_started()
     line.before_window()
-    records = [StepRecord(step_s=0.1, tokens=2048), StepRecord(step_s=0.3, tokens=2048)]
+    records = [StepRecord(step_s=0.1), StepRecord(step_s=0.3)]
     line.steps_recorded(records)
     assert log.getvalue() == ""
     line._line._pause_s = 0.0
     line.steps_recorded(records)
     line.run_ended(None)
-    assert re.fullmatch(f"lmbench: {WINDOW}\n", log.getvalue())
+    assert log.getvalue() == f"lmbench: {WINDOW}\n"
 
 
 def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_window(monkeypatch):

@@ -176,7 +176,7 @@ BY_HAND = "--model strangers.ByHand --data strangers.Data"
 MISTAKES = f"""
 --model no_file.Mine | there is no module no_file
 --model strangers.Regresion | did you mean strangers.Regression?
---model strangers.py | name the class with its module, as in my_file.MyClass
+--model strangers.py | name it with its module, as in my_file.MyClass
 --model raises.Mine | raises.py:2: ZeroDivisionError: division by zero
 --model lacks.Mine | imports a_package_that_is_not_there, which is not
 --model garbled.Mine | garbled.py:1: SyntaxError
@@ -194,9 +194,8 @@ MISTAKES = f"""
 {BY_HAND} --measure.zero_grad after_step | allowed: native
 {REGRESSION} --trainer.compile.mode reduce-overhead --trainer.accumulate_grad_batches 2 | CUDA graphs lose gradients
 {REGRESSION} --lr_scheduler StepLR --lr_scheduler.step_size 2 | lr_scheduler needs an optimizer
-{REGRESSION} --optimizer torch.optim.SDG | a class with its module, such as torch.optim.SGD; did you mean SGD?
+{REGRESSION} --optimizer torch.optim.SDG | is 'torch.optim.SDG'; allowed: a class of PyTorch's, or one with its module
 {REGRESSION} --optimizer.lr 0.1 | name the class before it, as in --optimizer CLASS
-{REGRESSION} --lr_scheduler StepRL | did you mean StepLR?
 {REGRESSION} --optimizer SGD --optimizer.lrr 1 | of torch.optim.SGD; did you mean --optimizer.lr?
 {REGRESSION} --optimizer SGD --optimizer.lr=-1 | cannot be made for Regression: Invalid learning rate
 --model strangers.Miscounting | tokens_per_batch(batch) returned 1.5; it must return

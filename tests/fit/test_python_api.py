@@ -193,7 +193,6 @@ def test_a_lack_of_memory_is_a_run(tmp_path):
         (lambda: measure(instrument="memory"), "the history is of a GPU's allocator"),
         (lambda: measure(instrument="kernel"), "did you mean kernels"),
         (lambda: measure(trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
-        (lambda: measure(trainer={"precision": 16}), "is an argument of measure"),
         (lambda: measure(trainer={"min_steps": 9}), "trainer.min_steps is 9"),
         (lambda: measure(mode="backward"), "mode is 'backward'; allowed: inference, forward"),
         (lambda: measure(compile={"mod": "default"}), "did you mean --compile.mode?"),

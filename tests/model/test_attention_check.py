@@ -190,8 +190,8 @@ detached | gives q no gradient, .*; it must be differentiable
 no_gradient_of_k | gives k no gradient, for batch 2, heads 2, seq 40, head_dim 16, causal
 fails_in_backward | raised at test_attention_check.py:\d+ in backward, .*: no back
 number | 1 is not a callable object
-fusd | module test_attention_check has no 'fusd'; did you mean test_attention_check:fused?
-no such | module test_attention_check has no 'no such'
+fusd | module test_attention_check has no fusd; did you mean test_attention_check:fused?
+no such | module test_attention_check has no no such
 """
 
 

@@ -92,7 +92,6 @@ callback: [{}, {trainer: {callbacks: [{class_path: evil.Call}]}}, evil.Call (bas
 logger: [{base: {trainer.logger: WandbLogger}}, {}, "trainer.logger: WandbLogger"]
 destination: [{}, {wandb: {mode: online, entity: thief}}, "wandb.entity: thief"]
 """)
-FOREIGN["many"] = ({"include": [{"ckpt_path": f"/{number}"} for number in range(99)]}, {}, "more")
 
 
 @pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 from simulated_cells import SimulatedServers
+from test_task_progress import Terminal
 
 from lmbench.cli import main
 from lmbench.sweep import tasks
@@ -153,14 +154,15 @@ def test_what_a_task_measured_before_it_died_stays(study):
     assert outcomes() == {0: {"ok": 2}, 1: {"ok": 1, "interrupted": 1}, 2: {"ok": 2}}
 
 
-def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, capsys):
+def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, capsys, monkeypatch):
     engine, servers = study
     engine.fault = "waits"
-    assert sweep("--on_interrupt", "leave") == 130
+    assert sweep() == 130
     assert (engine.submitted, engine.cancelled, len(servers.started)) == (["0", "1", "2"], [], 4)
     assert "tasks go on: task1" in capsys.readouterr().err
     engine.states_asked = 0
-    assert sweep("--on_interrupt", "cancel") == 130
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert sweep() == 130
     # Nothing was submitted twice.
     assert (engine.submitted, engine.cancelled, len(servers.started)) == (["0", "1", "2"], ["task1"], 4)
 
