@@ -13,17 +13,12 @@ from tables import rows
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.masking import is_secret, keep_secret, masked, masked_message, masked_text, masked_words, to_fill_in
-from lmbench.records.codec import encode_run
-from lmbench.records.measured import RunError
-from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.masking import is_secret, masked, masked_message, masked_text, masked_words, to_fill_in
 from lmbench.records.schema import fields
 from lmbench.sweep.file import read_sweep_file
 from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 from lmbench.sweep.outcome import new_record
 from lmbench.sweep.plan import make_plan
-from lmbench.wandb.child import config_of
-from lmbench.wandb.publish import WandbProblem
 
 SECRETS = """hf_token token secret client_secret db.password PASSWD passphrase GH_PAT pat auth basicAuth bearer api_key
     apiKey APIKEY access_key AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY privateKey credential credentials.user cookie
@@ -118,23 +113,6 @@ def test_values_of_the_environment_are_masked_however_they_are_quoted(quoted, mo
     # A word that happens to be a value stays.
     monkeypatch.setenv("DESKTOP_SESSION", "ubuntu")
     assert masked_message("on ubuntu") == "on ubuntu"
-
-
-def test_messages_have_no_secret_that_this_process_was_given():
-    keep_secret(["planted-for-this-test"])
-    for error in (UsageError, WandbProblem):
-        assert str(error("401 for planted-for-this-test at http://me:pw@host")) == "401 for *** at http://host"
-
-
-def test_a_record_is_written_without_secrets_whoever_made_it():
-    key = KEYS[0]
-    record = RunRecord(SCHEMA_VERSION, "error", argv=["fit", "--model.token", "pw-argv"])
-    record.config = {"model": {"token": "pw-config", "hub": f"https://u:pw-url@host/{key}"}}
-    record.error = RunError("ValueError", f"bad {key}")
-    text = encode_run(record).decode()
-    assert "pw-" not in text
-    assert key not in text
-    assert "pw-" not in json.dumps(config_of(record))
 
 
 MODULE = """

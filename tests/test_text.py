@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from comparison_runs import make_run
-from runs import BASE, make_record, write_run
+from runs import BASE, make_record, places, write_run
 
 from lmbench.cli import main
 from lmbench.masking import one_line, shown
@@ -38,10 +38,10 @@ def _unseen(text):
 def _planted(run):
     """The record with the planted text at the end of every text that may be any text, and of names in mappings."""
     decode_run(json.dumps(run).encode())
-    for holder, key in list(_texts(run)):
-        if key == "schema_version":
-            continue
+    for holder, key in places(run):
         before = holder[key]
+        if not isinstance(before, str):
+            continue
         holder[key] = f"{before}{PLANTED}"
         try:
             decode_run(json.dumps(run).encode())
@@ -49,15 +49,6 @@ def _planted(run):
             holder[key] = before
     run["config"] = {**run.get("config", {}), f"own{PLANTED}": {f"x{PLANTED}": f"=1+1{PLANTED}"}}
     return run
-
-
-def _texts(value):
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in items:
-        if isinstance(item, str):
-            yield value, key
-        elif isinstance(item, dict | list):
-            yield from _texts(item)
 
 
 @pytest.fixture(scope="module")

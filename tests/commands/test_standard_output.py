@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,6 @@ from noisy import WORD, make_noise_beside_any_command
 from paths import TRACES
 from planted_memory import notes_of, planted_run, write
 from tables import rows
-
-from lmbench.cli import COMMANDS, main
 
 NOISY = ["--model=noisy.Noisy", "--data=noisy.NoisyData", "--wandb.mode=offline"]
 SHORT = [f"--config={SMOKE}", "--measure.min_window_s=0", "--measure.steps=2", "--measure.warmup_steps=1"]
@@ -38,8 +36,6 @@ numerics | numerics
 ceiling | ceiling --sustained_s=0.05
 """)
 }
-#: Those that do. What runs it for `overhead` (and for `noise --run`) are processes with pipes of their own.
-MEASURING = {"fit", "validate", "overhead", "dtypes"}
 
 
 def run(*words, folder, **given):
@@ -64,16 +60,6 @@ def test_json_of_a_command_that_reads_is_alone(command, results):
     assert json.loads(done.stdout)
     for place in ("parsing", "exit"):
         assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
-
-
-def test_every_command_that_offers_json_is_tried_here(capsys):
-    offering = set()
-    for name in COMMANDS:
-        with suppress(SystemExit):
-            main([name, "-h"])
-        if "--json" in capsys.readouterr().out:
-            offering.add(name)
-    assert offering <= {words[0] for words in READING.values()} | MEASURING
 
 
 def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path):
@@ -109,3 +95,10 @@ def test_a_forecast_is_alone_under_a_module_that_prints(tmp_path):
     done = run(target=predict, folder=tmp_path)
     assert json.loads(done.stdout)["phases"]
     assert done.stderr.count(f"{WORD} step\n") >= 5
+
+
+def test_a_full_device_is_told_in_one_line():
+    with Path("/dev/full").open("w") as full:
+        words = [sys.executable, "-m", "lmbench", *READING["kernels"], "--json"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "lmbench: standard output: No space left on device\n")

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from lmbench.compare.rounds import FIRST_LOOK, is_changed, is_same
 
@@ -101,22 +102,18 @@ def simulate(noise, trials, effect=0.0, rounds=ROUNDS, seed=0):
     return Rates(*shares, float(np.median(ends)))
 
 
-def table(trials, conditions=CONDITIONS):
-    """The rates of all conditions as text."""
-    lines = [f"{'':26}  A/A: false  same in 20  in {ROUNDS}  rounds   +2 %: found in 20  in {ROUNDS}  rounds"]
-    for name, noise in conditions.items():
-        short, a, e, b = (
-            simulate(noise, trials, 0.0, 20),
-            simulate(noise, trials),
-            simulate(noise, trials, EFFECT, 20),
-            simulate(noise, trials, EFFECT),
+def main(trials=10_000):
+    rows = {}
+    for name, noise in CONDITIONS.items():
+        short, same, soon, found = (
+            simulate(noise, trials, effect, rounds) for effect in (0.0, EFFECT) for rounds in (20, ROUNDS)
         )
-        lines.append(
-            f"{name:26} {a.slower + a.faster:11.1%} {short.same:11.1%} {a.same:6.1%} {a.median_rounds:7.0f} "
-            f"{e.slower:18.1%} {b.slower:6.1%} {b.median_rounds:7.0f}"
-        )
-    return "\n".join(lines)
+        rows[name] = [same.slower + same.faster, short.same, same.same, int(same.median_rounds)]
+        rows[name] += [soon.slower, found.slower, int(found.median_rounds)]
+    heads = ["A/A: false", "same in 20", f"in {ROUNDS}", "rounds", "+2 %: found in 20", f"in {ROUNDS}", "rounds"]
+    table = pd.DataFrame(rows.values(), [*rows], heads)
+    print(table.to_string(float_format="{:.1%}".format))
 
 
 if __name__ == "__main__":
-    print(table(int(sys.argv[1]) if sys.argv[1:] else 10_000))
+    main(*map(int, sys.argv[1:]))

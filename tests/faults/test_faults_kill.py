@@ -40,27 +40,20 @@ def check_killed(fit, code):
     return run.outcome
 
 
-def kill_at(instants, folder):
-    """Kill a run at each of the instants: seconds after the end of a step, or after the start where it is None."""
-
-    def kill(numbered):
-        number, (step, seconds) = numbered
-        fit = start_fit(folder / str(number), *WORDS, ticks=True)
-        if step is not None:
-            fit.wait_for_step(step)
+def test_a_kill_at_any_of_36_instants_loses_at_most_a_second_or_50_steps(tmp_path):
+    def kill(number, instant):
+        step, seconds = instant
+        fit = start_fit(tmp_path / str(number), *WORDS, ticks=True)
+        fit.wait_for_step(step)
         fit.signal_after(seconds, signal.SIGKILL)
         return check_killed(fit, fit.wait()), len(fit.ticks)
 
-    with ThreadPoolExecutor(3) as pool:
-        return list(pool.map(kill, enumerate(instants)))
-
-
-def test_a_kill_at_any_of_36_instants_loses_at_most_a_second_or_50_steps(tmp_path):
-    # Counted in steps, so that most of them meet the window on a machine of any speed.
-    before = [(None, 0.3 * random.random()) for _ in range(5)]
+    # Seconds after the end of a step, so that most of them meet the window on a machine of any speed.
+    before = [(0, 0.3 * random.random()) for _ in range(5)]
     within = [(SEEN * index // 26, 0.01 * random.random()) for index in range(26)]
     after = [(SEEN, 0.2 * random.random()) for _ in range(5)]
-    found = kill_at([*before, *within, *after], tmp_path)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(kill, range(36), [*before, *within, *after]))
     outcomes = [outcome for outcome, _ in found]
     assert outcomes.count("killed") > 18
     assert "nothing yet" in outcomes

@@ -5,26 +5,20 @@ from __future__ import annotations
 import os
 import pty
 import shutil
-import time
 
 import pytest
-import warm_server
-from fit_process import SMALL, SMOKE, start_fit
+from fit_process import QUICK, start_fit
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.fit.trainer import BenchTrainer
-from lmbench.records.load import load_run
-
-QUICK = ["--measure.warmup_steps=2", "--measure.steps=6", "--measure.probe_steps=2"]
-RUN = [f"--config={SMOKE}", "--trainer.logger=false", "--measure.min_window_s=0", *SMALL, *QUICK]
 
 
 def test_runs_that_start_at_the_same_moment_get_folders_of_their_own(tmp_path):
     fits = [start_fit(tmp_path, *QUICK) for _ in range(3)]
     assert [fit.wait() for fit in fits] == [0] * 3
     runs = fits[0].results
-    assert [(run.outcome, len(run.steps)) for run in runs] == [("ok", 8)] * 3
+    assert [(run.outcome, len(run.steps)) for run in runs] == [("ok", 9)] * 3
     assert len({run.record.pid for run in runs}) == 3
 
 
@@ -38,32 +32,23 @@ def test_a_results_folder_that_is_taken_away_does_not_end_the_measurement(tmp_pa
     assert fit.err.count("No such file or directory; measuring goes on") == 1
 
 
-def outcome(tmp_path):
-    (folder,) = (tmp_path / "results").iterdir()
-    run = load_run(folder)
-    return run.outcome, len(run.steps), run.record.exit_code
-
-
 def test_a_reader_that_goes_away_neither_ends_the_run_nor_is_complained_about(tmp_path):
     read, write = os.pipe()
     os.close(read)
-    with (tmp_path / "err").open("wb") as err:
-        fit = warm_server.start("fit", *RUN, folder=tmp_path, streams=(None, write, err.fileno()))
+    fit = start_fit(tmp_path, *QUICK, stdout=write)
     os.close(write)
-    assert (fit.wait(), (tmp_path / "err").read_text()) == (0, "")
-    assert outcome(tmp_path) == ("ok", 8, 0)
+    assert (fit.wait(), fit.err) == (0, "")
+    assert [(run.outcome, len(run.steps)) for run in fit.results] == [("ok", 9)]
 
 
 def test_a_terminal_that_goes_away_does_not_end_a_run_that_ignores_it(tmp_path):
     terminal, stream = pty.openpty()
-    words = ["fit", *RUN, "--measure.steps=60"]
-    fit = warm_server.start(*words, folder=tmp_path, streams=(stream,) * 3, has_own_session=True)
+    fit = start_fit(tmp_path, "--measure.steps=60", streams=(stream,) * 3, has_own_session=True)
     os.close(stream)
-    while fit.poll() is None and not list(tmp_path.glob("results/*/steps.jsonl")):
-        time.sleep(0.01)
+    fit.wait_until(lambda: list(tmp_path.glob("results/*/steps.jsonl")))
     os.close(terminal)
     fit.wait()
-    assert outcome(tmp_path) == ("ok", 62, 0)
+    assert [(run.outcome, len(run.steps), run.record.exit_code) for run in fit.results] == [("ok", 63, 0)]
 
 
 @pytest.mark.parametrize("variable", ["SLURM_NTASKS=2", "WORLD_SIZE=2", "LOCAL_RANK=1", "RANK=x", "PMI_SIZE=1.5"])
@@ -71,7 +56,7 @@ def test_one_process_of_several_is_refused_in_one_line_whatever_measures(variabl
     name, _, value = variable.partition("=")
     monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    for words in (["fit", *RUN], ["validate", "smoke"], ["sweep", "step_times"], ["compare", "--run", "smoke"]):
+    for words in (["fit", "smoke"], ["validate", "smoke"], ["sweep", "step_times"], ["compare", "--run", "smoke"]):
         assert main(words) == 2
         line = capsys.readouterr().err
         assert (line.startswith(f"lmbench: {name} is "), "unset" in line, line.count("\n")) == (True, True, 1)

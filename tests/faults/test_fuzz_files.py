@@ -9,19 +9,17 @@ import json
 import random
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
 from planted_memory import planted_run, write
-from runs import make_run
+from runs import make_run, places
 from simulated_cells import SimulatedServers, sweep
 from trace_events import HandWritten
+from wandb_loopback import replace_wandb
 
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
-from lmbench.wandb import publish
-from lmbench.wandb.publish import Ended
 
 SEED = 10
 #: Values that a field may have in a file of somebody else's.
@@ -42,12 +40,6 @@ view: {title: x, tables: [{title: t, columns: [step_s], rows: [size]}]}
 
 
 # damage
-
-
-def places(tree):
-    """Holder and key of everything in a tree of mappings and lists, the root left out."""
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [place for key, child in pairs for place in ((tree, key), *places(child))]
 
 
 def change_tree(tree, chance):
@@ -138,15 +130,8 @@ def sound(tmp_path_factory):
 
 @pytest.fixture
 def _no_processes(monkeypatch):
-    """No other program is run; an upload leaves wandb's mark."""
-
-    def run_module(module, words, timeout_s):
-        if module == "wandb":
-            (Path(words[-1]) / "offline-run-1").mkdir(parents=True)
-            (Path(words[-1]) / "offline-run-1" / "run-1.wandb.synced").touch()
-        return Ended(0, [], timeout_s)
-
-    monkeypatch.setattr(publish, "run_module", run_module)
+    """No other program is run."""
+    replace_wandb(monkeypatch)
     # A sweep of sound options would import PyTorch in a server.
     monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
 

@@ -133,14 +133,6 @@ def test_the_kernels_of_a_triton_function_are_attention_by_kind_and_part(tmp_pat
     assert record.kernels.unclassified_kind_fraction < 0.01
 
 
-def test_the_kernels_of_naive_attention_have_parts(tmp_path):
-    words = ["--model.attention", "naive", "--model.causal", "true", "--data.context_length", "2048"]
-    kernels = measured(tmp_path, *LAYER, *words, "--trainer.profiler", "kernels").kernels
-    for times in (kernels.attention.forward, kernels.attention.backward):
-        assert min(times.scores_s or 0, times.mask_s or 0, times.softmax_s or 0, times.values_s or 0) > 0
-    assert (kernels.unclassified_part_fraction or 0.0) < 0.02
-
-
 @pytest.mark.parametrize("causal", ["false", "true"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true", "bf16-mixed"])
 @pytest.mark.parametrize("name", ["naive", "sdpa", "sdpa_efficient", "sdpa_flash", "sdpa_cudnn", "flex"])

@@ -83,10 +83,10 @@ def plant(hook, deed, at=0):
     return ["--trainer.callbacks+=planted_faults.Planted", *settings]
 
 
-def start_fit(folder, *words, ticks=False, before=None):
+def start_fit(folder, *words, ticks=False, stdout=None, **settings):
     """Start `lmbench fit` of a small model without a least duration; results go to `folder`/results.
 
-    W&B is off: it is not what is tested here.
+    W&B is off: it is not what is tested here. `settings` are those of `warm_server.start`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fit = ["fit", f"--config={SMOKE}", "--measure.results_dir=results", "--measure.min_window_s=0"]
@@ -95,8 +95,8 @@ def start_fit(folder, *words, ticks=False, before=None):
         (folder / "ticks").touch()
         fit += [f"--trainer.callbacks+={__name__}.Ticker", f"--trainer.callbacks.path={folder}/ticks"]
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        streams = (None, out.fileno(), err.fileno())
-        return FitProcess(warm_server.start(*fit, *words, folder=folder, streams=streams, before=before), folder)
+        settings = {"streams": (None, stdout or out.fileno(), err.fileno()), **settings}
+        return FitProcess(warm_server.start(*fit, *words, folder=folder, **settings), folder)
 
 
 def run_here(results, command, *words, code=0):

@@ -50,6 +50,12 @@ def put(record, changes):
     return record
 
 
+def places(tree):
+    """Holder and key of everything in a tree of mappings and lists, the root left out."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [place for key, child in pairs for place in ((tree, key), *places(child))]
+
+
 def make_record(settings, changes=None, *, repeat=0):
     """run.json of a run with these settings (`model.size`, `trainer.precision`, `mode`, ...) and changes."""
     run = copy.deepcopy(BASE)

@@ -9,6 +9,10 @@ import socket
 import threading
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from lmbench.wandb import publish
+from lmbench.wandb.publish import Ended
 
 # As long as a real one; it opens nothing.
 PLANTED_KEY = "planted0key0" * 4
@@ -139,6 +143,22 @@ class SilentServer:
 
     def __exit__(self, *_):
         self._socket.close()
+
+
+def replace_wandb(monkeypatch):
+    """wandb's own programs are not run, and an upload leaves wandb's mark; returns the list of the words for them."""
+    sent = []
+
+    def run_module(module, words, timeout_s):
+        sent.append([module, *words])
+        if module == "wandb":
+            run = Path(words[-1]) / "offline-run-1"
+            run.mkdir(parents=True, exist_ok=True)
+            (run / "run-1.wandb.synced").touch()
+        return Ended(0, [], timeout_s)
+
+    monkeypatch.setattr(publish, "run_module", run_module)
+    return sent
 
 
 def closed_port_url():

@@ -4,36 +4,23 @@ goes nowhere that only the result asks for."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 from paths import DATA
 from runs import write_result
-from wandb_loopback import Server
+from wandb_loopback import Server, replace_wandb
 
 from lmbench.cli import main
 from lmbench.wandb import child, publish
-from lmbench.wandb.publish import Ended
 
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
-    """The words for wandb's own programs, which are not run; an upload leaves wandb's mark."""
-    found = []
-
-    def run_module(module, words, timeout_s):
-        found.append([module, *words])
-        if module == "wandb":
-            run = Path(words[-1]) / "offline-run-1"
-            run.mkdir(parents=True, exist_ok=True)
-            (run / "run-1.wandb.synced").touch()
-        return Ended(0, [], 60)
-
-    monkeypatch.setattr(publish, "run_module", run_module)
+    """The words for wandb's own programs, which are not run."""
     for name in ("WANDB_PROJECT", "WANDB_ENTITY"):
         monkeypatch.delenv(name, raising=False)
-    return found
+    return replace_wandb(monkeypatch)
 
 
 def _foreign(tmp_path):
