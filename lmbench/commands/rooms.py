@@ -150,7 +150,7 @@ def overhead(*, rounds: int = 5, settings: list[str]) -> Answer:
     if rounds < 2:
         raise UsageError(f"--rounds is {rounds}; an interval needs at least 2")
     from lmbench.files import ScratchFolder
-    from lmbench.overhead.arms import measure_overhead
+    from lmbench.overhead import measure_overhead
 
     repeat = shlex.join(masked_words(["lmbench", "overhead", "--rounds", str(rounds), *settings]))
     with ScratchFolder("overhead") as folder:

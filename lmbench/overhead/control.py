@@ -32,7 +32,7 @@ from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
 from lmbench.instruments.ending import out_of_memory
-from lmbench.instruments.window import AllocatorPeaks, QuietCollector, Schedule
+from lmbench.instruments.window import QuietCollector, Schedule
 from lmbench.precision import PRECISIONS
 from lmbench.records.measured import Loss, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -41,10 +41,10 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 class ControlWindow(Callback):
     """Clocks a number of steps between two synchronizes; told of every step's end, it says when to stop.
 
-    Schedule, collection of garbage and peaks are the session's: one policy for all arms. A control has no probe steps.
-    As a callback it is the least that a Trainer needs to be clocked; it compiles where the configuration compiles.
+    Schedule and collection of garbage are the session's: one policy for all arms. A control has no probe steps. As a
+    callback it is the least that a Trainer needs to be clocked; it compiles where the configuration compiles.
 
-    `record` has window, memory and losses when the window is complete.
+    `record` has window and losses when the window is complete.
     """
 
     def __init__(self, schedule: Schedule, trainer: Trainer, options: CompileOptions | None) -> None:
@@ -53,14 +53,12 @@ class ControlWindow(Callback):
         self.uses_cudagraphs = options is not None and options.uses_cudagraphs
         self._schedule, self._device = schedule, trainer.strategy.root_device
         self._micro_batches = trainer.accumulate_grad_batches
-        self._collector, self._peaks = QuietCollector(), AllocatorPeaks(self._device)
-        self._steps = -schedule.warmup_steps
+        self._collector, self._steps = QuietCollector(), -schedule.warmup_steps
         self._losses, self._first_losses = list[Tensor](), list[Tensor]()
 
     def _open_after_warmup(self) -> None:
         if self._steps == 0:
             self._collector.begin()
-            self._peaks.begin_window()
             synchronize(self._device)
             self._start_ns = time.perf_counter_ns()
 
@@ -79,7 +77,6 @@ class ControlWindow(Callback):
         if is_complete:
             synchronize(self._device)
             self.record.window = Window(steps=self._steps, wall_s=(time.perf_counter_ns() - self._start_ns) * 1e-9)
-            self._peaks.end_window(self.record.memory)
             self._collector.end()
             self.record.loss = Loss(
                 *(float(torch.stack(of_step).double().sum()) for of_step in (self._first_losses, losses))
