@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lmbench.convergence.judgement import (
     SMOOTHED_FRACTION,
@@ -33,8 +32,8 @@ from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: Points of a curve on a page: more are not seen.
 _MAX_POINTS = 300
-#: The axis of differences ends at so many times the band of the baseline's seeds: what runs away leaves it.
-_BANDS = 5
+#: The axis of differences ends at so many times their limit.
+_LIMITS = 10
 
 
 def curves_of(frame: Frame, cell: int) -> dict[Any, Curve]:
@@ -178,8 +177,7 @@ def headline(frame: Frame) -> list[str]:
 
 
 def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
-    """The smoothed loss of each row minus the baseline's of the same seed, over the band of the baseline's seeds about
-    their mean."""
+    """The smoothed loss of each row minus the baseline's of the same seed, over the limit of the tail's difference."""
     names, points = frame.differing(), list[dict[str, Any]]()
     cells = [cell for cell in frame.ordered(names) if frame.base.get(cell, cell) != cell]
     bases = {frame.base[cell] for cell in cells}
@@ -187,41 +185,34 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
         return None
     base = curves_of(frame, bases.pop())
     width = share(min(map(len, base.values()), default=1), SMOOTHED_FRACTION)
-    smoothed = {seed: pd.Series(curve.smoothed(width)) for seed, curve in base.items()}
     for cell in cells[:MAX_SERIES]:
         label, curves = frame.in_words(cell, names), curves_of(frame, cell)
         for seed in [seed for seed in curves if seed in base][:1]:
-            differences = pd.Series(curves[seed].smoothed(width)) - smoothed[seed]
+            count = min(len(curves[seed]), len(base[seed]))
+            differences = curves[seed].smoothed(width)[:count] - base[seed].smoothed(width)[:count]
+            known = [(step, value) for step, value in enumerate(differences.tolist()) if math.isfinite(value)]
             points += [
                 {"series": label, "x": step, "y": value, "tip": f"{label}, step {step}: {value:+.4g} nat"}
-                for step, value in _thinned(differences).items()
+                for step, value in known[:: math.ceil(len(known) / _MAX_POINTS) or 1]
             ]
     if not points:
         return None
-    table = pd.concat(smoothed.values(), axis=1)
-    spread = table.sub(table.mean(axis=1, skipna=False), axis=0).dropna(how="all")
-    band = _thinned(pd.DataFrame({"low": spread.min(axis=1), "high": spread.max(axis=1)}))
-    # What runs away leaves the axis, which ends at some times the band.
-    most = _BANDS * float((band.high - band.low).max() or 0.0)
-    is_beyond = any(abs(point.get("y", 0.0)) > most > 0 for point in points)
-    y = {"title": "loss difference (nat)"} | ({"scale": {"domain": [-most, most], "clamp": True}} if is_beyond else {})
+    losses = [judgement.differences.get("loss") for judgement in judgements(frame).values()]
+    limit = max((loss.limit for loss in losses if loss is not None and loss.limit is not None), default=0.0)
+    ends = [{"x": step, "low": -limit, "high": limit} for step in (0, max(point["x"] for point in points))]
     area = {
-        "data": {"values": band.rename_axis("x").reset_index().to_dict("records")},
+        "data": {"values": ends},
         "mark": {"type": "area", "opacity": 0.25},
         "encoding": {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}},
     }
-    name = frame.base_name
+    # What runs away leaves the axis.
+    scale = {"scale": {"domain": [-_LIMITS * limit, _LIMITS * limit], "clamp": True}} if limit else {}
     caption = (
-        f"Loss minus that of {name}, same seed, mean of {width} steps. Shaded: {len(base)} seeds of {name} about their "
-        "mean."
+        f"Loss minus that of {frame.base_name}, same seed, mean of {width} steps. Shaded: how far the mean of the last "
+        "quarter may be off, by the spread of seeds."
     )
+    y = {"title": "loss difference (nat)", **scale}
     return Chart("", picture("lines", points, [area], x={"title": "step"}, y=y), caption)
-
-
-def _thinned(values: Any) -> Any:
-    """The values of a series or the rows of a table that are known, at most as many as are seen."""
-    known = values.dropna()
-    return known[:: math.ceil(len(known) / _MAX_POINTS) or 1]
 
 
 CONVERGENCE = Feature(

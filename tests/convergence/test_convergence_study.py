@@ -58,4 +58,5 @@ def test_what_is_broken_is_told_from_what_is_only_rounded(study):
     assert math.isinf(rows["still"]["time_to_loss_s"])
     assert rows["none"]["time_to_loss_s"] > 0
     (chart,) = section_of(study).charts()
-    assert "Shaded: 3 seeds of fp32 eager about their mean." in chart.caption
+    assert chart.caption.startswith("Loss minus that of fp32 eager, same seed, mean of ")
+    assert chart.spec["encoding"]["y"]["scale"]["domain"][1] == pytest.approx(10 * scaled["tail_loss_limit"])
