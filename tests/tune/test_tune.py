@@ -30,10 +30,10 @@ def tune(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
+    monkeypatch.setattr("lmbench.commands.tune_stages._MOST_STEPS", 60)
     shutil.copy(SUPPORT / "planted_tuning.py", tmp_path)
     Path("given.yaml").write_text(GIVEN)
     Path("space.yaml").write_text(SPACE)
-    Path("empty.yaml").write_text("only: true")
     with warm_servers() as servers:
         monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
 
@@ -66,7 +66,7 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune):
     assert again["refused"] == answer["refused"]
     for path, written_ns in runs.items():
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
-    _, small, _ = tune("given.yaml", *WORDS, "--at_most=1MiB", "--name=small", "--space=empty.yaml")
+    _, small, _ = tune("given.yaml", *WORDS, "--at_most=1MiB")
     assert "as given: too much memory" in str(small)
     # With a larger budget and in a smaller space, what is the same is not measured again.
     Path("space.yaml").write_text(SPACE.replace("  model.breaks: [true]\n", ""))
