@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
 import torch
-from fit_process import SMOKE, bench, plant
+from fit_process import SMOKE, bench, plant, run_here
 from strangers import Data, Regression
 from torch._inductor import config, metrics
 
@@ -140,24 +139,10 @@ def test_every_triton_kernel_of_a_compiled_graph_is_listed():
     assert launched <= listed
 
 
-@pytest.mark.parametrize(
-    ("words", "told", "context"),
-    [
-        ("simple --trainer.profiler.steps=2", "name the class before it", nullcontext()),
-        ("kernles", "allowed: kernels, simple", nullcontext()),
-        ("lmbench.KernelProfiler --trainer.profiler.steps=0", "allowed: 1 and more", nullcontext()),
-        ("lmbench.KernelProfiler --trainer.profiler.tool=perf", "perf", nullcontext()),
-        ("kernels", "a profiler is running in this process already", torch.profiler.profile()),
-    ],
-)
-def test_mistakes_in_the_flag_are_one_line(tmp_path, capsys, words, told, context):
-    fit = f"fit --config={SMOKE} --quiet --measure.results_dir={tmp_path} --trainer.profiler={words}"
-    with context:
-        assert main(fit.split()) == 2
-    error = capsys.readouterr().err
-    assert told in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_beside_another_profiler_it_is_refused(tmp_path, capsys):
+    with torch.profiler.profile():
+        assert run_here(tmp_path, "fit", f"--config={SMOKE}", "--trainer.profiler=kernels", code=2) is None
+    assert "a profiler is running in this process already" in capsys.readouterr().err
 
 
 def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monkeypatch):

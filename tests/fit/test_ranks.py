@@ -206,35 +206,19 @@ def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--trainer.strategy=ddp_spawn"], "trainer.strategy"),
-        (["--trainer.strategy=fsdp3"], "did you mean fsdp2"),
-        ([f"--model={__name__}.Missing", "--trainer.strategy=ddp"], "has no Missing"),
+        (f"{__name__}.Missing --trainer.strategy=ddp", "has no Missing"),
         (
-            [*TINY, "--trainer.strategy=tensor_parallel", "--trainer.devices=3"],
-            "num_heads is 2, which 3 devices cannot share",
-        ),
-        (
-            [*TINY, "--trainer.strategy=tensor_parallel", "--model.fused_projections=true"],
-            "model.fused_projections cannot be split over devices by heads",
-        ),
-        ([*TINY, "--trainer.strategy=tensor_parallel", "--trainer.precision=fp8-rowwise"], "q (sharded already), 2"),
-        (
-            ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=3"],
-            "does not divide 2 devices",
-        ),
-        (
-            [f"--model={__name__}.Uneven", "--model.deed=sleep", "--trainer.strategy=tensor_parallel"],
+            f"{__name__}.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
             "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
         ),
         (
-            [f"--model={__name__}.Uneven", "--model.deed=differ", "--trainer.strategy=ddp"],
+            f"{__name__}.Uneven --model.deed=differ --trainer.strategy=ddp",
             "ranks must be alike: lmbench is '0.1.0' on rank 0 and '0' on rank 1",
         ),
-        (["--trainer.num_nodes=2"], "trainer.num_nodes is 2, and no launcher started this process"),
     ],
 )
-def test_what_cannot_be_started_is_refused_in_one_line(words, message, capsys):
-    assert main(["fit", *WORDS, *words]) == 2
+def test_a_module_that_cannot_be_started_is_refused_in_one_line(words, message, capsys):
+    assert main(["fit", *WORDS, "--model", *words.split()]) == 2
     error = capsys.readouterr().err
     assert (message in error, error.count("\n")) == (True, 1)
 
