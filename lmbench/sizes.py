@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -143,9 +142,7 @@ def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
     return FlopCount(dense + attention, dense + attention // 2, FORMULA_SOURCE)
 
 
-def counter_flops(
-    module: nn.Module, batch: Any, tokens: int, step: Callable[[nn.Module, Any], Any] | None = None
-) -> FlopCount:
+def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> FlopCount:
     """Count one forward pass of a fake copy of any module: no memory, no kernels, nothing of it changed.
 
     Args:
@@ -153,9 +150,8 @@ def counter_flops(
             lists) is copied too, so that a step may change it, except for its trainer and its data.
         batch: what the step takes; tensors in it are replaced by fakes.
         tokens: tokens in that batch (the count is divided by it).
-        step: calls the module on the batch; by default ``training_step(batch, 0)`` where the module has
-            one (without the 0 where it takes none), else ``module(*batch)`` for a tuple or list and
-            ``module(batch)`` otherwise.
+        step: name of the method that takes the batch, such as ``training_step``; a second parameter of it is 0, the
+            batch's index.
 
     Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad
     head_dim, and some have no formula, which would count as zero. Operators outside PyTorch's own are not
@@ -207,21 +203,10 @@ def counter_flops(
             # Also of a mapping that is no dict, as tokenizers make them.
             fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
             with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
-                (step or _default_step)(fake, fake_batch)
+                method = getattr(fake, step)
+                method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
     source = "; not counted: ".join(filter(None, [COUNTER_SOURCE, ", ".join(sorted(foreign))]))
     return FlopCount(round(counter.get_total_flops() / tokens), None, source)
-
-
-def _default_step(module: nn.Module, batch: Any) -> Any:
-    training_step = getattr(module, "training_step", None)
-    if training_step is not None:
-        return call_step(training_step, batch)
-    return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
-
-
-def call_step(step: Callable[..., Any], batch: Any) -> Any:
-    """Call a LightningModule's ``training_step`` or its like; ``batch_idx`` is optional in them."""
-    return step(batch, 0) if len(inspect.signature(step).parameters) > 1 else step(batch)

@@ -44,6 +44,11 @@ def test_causal_count_leaves_out_half_of_attention():
 TINY_TOKENS = torch.zeros(2, 16, dtype=torch.long)
 
 
+class OfBatch(nn.Sequential):
+    def forward(self, batch):
+        return self[0](*batch)
+
+
 def refuse(*_):
     raise AssertionError("compiled")
 
@@ -53,7 +58,7 @@ def test_counter_on_a_fake_copy_counts_fused_attention_too_and_compiles_nothing(
     network = Transformer(SIZES["tiny"], 16, attention)
     network.compile(backend=refuse)
     before = torch.get_rng_state()
-    count = counter_flops(network, (TINY_TOKENS, TINY_TOKENS), TINY_TOKENS.numel())
+    count = counter_flops(OfBatch(network), (TINY_TOKENS, TINY_TOKENS), TINY_TOKENS.numel(), "forward")
     assert count.per_token_flops == forward_flops(SIZES["tiny"], 16).per_token_flops
     assert count.causal_per_token_flops is None
     assert "flop_counter" in count.source
@@ -64,7 +69,8 @@ def test_counter_on_a_fake_copy_counts_fused_attention_too_and_compiles_nothing(
 def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim():
     shape = ModelShape(d_model=40, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
     tokens = TINY_TOKENS.cuda()
-    count = counter_flops(Transformer(shape, 16).to("cuda", torch.bfloat16), (tokens, tokens), tokens.numel())
+    network = OfBatch(Transformer(shape, 16).to("cuda", torch.bfloat16))
+    count = counter_flops(network, (tokens, tokens), tokens.numel(), "forward")
     assert count.per_token_flops == forward_flops(shape, 16).per_token_flops
 
 
@@ -91,7 +97,8 @@ class Foreign(LightningModule):
 def test_counter_runs_a_foreign_training_step_and_leaves_it_as_it_was():
     module = Foreign()
     weights, attributes = [parameter.clone() for parameter in module.parameters()], set(vars(module))
-    assert counter_flops(module, {"ids": torch.zeros(3, 5, dtype=torch.long)}, 15).per_token_flops == 2 * 8 * 50
+    count = counter_flops(module, {"ids": torch.zeros(3, 5, dtype=torch.long)}, 15, "training_step")
+    assert count.per_token_flops == 2 * 8 * 50
     assert set(vars(module)) == attributes
     assert all(torch.equal(before, after) for before, after in zip(weights, module.parameters(), strict=True))
     assert all(type(parameter) is nn.Parameter and parameter.grad is None for parameter in module.parameters())
@@ -114,6 +121,6 @@ def test_operators_the_counter_cannot_know_are_named():
         def forward(self, x):
             return double(x) @ x
 
-    count = counter_flops(Custom(), torch.ones(4, 4), tokens=4)
+    count = counter_flops(Custom(), torch.ones(4, 4), 4, "forward")
     assert count == FlopCount(2 * 4 * 4, None, count.source)
     assert "not counted: lmbench_test::double" in count.source

@@ -10,7 +10,6 @@ from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_dumper, set_parsing_settings
 from lightning.pytorch import LightningModule
@@ -135,7 +134,6 @@ class CommandLine:
         try:
             self.config = self._parser.parse_args([*texts, *choice.words])
             refuse(self.config)
-            self._continue_from_checkpoint()
         except ArgumentError as error:
             raise self._mistakes(error) from error
         self.config.pop("config", None)
@@ -165,22 +163,6 @@ class CommandLine:
                             lines.append(f"{place}: {line}")
         first = str(_translated(error, self._parser))
         return UsageError("; ".join([*([] if any(first in line for line in lines) else [first]), *lines]))
-
-    def _continue_from_checkpoint(self) -> None:
-        """Take the model's arguments from a checkpoint that has them."""
-        path = self.config.get("ckpt_path")
-        if not path or "://" in path:
-            return
-        try:
-            checkpoint = torch.load(path, weights_only=True, map_location="cpu")
-        except Exception as error:
-            # PyTorch goes on with advice for programmers after its first sentence.
-            reason = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
-            raise UsageError(f"ckpt_path {path!r} cannot be read: {reason}") from error
-        arguments = checkpoint.get("hyper_parameters", {})
-        arguments = {name: value for name, value in arguments.items() if name not in ("_instantiator", "_class_path")}
-        if arguments:
-            self.config = self._parser.parse_object({"model": arguments}, self.config)
 
     def _follow(self) -> None:
         """Let settings follow from those of the other side; `_followed` lists them as `("data", "vocab_size")`."""

@@ -6,7 +6,6 @@ of the process that has imported everything and understood the command line. It 
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import math
 import multiprocessing
@@ -15,11 +14,9 @@ import re
 import signal
 import sys
 import time
-import traceback
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -41,6 +38,7 @@ from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
 from lmbench.python_process import die_with_parent
 from lmbench.records.load import Run, load_known
 from lmbench.records.vocabulary import KILLED, RUNNING
+from lmbench.sweep.fork_server import end_after
 
 #: Once a rank has failed, the others have this time to end by themselves: they may wait for it in a collective.
 GRACE_S = 5.0
@@ -157,27 +155,12 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
     os.environ.update(variables)
     # As Lightning's own launcher does: the ranks of a host share its cores.
     _set_num_threads_if_needed(int(variables["WORLD_SIZE"]))
-    # What the parent holds is not this process's to clean up.
-    for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
-        inherited.atexit = False
     output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.register(signal.SIGUSR1, output, all_threads=False)
     if rank:
         os.dup2(output, 1)
         os.dup2(output, 2)
-    code = int(ExitCode.INTERNAL)
-    try:
-        code = measure()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else code
-    except BaseException:
-        traceback.print_exc()
-    with suppress(Exception):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    end_after(lambda: sys.exit(measure()))
 
 
 def ends_by_records(path: Path, count: int) -> list[End]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
+from zipfile import is_zipfile
 
 from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
@@ -114,8 +114,8 @@ def refuse(config: Any) -> None:
     # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
     # are none.
     checkpoint = config.get("ckpt_path")
-    if checkpoint is not None and "://" not in checkpoint and not Path(checkpoint).is_file():
-        raise UsageError(f"ckpt_path {checkpoint!r} is no file; give a checkpoint's")
+    if checkpoint is not None and "://" not in checkpoint and not is_zipfile(checkpoint):
+        raise UsageError(f"ckpt_path {checkpoint!r} is no file that torch.save wrote; give a checkpoint's")
 
 
 def refuse_least(trainer: Any) -> None:

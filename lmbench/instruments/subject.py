@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lmbench.errors import UsageError
 from lmbench.precision import peak_flops
 from lmbench.records.run import Data, Flops, Model, RunRecord
-from lmbench.sizes import FlopCount, UncountableError, call_step, counter_flops, mode_multiplier
+from lmbench.sizes import FlopCount, UncountableError, counter_flops, mode_multiplier
 
 Facts = TypeVar("Facts", Model, Data)
 
@@ -120,7 +120,7 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
         if mode_multiplier(mode) > 1 and not all(p.requires_grad for p in module.parameters()):
             raise UncountableError("with frozen parameters a training step is not three forward passes")
         name = "training_step" if stage == "fit" else "validation_step"
-        count = counter_flops(module, batch, tokens, lambda fake, inputs: call_step(getattr(fake, name), inputs))
+        count = counter_flops(module, batch, tokens, name)
     except UncountableError as error:
         flops.reason = f"{error}; give {type(module).__name__} a flops_per_token()"
         return

@@ -28,6 +28,8 @@ import tempfile
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -121,12 +123,17 @@ def become_command(variables: dict[str, str], log: str, tie: int) -> None:
 def be_lmbench(words: list[str]) -> NoReturn:
     """Run `lmbench WORDS` as if Python had been started for it, and end the process."""
     sys.argv = ["lmbench", *words]
-    # What the server holds is not this process's to clean up: its folders; and PyTorch's operators, for 30 ms.
+    end_after(partial(runpy.run_module, "lmbench", run_name="__main__", alter_sys=True))
+
+
+def end_after(run: Callable[[], object]) -> NoReturn:
+    """In a fork: call this as if Python had been started for it, and end the process."""
+    # What the parent holds is not this process's to clean up: its folders; and PyTorch's operators, for 30 ms.
     for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
         inherited.atexit = False
     code = 0
     try:
-        runpy.run_module("lmbench", run_name="__main__", alter_sys=True)
+        run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
@@ -140,8 +147,9 @@ def be_lmbench(words: list[str]) -> NoReturn:
     # As Python ends: pools of threads are told (Inductor keeps one open), then threads waited for, then `atexit`.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     # Python's own end would write C's buffers, too, and take down everything that was imported, for half a second.
     ctypes.CDLL(None).fflush(None)
     os._exit(code)
