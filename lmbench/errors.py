@@ -18,8 +18,6 @@ from lmbench.masking import masked_message, one_line
 
 #: More suggestions than this are none.
 _MOST_MEANT = 2
-#: How similar a word has to be to an option's last word: short words are soon alike.
-_NEAR_END = 0.75
 
 
 class ExitCode(IntEnum):
@@ -70,21 +68,12 @@ def tell(line: str) -> None:
 def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
     """`; did you mean sdpa?`, to follow a line about a misspelt name; nothing where none of the known is near.
 
-    A known name that ends in the misspelt one is meant first (`steps`: `measure.steps`), then a similar name, or one
-    whose last word is similar. `form` is how the known name is shown, such as `--{}`.
+    A known name that ends in the misspelt one is meant first (`steps`: `measure.steps`), then a similar name. `form` is
+    how the known name is shown, such as `--{}`.
     """
-
-    def last_word(candidate: str) -> str:
-        return candidate.rpartition(".")[2].lower()
-
-    lower, candidates = name.lower(), list(known)
-    near = [candidate for candidate in candidates if last_word(candidate) == lower]
-    # Of two letters one is half of the word.
-    for key, least in ((str.lower, _NEAR_END if len(lower) < 3 else 0.6), (last_word, _NEAR_END)):
-        best = get_close_matches(lower, map(key, candidates), 1, least)
-        near = near or [candidate for candidate in candidates if key(candidate) in best]
-    # Of several the shallowest: `trainer.profiler.steps` is an option of an option.
-    near = sorted(near, key=lambda name: (name.count("."), name))[:_MOST_MEANT]
+    candidates = sorted(known)
+    near = [known_name for known_name in candidates if known_name.lower().rpartition(".")[2] == name.lower()]
+    near = near[:_MOST_MEANT] or get_close_matches(name, candidates, 1)
     return f"; did you mean {' or '.join(map(form.format, near))}?" if near else ""
 
 

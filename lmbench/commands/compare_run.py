@@ -193,13 +193,10 @@ def measure(
             # A run that ended well is left out for a guard, which may have been an accident.
             left_out = (*cell.left_out_a, *cell.left_out_b)
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
-        latest = [f"slow: {process}" for process in cell.slow if process.round == rounds]
-        for line in latest:
-            progress.keep(line)
         round_s = elapsed_s / max(1, rounds - kept_rounds)
-        is_late, is_decided = elapsed_s + round_s > budget_s, comparison.verdict != UNDECIDED and not latest
-        if is_late and not is_decided:
-            progress.keep(f"a round takes {duration(round_s)}: another is beyond the budget of {duration(budget_s)}")
+        # What a slow process did is measured again before the verdict.
+        is_slow = any(process.round == rounds for process in cell.slow)
+        is_late, is_decided = elapsed_s + round_s > budget_s, comparison.verdict != UNDECIDED and not is_slow
         has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
         # One round has no spread.
         if pace.window_options and has_time and statistics.pstdev(cell.metrics[0].ratio.differences) > tolerance:

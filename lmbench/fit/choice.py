@@ -144,15 +144,9 @@ def _data_class(model: type, command: str, parts: list[Subject], is_asked_for: b
     path = _class_path(parts)
     own = next((data for known, data in OWN_DATA.items() if issubclass(model, known)), None)
     named = None if path in (None, _NULL) else import_class("data", str(path))
-    if own is ShapeData:
-        if path == _NULL or named not in (None, TokenData, ShapeData):
-            raise UsageError(
-                f"--data is {path}, and attention by itself holds its inputs; leave it out: their shape is "
-                "--data.batch_size and --data.context_length"
-            )
-        return own
-    if named is not None:
-        return named
+    if own is ShapeData or named is not None:
+        # Attention by itself holds its inputs, whose shape the data tells.
+        return own if own is ShapeData else named
     has_loader = getattr(model, LOADERS[command]) is not getattr(LightningModule, LOADERS[command])
     if path is None and (own or is_asked_for or (parts and not has_loader)):
         return own or TokenData

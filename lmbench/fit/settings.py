@@ -100,8 +100,8 @@ def refuse(config: Any) -> None:
     """Look through the parsed settings of a command, a namespace with `get`, for what every parser lets through.
 
     Raises:
-        UsageError: a seed that NumPy cannot take, a checkpoint that is not there, a limit that would keep training from
-            ending, or no name for the results folder.
+        UsageError: a seed that NumPy cannot take, a file that is no checkpoint, or a limit that would keep training
+            from ending.
     """
     refuse_least(config.trainer)
     seed = config.get("seed_everything")
@@ -109,8 +109,6 @@ def refuse(config: Any) -> None:
         raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
     if config.dtypes.record:
         refuse_dtypes(config.measure.probe_steps)
-    if not config.measure.results_dir.strip():
-        raise UsageError("measure.results_dir is empty; give a folder, such as results")
     # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
     # are none.
     checkpoint = config.get("ckpt_path")

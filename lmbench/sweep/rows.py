@@ -14,7 +14,7 @@ from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.process import load_per_core
 from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
-from lmbench.records.store import RUN_FILE, RunFolder
+from lmbench.records.store import RunFolder
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.sweep.folder import CHILD_LOG, SweepFolder
 from lmbench.sweep.outcome import End, judge, new_record
@@ -25,7 +25,6 @@ from lmbench.sweep.progress import Progress
 _LEAST_FREE_BYTES = 2**20
 #: Exit codes that tell what a run failed at; that of a signal, say, is the run's and not the sweep's.
 _FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
-_FOREIGN_FILE = "run.foreign.json"
 
 
 class SweepHalted(Failure):
@@ -80,13 +79,11 @@ class Rows:
         path = self.folder.runs / job.name
         log = self.folder.log_path(job)
         record, steps = new_record(job.name, words), []
-        try:
+        # Another version of lmbench (a revision of it, say) may have written it.
+        with suppress(UsageError):
             run = load_run(path) if is_run_folder(path) else None
             if run is not None and run.outcome != DAMAGED:
                 record, steps = run.record, run.steps
-        except UsageError:
-            # Written by another version of lmbench (a revision of it, say): kept, beside what is known here.
-            (path / RUN_FILE).replace(path / _FOREIGN_FILE)
         record.started_at = record.started_at or started_at
         judge(record, steps, end, log)
         if record.outcome not in ("ok", "oom"):
