@@ -193,14 +193,6 @@ def test_predicting_and_an_empty_loader_leave_no_result(recorder):
     assert results(recorder) == []
 
 
-@pytest.mark.parametrize("steps", [2, 5])
-def test_training_that_ends_in_the_warmup_says_that_nothing_was_measured(steps, recorder):
-    train(recorder, max_steps=steps)
-    (result,) = results(recorder)
-    assert (result.record.error.kind, len(result.steps)) == ("EmptyWindow", steps)
-    assert "fail" not in {guard.status for guard in result.record.guards if guard.name != "window_complete"}
-
-
 def test_a_measuring_session_in_ones_own_trainer_is_obeyed_twice():
     timer, session = PhaseTimer(), MeasurementSession(Schedule(warmup_steps=1, steps=4, probe_steps=1))
     trainer = quiet_trainer(timer, TrainingCheck(), session)

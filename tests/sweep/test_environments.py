@@ -12,8 +12,7 @@ from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs, load_run
 from lmbench.sweep.environments import resolve
-from lmbench.sweep.file import EnvironmentSpec, sweep_from
-from lmbench.sweep.plan import make_plan
+from lmbench.sweep.file import EnvironmentSpec
 
 MODULE = """
 from lmbench.model.language_model import LanguageModel
@@ -72,18 +71,6 @@ def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebo
     within = at("HEAD~1")
     assert within.folder.name == "src"
     assert "revision 1" in origin_of(within, "mine").read_text()
-
-
-def test_another_commit_makes_another_cell_and_another_folder_does_not(tree, tmp_path):
-    def ids():
-        content = {"environments": {"x": {"revision": "HEAD"}}}
-        return [cell.id for cell in make_plan("s", sweep_from(content)).cells]
-
-    first, moved = ids(), tmp_path / "moved"
-    tree.rename(moved)
-    assert ids() == first
-    git("commit", "-q", "-a", "-m", "revision 3", folder=moved)
-    assert ids() != first
 
 
 def test_two_revisions_are_interleaved_in_one_sweep(tree):

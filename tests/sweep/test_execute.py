@@ -97,17 +97,6 @@ def test_rounds_interleave_the_repeats_and_know_which_rounds_come(tmp_path):
     assert [[name[-2:] for name in names] for names in again.rounds] == [[], [], ["r2"] * 3, ["r3"] * 3]
 
 
-def test_later_repeats_of_a_cell_that_cannot_end_well_are_skipped_with_the_reason(tmp_path):
-    servers = by_layers("oom", "usage", "error")
-    sweep(tmp_path, servers, GRID)
-    assert len(servers.started) == 4
-    rows = {(run.sweep.axes["model.num_layers"], run.sweep.repeat): run for run in records(tmp_path).values()}
-    assert {place: run.outcome for place, run in rows.items()} == {
-        (1, 0): "oom", (1, 1): "skipped", (2, 0): "error", (2, 1): "skipped", (3, 0): "error", (3, 1): "error",
-    }  # fmt: skip
-    assert rows[1, 1].error.message == "repeat 0 ended with oom: OutOfMemoryError came"
-
-
 def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
     servers, again = by_layers(), by_layers()
     sweep(tmp_path, servers, ONE)

@@ -116,7 +116,6 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     lines = [line.partition(" of 8: ")[2] for line in captured.err.splitlines() if " of 8: " in line]
     assert len(lines) == 8
     assert any(re.fullmatch(r"num_layers-1-\w+-r0: ok [\d.,]+ ms/step", line) for line in lines)
-    # A reason is told once.
     assert sum("has no backward pass on a CPU" in line for line in lines) == 1
     first = {run.outcome: run for run in runs(tmp_path / "study").values() if run.record.sweep.repeat == 0}
     errors = {outcome: run.record.error for outcome, run in first.items()}
