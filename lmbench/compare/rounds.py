@@ -98,12 +98,6 @@ def is_same(differences: Floats, tolerance: float) -> npt.NDArray[np.bool_]:
     return same & (np.abs(np.median(differences, axis=-1)) < limit)
 
 
-def is_changed(differences: Floats) -> npt.NDArray[np.bool_]:
-    """Whether there is evidence of a change, along the last axis. It is asked where `is_same` has said no."""
-    changed: npt.NDArray[np.bool_] = log_evidence(differences) > _threshold(CONFIDENCE)
-    return changed
-
-
 def _threshold(confidence: float) -> float:
     """The logarithm of the evidence that comparisons without a change exceed as rarely as the confidence says.
 

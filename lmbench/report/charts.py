@@ -123,8 +123,8 @@ def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
     return points
 
 
-def _axis(title: str, is_log: bool) -> Spec:
-    return {"title": f"{title}, log", "scale": {"type": "log"}} if is_log else {"title": title}
+def _log(title: str) -> Spec:
+    return {"title": f"{title}, log", "scale": {"type": "log"}}
 
 
 def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
@@ -146,13 +146,12 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
         return None
     if spec.kind == "rows":
         return Chart("", _rows(points, title))
-    y = _axis(title, spec.is_log and is_line)
     if is_line:
         ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
-        return Chart("", picture("lines", points, x=x, y=y))
+        return Chart("", picture("lines", points, x=x, y=_log(title)))
     x = {"sort": [str(frame.known[cell].get(spec.x)) for cell in frame.ordered([spec.x])], "title": heading(spec.x)}
-    return Chart("", picture("bars", points, x=x, xOffset={"sort": series}, y=y))
+    return Chart("", picture("bars", points, x=x, xOffset={"sort": series}, y={"title": title}))
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
@@ -179,7 +178,7 @@ def steps_charts(path: Path) -> list[Chart]:
         if time_s
     ]
     x, caption = {"title": "step", "axis": {"tickMinStep": 1}}, f"The first {len(steps):,} steps."
-    return [Chart("Steps", picture("lines", points, x=x, y=_axis("ms", is_log=True)), caption)] if points else []
+    return [Chart("Steps", picture("lines", points, x=x, y=_log("ms")), caption)] if points else []
 
 
 _KINDS = {

@@ -99,8 +99,7 @@ def print_table(table: Table, console: Console) -> None:
         _print_block(block, len(rows), table.has_total, console)
     left_out = [part.column.title for part in fitted if part not in kept]
     if left_out:
-        count = f"{len(left_out)} more column{'s' * (len(left_out) > 1)}"
-        print_text(f"{count} with COLUMNS={needed}: {', '.join(left_out)}", console)
+        print_text(f"more with COLUMNS={needed}: {', '.join(left_out)}", console)
     print_lines((Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)), console)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lmbench.report.answer import Column, Table
-from lmbench.report.units import COUNT, WORDS, Unit, instances, microseconds, milliseconds, percent
+from lmbench.report.units import WORDS, Unit, instances, microseconds, milliseconds, percent, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,20 +25,19 @@ def signed_ms(seconds: float) -> str:
     return f"{'+' if seconds > 0 else '-'}{text}" if float(text.replace(",", "")) else text
 
 
-# Units that stand in the caption and not in each heading: the tables fit into 80 columns.
-MS = Unit("", 1e3, milliseconds)
-_UNITS = {
-    "ms": MS, "us": Unit("", 1e6, microseconds), "signed_ms": Unit("", 1e3, signed_ms),
-    "count": Unit("", 1.0, instances), "fraction": Unit("", 100.0, percent), "whole": COUNT,
+#: How a number is shown, by what its column's name ends in or names. The unit stands in the caption and not in each
+#: heading: the tables fit into 80 columns.
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "ms": milliseconds, "us": microseconds, "signed_ms": signed_ms, "count": instances, "fraction": percent,
+    "whole": whole,
     # TFLOP/s or TB/s, as the row says.
-    "tera": Unit("", 1e-12, lambda value: f"{value / 1e12:.3g}"),
-    "giga": Unit("", 1e-9, lambda value: f"{value / 1e9:.1f}"),
-    "bytes": Unit("", 2.0**-30, lambda value: f"{value / 2**30:,.3f}"),
-    "MiB": Unit("", 2.0**-20, lambda value: f"{value / 2**20:,.2f}"),
-    "MB": Unit("", 1e-6, lambda value: f"{value / 1e6:.3g}"),
-    "mega": Unit("", 1e-6, lambda value: f"{value / 1e6:.0f}"),
-    "ratio": Unit("", 1.0, "{:.2f}".format), "small_ratio": Unit("", 1.0, "{:.4f}".format),
-    "mean_s": Unit("", 1e6, microseconds), "s": MS,
+    "tera": lambda value: f"{value / 1e12:.3g}",
+    "giga": lambda value: f"{value / 1e9:.1f}",
+    "bytes": lambda value: f"{value / 2**30:,.3f}",
+    "MiB": lambda value: f"{value / 2**20:,.2f}",
+    "MB": lambda value: f"{value / 1e6:.3g}",
+    "mega": lambda value: f"{value / 1e6:.0f}",
+    "ratio": "{:.2f}".format, "small_ratio": "{:.4f}".format, "mean_s": microseconds, "s": milliseconds,
 }  # fmt: skip
 
 
@@ -73,8 +72,9 @@ def table(
     for heading, reading in description["columns"].items():
         field, _, unit_name = reading.partition(" ")
         if field in rows.columns:
-            by_end = next((unit for end, unit in _UNITS.items() if field.endswith(f"_{end}") or field == end), WORDS)
-            unit = _UNITS.get(unit_name, by_end)
+            by_end = next((text for end, text in _TEXTS.items() if field.endswith(f"_{end}") or field == end), None)
+            text = _TEXTS.get(unit_name, by_end)
+            unit = WORDS if text is None else Unit("", 1.0, text)
             title = heading.format(**words)
             is_shortened = unit is WORDS and field not in description.get("whole", ())
             is_extra = field in description.get("extra", ())

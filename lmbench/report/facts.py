@@ -236,9 +236,6 @@ def sort_key(name: str, value: Value) -> tuple[int, float, str]:
     if value in order:
         return (0, float(order.index(value)), "")
     # 4 x 512 is smaller than `small`: the blocks of a Transformer have 12 L D^2 parameters.
-    layers, of, width = value.partition(" x ")
-    if name == "size" and (value in SIZES or (of and layers.isdigit() and width.isdigit())):
-        size = SIZES.get(value)
-        layer_count, d_model = (size.num_layers, size.d_model) if size else (int(layers), int(width))
-        return (0, float(layer_count * d_model**2), value)
-    return (2, 0.0, value)
+    size = SIZES.get(value)
+    shape = re.fullmatch(r"(\d+) x (\d+)", f"{size.num_layers} x {size.d_model}" if size else value)
+    return (0, float(int(shape[1]) * int(shape[2]) ** 2), value) if shape and name == "size" else (2, 0.0, value)

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Literal
 
 from lmbench.configs import parse_yaml
@@ -90,29 +89,24 @@ def _courses(frame: Frame) -> Iterator[Frame]:
 
 
 @lru_cache(maxsize=8)
-def _levels(frame: Frame, expression: str) -> tuple[dict[int, Cell], dict[int, float]]:
-    """The changes of a number's level, each at the first cell of the new level, as a fraction with its interval; and by
-    cell the geometric mean of its level."""
-    changes, levels = dict[int, Cell](), dict[int, float]()
+def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
+    """The changes of a number's level, each at the first cell of the new level, as a fraction with its interval."""
+    changes = dict[int, Cell]()
     for part in _courses(frame):
         numbers = {cell: part.numbers(cell, expression) for cell in part.known}
         means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
-        cells, found = [*means], level_changes([*means.values()]) if means else []
-        for start, end in pairwise([0, *(change.index for change in found), len(cells)]):
-            level = cells[start:end]
-            levels |= dict.fromkeys(level, geometric_mean([means[cell] for cell in level] or [1.0]))
-        for change in found:
+        for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
             text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
-            changes[cells[change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
-    return changes, levels
+            changes[[*means][change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
+    return changes
 
 
 _COLUMNS = tuple(
     Column(f"{name}_change_fraction", f"{name} change", read, PERCENT, None, is_costly=True)
     for name, read in (
-        ("step", lambda frame, cell: _levels(frame, "phases.step.mean_s")[0].get(cell)),
-        ("peak", lambda frame, cell: _levels(frame, "memory.run_peak_allocated_bytes")[0].get(cell)),
+        ("step", lambda frame, cell: _changes(frame, "phases.step.mean_s").get(cell)),
+        ("peak", lambda frame, cell: _changes(frame, "memory.run_peak_allocated_bytes").get(cell)),
     )
 )
 
@@ -131,20 +125,15 @@ def _headline(frame: Frame) -> Iterator[str]:
 
 
 def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A number along the commits or times with its spread, and the levels that the change points part."""
-    if spec.x not in frame.course:
-        return None
+    """A number along the commits or times with its spread, and a line where its level changes."""
     column = column_of(spec.y)
-    points, (_, levels) = points_of(column, frame), _levels(frame, column.expression)
-    marks = []
-    for cell in frame.ordered([spec.x]):
-        if cell in levels:
-            level = {"y": levels[cell] * column.unit.scale, "tip": points[cell]["tip"]}
-            for series, point in (("step", points[cell]), ("level", level)):
-                marks.append({"series": series, "x": frame.known[cell][spec.x], **point})
-    x = {"type": "nominal", "sort": frame.course[spec.x], "title": spec.x, "axis": {"labelAngle": -45}}
+    points, place = points_of(column, frame), {cell: facts.get(spec.x) for cell, facts in frame.known.items()}
+    marks = [{"series": "", "x": place[cell], **points[cell]} for cell in frame.ordered([spec.x]) if cell in points]
+    x = {"type": "nominal", "sort": frame.course.get(spec.x), "title": spec.x, "axis": {"labelAngle": -45}}
     y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
-    return Chart("", picture("lines", marks, x=x, y=y)) if len(levels) > 1 else None
+    changes = [{"change": place[cell]} for cell in _changes(frame, column.expression)]
+    rule = {"data": {"values": changes}, "mark": "rule", "encoding": {"x": {**x, "field": "change"}, "y": None}}
+    return Chart("", picture("lines", marks, [rule], x=x, y=y)) if len(marks) > 1 else None
 
 
 OVER = Feature(columns=_COLUMNS, chart_kinds={"levels": ChartKind(_chart)}, headline=_headline)

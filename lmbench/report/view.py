@@ -48,8 +48,8 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A chart for each combination of the facts that it does not name.
 
     `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
-    labelled with what differs; `lines`: `y` over the number `x`, a line for each of `series`; `stack`: the columns `of`
-    on top of each other, for each cell. Features add kinds of their own.
+    labelled with what differs; `lines`: `y` over the number `x`, both log, a line for each of `series`; `stack`: the
+    columns `of` on top of each other, for each cell. Features add kinds of their own.
     """
 
     title: str
@@ -58,7 +58,6 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     x: str = "size"
     series: tuple[str, ...] = ()
     of: tuple[str, ...] = ()
-    is_log: bool = False
 
 
 class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):

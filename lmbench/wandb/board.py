@@ -21,7 +21,7 @@ from msgspec import Struct
 from lmbench.records.passes import TIMING
 from lmbench.report import logged
 from lmbench.report.facts import FACT
-from lmbench.report.view import GENERIC, ChartSpec, View
+from lmbench.report.view import GENERIC, View
 
 if TYPE_CHECKING:
     # It takes pandas along, which a run that only reads its settings does without.
@@ -33,15 +33,13 @@ _MOST_RUNS = 100
 class Panel(Struct, frozen=True):
     """One panel. Keys are `summary:time/step_ms`, `config:size`, and `series:time/step_ms` of each step.
 
-    `bars`: a bar for each label and number of `y`, the mean over repeats; `series`: `y` over the steps; `scatter`: a
-    dot for each run, `y` over `x`; `differences`: what runs differ in.
+    `bars`: a bar for each label and number of `y`, the mean over repeats; `series`: `y` over the steps; `differences`:
+    what runs differ in.
     """
 
-    kind: Literal["bars", "series", "scatter", "differences"]
+    kind: Literal["bars", "series", "differences"]
     title: str
     y: tuple[str, ...] = ()
-    x: str | None = None
-    is_log: bool = False
 
 
 class Board(Struct, frozen=True):
@@ -53,12 +51,6 @@ class Board(Struct, frozen=True):
     columns: tuple[str, ...]
     study: str | None = None
     run_pass: str = TIMING
-
-    @property
-    def keys(self) -> set[str]:
-        """Every key that a panel or the table names."""
-        panels = [panel for section in self.sections.values() for panel in section]
-        return {*self.columns, *(key for panel in panels for key in (*panel.y, panel.x) if key is not None)}
 
 
 class Request(Struct, frozen=True):
@@ -79,10 +71,6 @@ class _Shared(Struct, frozen=True):
     profiled: dict[str, tuple[Panel, ...]]
 
 
-#: Facts whose charts lie over a number.
-_NUMBERS = ("batch", "context", "micro_batches", "warmup", "ranks")
-
-
 def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iterable[str]) -> Board:
     """The board of a study's view; `kinds` and `parts` are those of kernels that a profiled run can have. The generic
     view has the board of all runs."""
@@ -95,16 +83,12 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
         key = logged.run_names()[field] if is_logged else shared.worked_out.get(name)
         return () if key is None else (f"summary:{key}",)
 
-    def panel_of(chart: ChartSpec) -> Panel | None:
-        """A chart as a panel; None where W&B has nothing of what it shows."""
-        keys = tuple(key for name in chart.of or [chart.y] for key in key_of(name))
-        if keys and chart.kind == "lines" and chart.x in _NUMBERS:
-            return Panel("scatter", chart.title, keys, f"config:{chart.x}", chart.is_log)
-        return Panel("bars", chart.title, keys) if keys else None
-
-    is_generic = view.name == GENERIC.name
-    charts = () if is_generic else tuple(panel for chart in view.charts if (panel := panel_of(chart)) is not None)
-    sections = {"Answer": charts, **(shared.profiled if view.is_profiled else shared.timed)}
+    is_generic, shown = view.name == GENERIC.name, list[Panel]()
+    for chart in () if is_generic else view.charts:
+        # W&B has nothing of what compares cells.
+        if of_chart := tuple(key for name in chart.of or [chart.y] for key in key_of(name)):
+            shown.append(Panel("bars", chart.title, of_chart))
+    sections = {"Answer": tuple(shown), **(shared.profiled if view.is_profiled else shared.timed)}
     if view.is_profiled:
         sections["Kernels"] += tuple(
             Panel("bars", f"Step by {what}", tuple(f"summary:{logged.kernel_name(what, name)}" for name in names))
@@ -187,9 +171,6 @@ def _drawn(panel: Panel) -> Any:
     if panel.kind == "bars":
         grouping = {"groupby": wr.Config("label"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
         return wr.BarPlot(title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS, **grouping)
-    if panel.kind == "scatter":
-        x, y, log = wr.Config(str(panel.x).removeprefix("config:")), wr.SummaryMetric(names[0]), panel.is_log or None
-        return wr.ScatterPlot(title=panel.title, x=x, y=y, log_x=log, log_y=log)
     if panel.kind == "differences":
         return wr.RunComparer(diff_only="split")
     return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")

@@ -11,7 +11,7 @@ from comparison_runs import make_run
 from simulated_rounds import CONDITIONS, Noise, differences, simulate
 
 from lmbench.compare.comparison import compare, decide
-from lmbench.compare.rounds import is_changed, is_same, ratio_by_rounds
+from lmbench.compare.rounds import is_same, log_evidence, ratio_by_rounds
 
 TRIALS = 400
 #: Three standard errors of 5 % in so many trials.
@@ -68,7 +68,7 @@ def test_the_ratio_of_a_comparison_says_what_the_looks_say():
         differences = np.array(ratio.differences)
         word = decided(ratio).word
         # What is shown is what was tested.
-        assert is_changed(differences) == ratio.excludes_one
+        assert (math.exp(-log_evidence(differences)) < 0.1) == ratio.excludes_one
         assert (word == "same", word == "undecided") == (
             is_same(differences, 0.01), not ratio.excludes_one and word != "same",
         )  # fmt: skip

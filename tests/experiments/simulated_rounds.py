@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.compare.rounds import FIRST_LOOK, is_changed, is_same
+from lmbench.compare.rounds import FIRST_LOOK, is_same, log_evidence
 
 GATE = 0.01
 EFFECT = 0.02
@@ -96,7 +96,9 @@ def simulate(noise, trials, effect=0.0, rounds=ROUNDS, seed=0):
         open_ones = np.flatnonzero(words == "undecided")
         seen = drawn[open_ones, :look]
         changed = np.where(np.median(seen, axis=-1) > 0, "slower", "faster")
-        words[open_ones] = np.select([is_same(seen, GATE), is_changed(seen)], ["same", changed], "undecided")
+        words[open_ones] = np.select(
+            [is_same(seen, GATE), np.exp(-log_evidence(seen)) < 0.1], ["same", changed], "undecided"
+        )
         ends[open_ones] = look
     shares = [float((words == word).mean()) for word in ("same", "slower", "faster")]
     return Rates(*shares, float(np.median(ends)))

@@ -133,6 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing on the test's output."""
 
 
+def keys_of(board):
+    """Every key that a panel of a board or its table of runs names."""
+    return {*board.columns, *(key for panels in board.sections.values() for panel in panels for key in panel.y)}
+
+
 class SilentServer:
     """Accepts every connection and never answers."""
 

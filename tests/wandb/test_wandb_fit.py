@@ -12,7 +12,7 @@ import pytest
 from fit_process import QUICK, bench
 from paths import RUNS, SUPPORT
 from tables import rows
-from wandb_loopback import PLANTED_KEY, Server
+from wandb_loopback import PLANTED_KEY, Server, keys_of
 
 from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
@@ -61,7 +61,7 @@ def check_boards(logged):
     catalogue = make_catalogue()
     studies = ["sweep", *(name for name in shipped_studies() if not name.startswith("tiny_"))]
     boards = [board_of(catalogue.view(name), catalogue, KINDS, PARTS) for name in studies]
-    named = {key for board in boards for key in board.keys}
+    named = {key for board in boards for key in keys_of(board)}
     assert {key for key in named if not key.startswith("summary:")} <= logged | known
     assert len(named & logged) > 30
 
