@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from browser import look, needs_browser, operate
 from report_golden import CASES
 from runs import make_sweep, section_of
@@ -30,17 +29,6 @@ def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tm
     assert first == second
     assert re.search(r"<link|@import|\ssrc=|javascript:", re.sub(r"(?s)<script>.*?</script>", "", first)) is None
     assert "default-src 'none'" in first
-
-
-def test_whiskers_are_a_standard_deviation_between_processes(tmp_path):
-    means = [0.1, 0.101, 0.104, 0.103]
-    make_sweep(tmp_path / "s", {}, repeats=4, change=lambda _, repeat: {"phases.step.mean_s": means[repeat]})
-    chart = section_of(tmp_path).charts()[0]
-    (point,) = chart.spec["data"]["values"]
-    # std of 100, 101, 104, 103 ms
-    deviations = point["high"] - point["y"], point["y"] - point["low"]
-    assert (point["y"], *deviations) == pytest.approx((102, 1.825742, 1.825742))
-    assert chart.caption == "Whiskers: mean ± standard deviation between processes; none where there is one process."
 
 
 def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path):

@@ -24,9 +24,13 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, std,
         return {STEP: means[repeat], "phases.step.std_s": 0.001}
 
     home = make_sweep(tmp_path / "s", {"data.batch_size": [4]}, repeats=len(means), change=change)
-    (row,) = rows_of(home)
+    (row,), section = rows_of(home), section_of(home)
     assert (row["step_s"], row["step_std_s"]) == pytest.approx((statistics.fmean(means), std))
-    assert section_of(home).tables[0].caption.endswith(spread)
+    assert section.tables[0].caption.endswith(spread)
+    # Whiskers are drawn between processes alone.
+    (point,) = section.charts()[0].spec["data"]["values"]
+    expected = pytest.approx(1e3 * (row["step_s"] + std)) if means[1:] else None
+    assert point.get("high") == expected
 
 
 def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path):

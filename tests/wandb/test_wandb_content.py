@@ -58,8 +58,7 @@ def test_tables_have_the_phases_the_ranks_the_guards_and_every_value_of_the_reco
     h200.per_rank = [RankRecord(rank, mean_s={"forward": 0.1 + rank}) for rank in range(2)]
     tables = tables_of(h200)
     assert [(row["rank"], row["forward_s"]) for row in tables["tables/ranks"]][-1] == ("skew", pytest.approx(1.0))
-    assert [row["phase"] for row in tables["tables/phases"]][-1] == "step"
-    assert [row["name"] for row in tables["tables/guards"]] == [guard.name for guard in h200.guards]
+    assert (tables["tables/phases"][-1]["phase"], len(tables["tables/guards"])) == ("step", len(h200.guards))
     fields = {row["field"]: row["value"] for row in tables["tables/record"]}
     assert set(fields) == set(recorded(h200)) - {"guards"}
     assert fields["phases.step.median_s"] == str(h200.phases.step.median_s)
