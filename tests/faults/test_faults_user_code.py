@@ -20,20 +20,21 @@ QUICK = "--measure.steps=20 --measure.probe_steps=3"
 WINDOW = 3 + 20
 
 
-HOOKS = {
-    # hook: times it was called before, phase, steps kept, steps of the window
-    "setup": (0, "setup", 0, None),
-    "on_train_start": (0, "setup", 0, 0),
-    "on_train_batch_start": (8, "other", 8, 5),
-    "on_train_batch_end": (8, "other", 8, 5),
-    "on_train_end": (0, "other", WINDOW, 20),
-    "teardown": (0, "other", WINDOW, 20),
-}
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, tmp_path, capsys):
-    at, phase, steps, window = HOOKS[hook]
+@pytest.mark.parametrize(
+    ("hook", "at", "phase", "steps", "window"),
+    # Times it was called before, steps kept and of the window.
+    [
+        ("setup", 0, "setup", 0, None),
+        ("on_train_start", 0, "setup", 0, 0),
+        ("on_train_batch_start", 8, "other", 8, 5),
+        ("on_train_batch_end", 8, "other", 8, 5),
+        # Among the probe steps.
+        ("on_train_batch_end", WINDOW + 2, "other", WINDOW, 20),
+        ("on_train_end", 0, "other", WINDOW, 20),
+        ("teardown", 0, "other", WINDOW, 20),
+    ],
+)
+def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, phase, steps, window, tmp_path, capsys):
     run, printed = bench(tmp_path, QUICK, *plant(hook, "raise", at), code=5), capsys.readouterr()
     assert (run.outcome, run.record.exit_code, run.damage) == ("error", 5, None)
     error = RunError("ValueError", "planted in the user's own code", phase)
@@ -47,18 +48,13 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, tmp_p
     assert "lightning/pytorch/" in traceback_text
     assert traceback_text.endswith("ValueError: planted in the user's own code\n")
     assert f"outcome      error in {phase}" in printed.out
+    # A complete window keeps its summary.
+    assert ("tokens/s" in printed.out) == (window == 20)
 
 
-@pytest.mark.parametrize(("deed", "at", "steps"), [("raise", WINDOW + 2, WINDOW), ("exit", 8, 8)])
-def test_a_complete_window_keeps_its_summary_and_code_that_exits_is_no_success(deed, at, steps, tmp_path, capsys):
-    run = bench(tmp_path, QUICK, *plant("on_train_batch_end", deed, at), code=5)
-    assert (run.outcome, len(run.steps)) == ("error", steps)
-    if deed == "exit":
-        assert "exit with 0" in run.record.error.message
-    else:
-        assert run.record.phases.step.n == 20
-        assert run.record.throughput.tokens_per_s > 0
-        assert "tokens/s" in capsys.readouterr().out
+def test_code_that_exits_is_no_success(tmp_path):
+    run = bench(tmp_path, QUICK, *plant("on_train_batch_end", "exit", 8), code=5)
+    assert (run.outcome, len(run.steps), "exit with 0" in run.record.error.message) == ("error", 8, True)
 
 
 OWN = f"--model=planted_faults.Net --data=planted_faults.Data {QUICK}"
@@ -67,7 +63,7 @@ OWN = f"--model=planted_faults.Net --data=planted_faults.Data {QUICK}"
 PLACES = rows("""
 # words | phase | function | exception and its message
 model.bad_step 9 | forward | training_step | ValueError: planted in training_step
-model.bad_step -2 | setup | __init__ | RuntimeError: planted in the constructor
+model.bad_hook __init__ | setup | __init__ | KeyError: 'lr'
 model.bad_hook configure_optimizers | setup | configure_optimizers | KeyError: 'lr'
 data.bad_hook __init__ | setup | __init__ | KeyError: 'lr'
 data.bad_hook collate | data | _collate | KeyError: 'lr'
@@ -75,7 +71,6 @@ data.bad_hook collate | data | _collate | KeyError: 'lr'
 data.bad_item 24 --data.num_workers 1 | data | __getitem__ | ValueError: planted in the data
 # A loss that no parameter is in: PyTorch raises, between two lines of the module.
 model.bad_hook detach | backward | - | RuntimeError: element 0 of tensors does not require grad
-trainer.callbacks+ planted_faults.Unbuildable | setup | __init__ | KeyError: 'lr'
 """)
 
 

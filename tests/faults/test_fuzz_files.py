@@ -12,10 +12,10 @@ import shutil
 
 import pytest
 import yaml
+from paths import TRACES
 from planted_memory import planted_run, write
 from runs import make_run, places
 from simulated_cells import SimulatedServers, sweep
-from trace_events import HandWritten
 from wandb_loopback import replace_wandb
 
 from lmbench.cli import main
@@ -101,7 +101,7 @@ SUBJECTS = [
     ("pair", "a/r/steps.jsonl", 75, ("show here", "report here")),
     ("sweep", "sweep.json", 45, ("sweep here --dry_run --trust", "report here")),
     ("study", "study.yaml", 40, ("sweep here/study.yaml --dry_run",)),
-    ("trace", "trace.json", 40, ("kernels here/trace.json", "kernels here/trace.json --json")),
+    ("trace", "trace.json.gz", 40, ("kernels here/trace.json.gz", "kernels here/trace.json.gz --json")),
     ("snapshot", "snapshot.pickle", 20, ("memory here/snapshot.pickle",)),
 ]
 
@@ -116,14 +116,7 @@ def sound(tmp_path_factory):
     for name in ("study", "trace", "snapshot"):
         (root / name).mkdir()
     shutil.copy(shipped_studies()["precision"], root / "study" / "study.yaml")
-    trace = HandWritten()
-    for step in range(2):
-        start = 1000.0 * step
-        trace.step(step, start, 900)
-        trace.op("aten::mm", start + 10, 50)
-        trace.launch(2 * step + 1, start + 20)
-        trace.kernel(2 * step + 1, "nvjet_sm90_tst_128x128", start + 60, 300)
-    trace.write(root / "trace" / "trace.json")
+    shutil.copy(TRACES / "two_gpus" / "trace.json.gz", root / "trace")
     write(root / "snapshot" / "snapshot.pickle", planted_run().memory)
     return root
 

@@ -32,11 +32,8 @@ def at_us(trace, moment_us):
 def test_lightnings_own_profiler_is_understood(tmp_path):
     profiler = PyTorchProfiler(dirpath=tmp_path, filename="t", schedule=schedule(wait=1, warmup=1, active=3))
     module = Sleeper()
-    Sleeper.forward_s, before = 0.0, Sleeper.forward_s
-    try:
-        quiet_trainer(profiler=profiler, max_steps=12).fit(module, DataLoader(torch.randn(96, 16), batch_size=4))
-    finally:
-        Sleeper.forward_s = before
+    module.forward_s = 0.0
+    quiet_trainer(profiler=profiler, max_steps=12).fit(module, DataLoader(torch.randn(96, 16), batch_size=4))
     (path,) = tmp_path.glob("*.json")
     trace = load_trace(path)
     assert trace.timeline.source == "foreign"

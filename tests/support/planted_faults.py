@@ -78,14 +78,12 @@ class Data(LightningDataModule):
 
 
 class Net(LightningModule):
-    """Fails in step `bad_step` (-2: when it is built) or in the hook `bad_hook`, and has no finite loss in step
-    `nan_step`."""
+    """Fails in step `bad_step` or in the hook `bad_hook`, and has no finite loss in step `nan_step`."""
 
     def __init__(self, bad_step: int = -1, nan_step: int = -1, bad_hook: str = ""):
         super().__init__()
         self._bad_hook = bad_hook
-        if bad_step == -2:
-            raise RuntimeError("planted in the constructor")
+        _fail_in("__init__", bad_hook)
         self._bad_step, self._nan_step = bad_step, nan_step
         self.net = torch.nn.Linear(2, 2)
 
@@ -104,13 +102,6 @@ class Net(LightningModule):
     def configure_optimizers(self):
         _fail_in("configure_optimizers", self._bad_hook)
         return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-
-class Unbuildable(Callback):
-    """Cannot be built."""
-
-    def __init__(self):
-        raise KeyError("lr")
 
 
 def return_freed_memory():

@@ -236,13 +236,10 @@ def attention_backends(folder):
 
 
 CASES = {
-    "compile": compiled,
-    **{
-        case.__name__: case
-        for case in (
-            step_times, precision, any_sweep, unrelated, kernels, memory, attention, attention_backends,
-        )
-    },
+    case.__name__: case
+    for case in (
+        compiled, step_times, precision, any_sweep, unrelated, kernels, memory, attention, attention_backends,
+    )
 }  # fmt: skip
 
 
