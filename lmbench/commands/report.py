@@ -42,7 +42,7 @@ def make_catalogue(has_reference: bool = False) -> Any:
     from lmbench.attention import ATTENTION
     from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
-    from lmbench.memory.timeline import MEMORY
+    from lmbench.memory.answer import MEMORY
     from lmbench.report.charts import OWN
     from lmbench.report.over import OVER
     from lmbench.report.published import REFERENCE
