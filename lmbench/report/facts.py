@@ -148,6 +148,11 @@ FACT: Mapping[str, Fact] = {
 
 #: Facts that make another cell only among runs that belong to no sweep.
 ENVIRONMENT = {"torch", "commit", "host"}
+#: Facts that a caption leaves out where all rows have what everybody has.
+_USUAL = {
+    "checkpoint": "none", "choices": "plain", "micro_batches": 1, "ranks": 1, "strategy": "none",
+    "zero_grad": "after_step",
+}  # fmt: skip
 #: Facts that follow from others (16-mixed takes another variant of the optimizer): a baseline need not share them.
 CONSEQUENCES = {"optimizer"}
 
@@ -199,6 +204,11 @@ def plain(value: Any) -> Value:
     if value is None or isinstance(value, int | float):
         return value
     return shown(value) if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def is_said(name: str, value: Value) -> bool:
+    """Whether a caption says the value of a fact: not what everybody has."""
+    return name in FACT and name not in ENVIRONMENT and value != _USUAL.get(name)
 
 
 def heading(name: str) -> str:

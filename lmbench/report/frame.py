@@ -34,6 +34,7 @@ from lmbench.report.facts import (
     SEEDS,
     Value,
     in_words,
+    is_said,
     other_axes,
     other_settings,
     planned,
@@ -225,22 +226,23 @@ class Frame:
         return {name: values[name] for name in in_order(values)}
 
     def varying(self) -> list[str]:
-        """Facts that differ between cells; the unknown differs from nothing."""
-        return [name for name, values in self.values.items() if len(values) > 1]
+        """Facts that differ between cells, or that some lack although a run of theirs lived to tell (no attention).
+        Otherwise the unknown differs from nothing."""
+        lived = [self.known[cell] for cell in self.rows if self.runs_of(cell, "ok", is_shown=None)]
+        return [
+            name
+            for name, (value, *others) in self.values.items()
+            if others or (is_said(name, value) and any(name not in facts for facts in lived))
+        ]
 
     def differing(self) -> list[str]:
         """Facts that differ between cells and do not follow from others: what labels say."""
         return [name for name in self.varying() if name not in CONSEQUENCES]
 
-    def partly_known(self) -> list[str]:
-        """Facts that some cells have, and others not although a run of theirs lived to tell (no attention)."""
-        lived = [cell for cell in self.rows if self.runs_of(cell, "ok", is_shown=None)]
-        return [name for name in self.values if any(name not in self.known[cell] for cell in lived)]
-
     def shared(self) -> dict[str, Value]:
         """Facts that all cells share; cells that died too early to tell share what the others do."""
-        known = {name: values for name, values in self.values.items() if name not in self.partly_known()}
-        return {name: next(iter(values)) for name, values in known.items() if len(values) == 1}
+        varying = self.varying()
+        return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
 
     def in_words(self, cell: int, names: Sequence[str]) -> str:
         """These facts of the cell, as people say them."""

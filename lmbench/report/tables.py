@@ -15,16 +15,11 @@ from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
 from lmbench.report.columns import Column
-from lmbench.report.facts import ENVIRONMENT, FACT, Value, heading, in_words
+from lmbench.report.facts import FACT, heading, in_words, is_said
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import TIMES, Unit, change_percent, change_range
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
-#: Facts that a caption leaves out where all rows have what everybody has.
-_USUAL = {
-    "checkpoint": "none", "choices": "plain", "micro_batches": 1, "ranks": 1, "strategy": "none",
-    "zero_grad": "after_step",
-}  # fmt: skip
 #: By its cell, a row's entries beside its facts.
 _Rows = list[tuple[int, list[Cell | None]]]
 #: The unit of a fact whose known values are all numbers: it is aligned like them.
@@ -58,8 +53,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     """The table; None if no cell has anything to show in it. Where nothing ran, the first one says how runs ended."""
     columns = catalogue.columns_of(spec)
     values = {column.name: column.of(frame) for column in columns}
-    partly = [name for name in frame.partly_known() if any(_is_said(name, value) for value in frame.values[name])]
-    differing = [name for name in dict.fromkeys([*frame.varying(), *partly]) if name not in spec.among]
+    differing = [name for name in frame.varying() if name not in spec.among]
     sorting = list(dict.fromkeys([*spec.rows, *differing]))
     shared = frame.shared()
     # A single row still says what it is.
@@ -88,7 +82,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     for cell, figures in rows:
         run_id = frame.runs_of(cell)[0].run_id
         figures[:0] = [Cell(frame.known[cell].get(name), run_id=run_id) for name in names]
-    said = [name for name in FACT if name in shared and name not in names and _is_said(name, shared[name])]
+    said = [name for name in FACT if name in shared and name not in names and is_said(name, shared[name])]
     has_spread = not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
     return Table(
@@ -99,10 +93,6 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         # The device, what all rows share and no row says, and which spread stands in the table.
         "; ".join(filter(None, [in_words(shared, said), spread])),
     )
-
-
-def _is_said(name: str, value: Value) -> bool:
-    return name in FACT and name not in ENVIRONMENT and value != _USUAL.get(name)
 
 
 def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence[Cell | None]) -> list[str]:
