@@ -57,14 +57,6 @@ def judgements(frame: Frame) -> dict[int, Judgement]:
 
 def _follows(frame: Frame, cell: int) -> Cell | None:
     """1 where a row follows, 0 where it does not, nan where nobody knows; and the same in words."""
-    if cell not in frame.ok:
-        return None
-    if frame.base.get(cell) == cell:
-        # Beside itself a baseline only shows whether it broke.
-        curves = curves_of(frame, cell)
-        broken, seeds = judge(curves, curves), f"{len(curves)} seed{'s' * (len(curves) != 1)}"
-        is_whole = broken.follows is not False
-        return Cell(float(is_whole), text=f"yardstick, {seeds}" if is_whole else broken.words)
     judgement = judgements(frame).get(cell)
     if judgement is None:
         return None
@@ -87,7 +79,7 @@ def _of_difference(name: str, figure: str, of: Callable[[float], float] = float)
     return read
 
 
-def _to_loss(per_step: Expression, text: Callable[[float], str]) -> Read:
+def _to_loss(per_step: Expression) -> Read:
     """Time or energy of every step up to the loss of the baseline's run of the same seed, mean over seeds; infinite
     where one never came there. Steps before the window, the first with its compiling among them, count as much as the
     window's."""
@@ -103,7 +95,7 @@ def _to_loss(per_step: Expression, text: Callable[[float], str]) -> Read:
             return None
         steps = [steps_to_loss(curve.first(len(other)), other.first(len(curve))) for curve, other in pairs]
         value = float(np.mean(steps) * np.mean(costs))
-        return Cell(value, text="never" if math.isinf(value) else text(value))
+        return Cell(value, text="never" if math.isinf(value) else "")
 
     return read
 
@@ -118,17 +110,9 @@ def _change(logarithm: float) -> float:
     return ratio(logarithm) - 1
 
 
-def _signed_percent(fraction: float) -> str:
-    return f"{fraction * 100:+,.0f}" if abs(fraction) >= 0.1 else units.signed(fraction * 100)
-
-
-def _kilojoules(joules: float) -> str:
-    return f"{joules * 1e-3:.3g}"
-
-
 _NORM = "gradient norm"
 COLUMNS: tuple[Column, ...] = tuple(
-    Column(name, title, read, unit, None, is_costly=True)
+    Column(name, title, read, unit, None)
     for name, title, read, unit in (
         ("trains_alike", f"trains like {BASELINE}", _follows, units.WORDS),
         ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),
@@ -136,16 +120,16 @@ COLUMNS: tuple[Column, ...] = tuple(
         ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("± nat", 1.0, "{:.2g}".format)),
         (
             "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
-            _of_difference(_NORM, "value", _change), Unit("%", 100.0, _signed_percent),
+            _of_difference(_NORM, "value", _change), Unit("", 100.0, units.change_percent),
         ),
         (
             "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit", _change),
             Unit("± %", 100.0, lambda value: f"{value * 100:.2g}"),
         ),
-        ("time_to_loss_s", "time to the same loss", _to_loss("phases.step.mean_s", units.seconds), SECONDS),
+        ("time_to_loss_s", "time to the same loss", _to_loss("phases.step.mean_s"), SECONDS),
         (
-            "energy_to_loss_j", "energy to the same loss",
-            _to_loss(_energy_j, _kilojoules), Unit("kJ", 1e-3, _kilojoules),
+            "energy_to_loss_j", "energy to the same loss", _to_loss(_energy_j),
+            Unit("kJ", 1e-3, lambda joules: f"{joules * 1e-3:.3g}"),
         ),
     )
 )  # fmt: skip

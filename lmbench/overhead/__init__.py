@@ -15,7 +15,7 @@ import msgspec
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.load import find_runs, load_run
-from lmbench.records.run import Environment, RunRecord
+from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.run import banner
@@ -62,12 +62,11 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
         Column("arm"), Column("mean", MS, "step_s"), Column("over bare", MS, "over_bare_s"),
         Column("over bare", PERCENT, "over_bare_fraction"),
     ]  # fmt: skip
-    steps, packages = measurements[0]["steps"], (pilot.environment or Environment()).versions
-    versions = Line("versions", f"torch {packages.torch}, lightning {packages.lightning}, python {packages.python}")
+    steps = measurements[0]["steps"]
     title = f"{len(rounds['bare'])} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
     caption = "time a step, [95 % interval] of the mean over rounds"
     return Answer(
-        headline=[*banner(pilot), versions, *(Line(arm, meaning) for arm, meaning in ARMS.items())],
+        headline=[*banner(pilot), *(Line(arm, meaning) for arm, meaning in ARMS.items())],
         tables=[Table("arms", title, columns, rows, caption)],
         notes=[Line("repeat", command, is_whole=True)],
         figures={"rounds": len(rounds["bare"]), "steps": steps, "measurements": measurements, "run": pilot},

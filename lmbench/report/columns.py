@@ -47,9 +47,6 @@ class Column:
     `name` is what a view and CSV call it (it ends in its SI unit), `title` what a heading does, without the unit.
     `expression` is a number of a run, which `over` (a key of _OVER) combines over the ok runs of a cell; or, where
     `over` is None, a function of the frame and a cell that gives a number, a cell of an answer, or None.
-
-    Args:
-        is_costly: whether it is worked out only where a view names it: it reads steps.jsonl, or goes over many cells.
     """
 
     name: str
@@ -57,7 +54,6 @@ class Column:
     expression: Any
     unit: Unit
     over: str | None = "mean"
-    is_costly: bool = False
 
     @property
     def is_of_one_process(self) -> bool:

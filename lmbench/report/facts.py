@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from lmbench.masking import masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
@@ -112,9 +112,9 @@ def _compile_label(options: Any) -> str:
     return " ".join([str(options.get("mode") or "default"), *extras])
 
 
-def revision(run: RunRecord, part: Literal["project", "lmbench"] = "project") -> str | None:
-    """The commit of the user's code or of lmbench, with a plus where the tree had changes."""
-    code = getattr(run.environment.code, part) if run.environment else None
+def _commit(run: RunRecord) -> str | None:
+    """The commit of the user's code, with a plus where the tree had changes."""
+    code = run.environment.code.project if run.environment else None
     return f"{code.commit[:9]}{'+' if code.is_dirty else ''}" if code and code.commit else None
 
 
@@ -129,7 +129,7 @@ _READ: Mapping[str, Callable[[RunRecord], Any]] = {
     "heads": lambda run: run.model.num_heads if run.model.head_dim else None,
     "micro_batches": lambda run: run.window.micro_batches or None,
     "strategy": _strategy,
-    "commit": revision,
+    "commit": _commit,
 }
 #: What the settings of a run tell together that died before its record could.
 _PLANNED: Mapping[str, Callable[..., str | None]] = {

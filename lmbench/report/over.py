@@ -18,7 +18,7 @@ from lmbench.report import shipped
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import picture, points_of
 from lmbench.report.columns import Column
-from lmbench.report.facts import ENVIRONMENT, revision
+from lmbench.report.facts import ENVIRONMENT
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
 from lmbench.report.units import PERCENT, change_percent, change_range
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
@@ -50,8 +50,7 @@ def frame_over(group: Group, over: Over) -> Frame:
     rows, began, told = list[tuple[str, Any, RunRow]](), dict[str, str](), dict[Any, set[str]]()
     for row in group.rows:
         run, facts, kind = row.run, row.facts, (row.facts.get("gpu"), row.facts.get("size"))
-        commit = revision(run.record) or revision(run.record, "lmbench")
-        point = commit if over == "commit" else str(sweep_of(run.path) or run.path)
+        point = str(facts.get("commit") or "") if over == "commit" else str(sweep_of(run.path) or run.path)
         if run.outcome == "ok" and row.is_shown and point:
             start = (run.record.started_at or "")[:16].replace("T", " ")
             began[point] = min(start, began.get(point, start))
@@ -103,7 +102,7 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
 
 
 _COLUMNS = tuple(
-    Column(f"{name}_change_fraction", f"{name} change", read, PERCENT, None, is_costly=True)
+    Column(f"{name}_change_fraction", f"{name} change", read, PERCENT, None)
     for name, read in (
         ("step", lambda frame, cell: _changes(frame, "phases.step.mean_s").get(cell)),
         ("peak", lambda frame, cell: _changes(frame, "memory.run_peak_allocated_bytes").get(cell)),

@@ -49,8 +49,6 @@ class Output:
             raise UsageError(f"--format is {self.format!r}; choose among {choices}{suggest(self.format, FORMATS)}")
         if self.output is not None and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
             raise UsageError(f"--output {str(self.output)!r} cannot be written; name a file in a folder that exists")
-        if self.table and self.all:
-            raise UsageError("--all has every table; leave --table out")
 
     @property
     def form(self) -> str:

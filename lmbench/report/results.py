@@ -200,17 +200,13 @@ def _warned(runs: Iterable[Run]) -> dict[str, list[Guard]]:
 
 
 def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
-    """The cells of all sections as one table: where each belongs, its facts, how it ended, and its figures, published
-    ones among them."""
+    """The cells of all sections as one table: where each belongs, its facts, how it ended, and the columns of its view,
+    published ones among them."""
     facts = in_order({name for section in sections for known in section.frame.known.values() for name in known})
     rows = []
     for group, view, frame, _ in sections:
-        named = {column.name: column for table in view.tables for column in catalogue.columns_of(table)}
-        figures = {
-            name: column.of(frame)
-            for name, column in {**catalogue.columns, **named}.items()
-            if name in named or not column.is_costly
-        }
+        columns = [column for table in view.tables for column in catalogue.columns_of(table)]
+        figures = {column.name: column.of(frame) for column in columns}
         for cell in frame.known:
             runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
             first = next(iter(ok or runs), None)
@@ -228,5 +224,5 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
                 "baseline": frame.base_name or None,
             })  # fmt: skip
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [answer.Column(name, name=name) for name in names]
-    return Table("cells", "Cells", columns, [[row.get(name) for name in names] for row in rows])
+    keys = [answer.Column(name, name=name) for name in names]
+    return Table("cells", "Cells", keys, [[row.get(name) for name in names] for row in rows])

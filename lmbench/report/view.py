@@ -212,8 +212,7 @@ class Catalogue:
     def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
         names: list[str] = []
         for pattern in patterns:
-            numbers = [field.name for field in fields("run").values() if "." in pattern and field.about.is_number]
-            matching = fnmatch.filter([*self.columns, *numbers], pattern) if "*" in pattern else [pattern]
+            matching = fnmatch.filter(self.columns, pattern) if "*" in pattern else [pattern]
             names += [self.column(name).name for name in matching]
             if not matching:
                 raise UsageError(f"no column is like {pattern!r}")
