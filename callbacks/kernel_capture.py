@@ -9,7 +9,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.session import MeasurementSession
-from lmbench.errors import UsageError
+from lmbench.errors import check_at_least
 from lmbench.instruments.window import ProbeKind
 from lmbench.kernels.recording import TRACE_FILE
 from lmbench.kernels.recording.trace import Recording, Tool
@@ -104,8 +104,7 @@ class KernelProfiler(PassThroughProfiler):
 
     def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
         super().__init__()
-        if steps < 1:
-            raise UsageError(f"the KernelProfiler's steps are {steps}; allowed: 1 and more")
+        check_at_least(1, steps=steps)
         self.steps = steps
         self.tool = tool
         # Lightning's profilers without a file name report to a stream.

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.errors import UsageError
+from lmbench.errors import check_at_least
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.window import ProbeKind
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, MemoryNotes
@@ -41,8 +41,7 @@ class MemoryHistory(Observer):
     def __init__(
         self, steps: int = 3, max_entries: int = 1_000_000, make_history: Callable[[torch.device], Any] | None = None
     ) -> None:
-        if min(steps, max_entries) < 1:
-            raise UsageError(f"memory.steps is {steps} and memory.max_entries {max_entries}; allowed: 1 and more")
+        check_at_least(1, steps=steps, max_entries=max_entries)
         self.steps, self.max_entries, self._make_history = steps, max_entries, make_history
 
     def prepare(self) -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparison import compare as compare_results
@@ -103,7 +105,7 @@ def parse_gate(text: str) -> float:
 def noise(
     *results: str,
     run: bool = False,
-    repeats: int = 10,
+    repeats: Annotated[int, Meta(ge=MIN_NOISE_REPEATS)] = 10,
     results_dir: Path = Path("results"),
     settings: list[str] | None = None,
 ) -> Answer | int:
@@ -123,8 +125,6 @@ def noise(
     words = [*(settings or [])]
     if not run and not results:
         raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
-    if run and repeats < MIN_NOISE_REPEATS:
-        raise UsageError(f"--repeats is {repeats}; a noise floor takes {MIN_NOISE_REPEATS}")
     if run:
         # Here: floors of results that are there do without what measures.
         from lmbench.commands.fit import repeated

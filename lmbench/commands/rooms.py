@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from lmbench.commands import MEASURING
 from lmbench.commands.parser import PositiveFloat, PositiveInt
@@ -136,7 +139,7 @@ def numerics() -> Answer:
     return measure_numerics()
 
 
-def overhead(*, rounds: int = 5, settings: list[str]) -> Answer:
+def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, settings: list[str]) -> Answer:
     """Measures what the harness costs.
 
     The same model, data and optimizer, in fresh processes and rotating order: in a plain PyTorch loop, in Lightning's
@@ -144,11 +147,9 @@ def overhead(*, rounds: int = 5, settings: list[str]) -> Answer:
     steps each window has.
 
     Args:
-        rounds: processes of each arm, at least 2
+        rounds: processes of each arm; an interval takes 2
         settings: options of `lmbench fit`
     """
-    if rounds < 2:
-        raise UsageError(f"--rounds is {rounds}; an interval needs at least 2")
     from lmbench.files import ScratchFolder
     from lmbench.overhead import measure_overhead
 
@@ -157,7 +158,7 @@ def overhead(*, rounds: int = 5, settings: list[str]) -> Answer:
         return measure_overhead(settings, rounds, Path(folder), repeat)
 
 
-def selfcheck(device: str | None = None, /) -> Answer:
+def selfcheck(device: Literal["cpu", "cuda"] | None = None, /) -> Answer:
     """Plants known truths and checks that they come back.
 
     Exits with 1 when a check fails, and with 11 where the machine is too busy to tell.
@@ -165,8 +166,6 @@ def selfcheck(device: str | None = None, /) -> Answer:
     Args:
         device: cpu or cuda; by default cuda, where there is one
     """
-    if device not in (None, "cpu", "cuda"):
-        raise UsageError(f"selfcheck takes cpu or cuda, not {device!r}")
     from lmbench.selfcheck import check_truths
 
     return check_truths(device)

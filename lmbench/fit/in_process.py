@@ -31,7 +31,7 @@ from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of
 from lmbench.fit.measurement import Measurement, complete_record, usual_mode
 from lmbench.fit.ranks import count_to_start
-from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse_dtypes, refuse_least
+from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse_least
 from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, as_list, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, own_traceback
@@ -209,8 +209,6 @@ def measure(
     for option, value in PASS[instrument].options.items():
         group, _, name = option.partition(".")
         groups[group][name] = value
-    if instrument == "dtypes":
-        refuse_dtypes(probe_steps)
     if not _alone.acquire(blocking=False):
         raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
     try:

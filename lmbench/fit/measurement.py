@@ -147,7 +147,9 @@ class Measurement:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.mode = settings.mode_of(self.command)
+        self.mode = settings.mode if self.command == "fit" else "inference"
+        if self.command == "fit" and self.mode == "inference":
+            raise UsageError("measure.mode is inference, which fit cannot measure; use `lmbench validate`")
         self.zero_grad: str = settings.zero_grad
         if self.zero_grad == "auto":
             # Only of its own models lmbench knows every line, and may move what it does.
@@ -189,14 +191,9 @@ class Measurement:
             # Makes the device's context now, so that its time is not taken for the model's.
             synchronize(trainer.strategy.root_device)
             reach("device_ready")
-            if any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-                if trainer.strategy.root_device.type != "cuda":
-                    raise UsageError(
-                        "memory.history is true, and this run is on a CPU: the history is of a GPU's allocator; on a "
-                        "CPU `lmbench memory --config ...` predicts"
-                    )
-                if type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
-                    raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
+            remembers = any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+            if remembers and type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
+                raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
             apply_mode(module, self.mode, self.zero_grad)
             if self.flags.get("compile"):
                 # Each module that was measured before counts against Dynamo's limit of graphs for one piece of code.

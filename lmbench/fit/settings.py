@@ -28,7 +28,8 @@ class MeasureSettings(Schedule):
         zero_grad: after_step frees gradients as soon as they are used; native is Lightning's order (between forward
             and backward), which keeps them alive through the forward. auto is after_step for lmbench's own model and
             native for yours, which is measured as it is.
-        gradient_norm: record the gradient norm of every step. It costs kernels, which are phase `clip` of the step.
+        gradient_norm: record the gradient norm of every step that updates weights. It costs kernels, which are phase
+            `clip` of the step.
         collective_timeout_s: how long a rank waits for the others, once the first step is done, before it ends the run.
         results_dir: where result folders go.
         run_id: the result folder's name; by default one of its own is made up.
@@ -45,26 +46,6 @@ class MeasureSettings(Schedule):
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False
-
-    def mode_of(self, command: str) -> Mode:
-        """The mode a command measures.
-
-        Raises:
-            UsageError: `fit` was asked for inference.
-        """
-        if command != "fit":
-            return "inference"
-        if self.mode == "inference":
-            raise UsageError(
-                "measure.mode is inference, which fit cannot measure; use `lmbench validate`, or one of "
-                "forward, forward_backward, train_step"
-            )
-        if self.gradient_norm and self.mode != "train_step":
-            raise UsageError(
-                f"measure.gradient_norm is true and measure.mode is {self.mode}; the norm is taken before the "
-                "optimizer's step: leave it out, or measure train_step"
-            )
-        return self.mode
 
 
 @dataclass
@@ -90,7 +71,7 @@ class DtypeSettings:
 
     Args:
         record: note the dtypes of parameters, modules, operators, loss, gradients and optimizer state on one probe
-            step, with the reason for each cast.
+            step, with the reason for each cast; none without measure.probe_steps.
     """
 
     record: bool = False
@@ -107,8 +88,6 @@ def refuse(config: Any) -> None:
     seed = config.get("seed_everything")
     if seed is not None and not 0 <= seed < _SEED_LIMIT:
         raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
-    if config.dtypes.record:
-        refuse_dtypes(config.measure.probe_steps)
     # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
     # are none.
     checkpoint = config.get("ckpt_path")
@@ -128,9 +107,3 @@ def refuse_least(trainer: Any) -> None:
                 f"trainer.{name} is {trainer.get(name)}; lmbench ends training itself, after the window: "
                 "ask for more with --measure.steps or --measure.min_window_s"
             )
-
-
-def refuse_dtypes(probe_steps: int) -> None:
-    """Raises UsageError where dtypes cannot be noted."""
-    if probe_steps == 0:
-        raise UsageError("dtypes.record needs a probe step, and measure.probe_steps is 0; leave one of them out")

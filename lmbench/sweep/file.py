@@ -138,8 +138,6 @@ def sweep_from(content: Any, places: Mapping[str, str] | None = None) -> SweepFi
     """
     if isinstance(content, dict):
         content = {key: value for key, value in content.items() if value is not None}
-        if isinstance(environments := content.get("environments"), dict):
-            content["environments"] = {str(name): _as_text(spec or {}) for name, spec in environments.items()}
         if isinstance(option := content.get("largest"), str):
             content["largest"] = {"option": option, "unit": _UNITS.get(option, 1)}
     try:
@@ -161,13 +159,6 @@ def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
             ends = (f".{part[1]}",) if part else ()
             path = next((name for name in places if name.startswith(f"{key}.") and name.endswith(ends)), str(key))
             yield f"{places[path]}: {error}" if path in places else str(error)
-
-
-def _as_text(spec: Any) -> Any:
-    """An environment's values as text: a revision `1234567`, a variable's `1`."""
-    if isinstance(spec, dict):
-        return {key: _as_text(value) for key, value in spec.items() if value is not None}
-    return str(spec)
 
 
 def _check(sweep: SweepFile) -> None:

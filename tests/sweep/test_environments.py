@@ -82,7 +82,7 @@ modes: [forward]
 repeats: 1
 environments:
   before: {revision: HEAD~1}
-  after: {revision: HEAD, variables: {OMP_NUM_THREADS: 1}}
+  after: {revision: HEAD, variables: {OMP_NUM_THREADS: "1"}}
 """
     )
     assert main(["sweep", "study.yaml"]) == 0

@@ -37,6 +37,7 @@ matrx: {a.b: [1]} | unknown field `matrx`
 {sides: {A: {environment: x}, B: {}}} | unknown environment 'x'
 {modes: [forward], repeats: 0} | Expected `int` >= 1 - at `$.repeats`
 {modes: [forward], timeout_s: .inf} | at `$.timeout_s`
+{environments: {x: {variables: {A: 1}}}} | Expected `str`, got `int` - at `$.environments[...].variables[...]`
 {matrix: {a.b: [1, 2]}, exclude: [{a.c: 1}]} | fits no cell; axes are a.b
 {matrix: {a.b: [1]}, exclude: [{a.b: 1}]} | leaves no cell
 {matrix: {a.b: [1, 1]}} | two cells are the same
@@ -88,14 +89,6 @@ def test_passes_look_at_each_cell_once_whatever_the_repeats():
     # A sweep that had no passes so far keeps its runs when it gets some.
     without = make_plan("x", sweep_from(yaml.safe_load(text.replace(f", passes: [{', '.join(passes)}]", ""))))
     assert {cell.id for cell in without.cells} < {cell.id for cell in plan.cells}
-
-
-def test_what_yaml_takes_for_numbers_is_text_where_text_is_meant():
-    text = "{environments: {1: {revision: 1e5, variables: {OMP_NUM_THREADS: 1, SWITCH: true, UNSET: null}}, y: }}"
-    found = sweep_from(yaml.safe_load(text)).environments
-    assert found["1"].revision == "1e5"
-    assert found["1"].variables == {"OMP_NUM_THREADS": "1", "SWITCH": "True"}
-    assert found["y"].python is None
 
 
 def test_values_of_every_type_become_words():
