@@ -46,9 +46,11 @@ class ProgressLine(Observer):
             return
         # The time left by all of the window: one second's steps say little of those to come.
         elapsed_s, taken_s = session.window_elapsed_s, sum(record.step_s or 0.0 for record in records)
-        place = f"step {steps}"
+        place, step_s = f"step {steps}", elapsed_s / steps
         if schedule.steps:
-            place += f"/{schedule.steps}, {self._time_left(elapsed_s / steps, steps, elapsed_s)}"
+            # A probe step takes as long as another.
+            window_s = max((schedule.steps - steps) * step_s, schedule.min_window_s - elapsed_s, 0.0)
+            place += f"/{schedule.steps}, {duration(window_s + len(schedule.probe_plan()) * step_s)} left"
         self._line.show(f"{place}, {taken_s / len(records) * 1e3:.4g} ms/step")
 
     def probe_begins(self, kind: ProbeKind) -> None:
@@ -66,15 +68,6 @@ class ProgressLine(Observer):
             step_s = time.monotonic() - self._step_began_s
             self._line.show(f"step {session.window_steps + 1}, {duration(step_s)} so far")
         elif session.steps_done and self._warmup_step_s is not None:
-            left = self._time_left(self._warmup_step_s, session.steps_done - warmup)
-            self._line.show(f"warm-up {session.steps_done}/{warmup}, {so_far}, {left}")
+            self._line.show(f"warm-up {session.steps_done}/{warmup}, {so_far}")
         else:
             self._line.show(f"{'compiling' if session.run.compile.is_enabled else 'first step'}, {so_far}")
-
-    def _time_left(self, step_s: float, steps: int, elapsed_s: float = 0.0) -> str:
-        """The time up to the last probe step, where probe steps take as long as others; `steps` of the window are over,
-        in `elapsed_s`, or below zero so many of the warm-up are to come."""
-        schedule = self.session.schedule
-        warmup_s = max(-steps, 0) * step_s
-        window_s = max(((schedule.steps or 0) - max(steps, 0)) * step_s, schedule.min_window_s - elapsed_s, 0.0)
-        return f"{duration(warmup_s + window_s + len(schedule.probe_plan()) * step_s)} left"

@@ -13,15 +13,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from lmbench.callbacks import Compiler, KernelProfiler
-from lmbench.errors import UsageError, check_at_least, check_launcher, unknown
+from lmbench.errors import UsageError, check_at_least, check_launcher
 from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
-from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.instruments.compiling import CompileOptions
-from lmbench.precision import PRECISIONS, find_precision
+from lmbench.precision import find_precision
 
 #: What Lightning says while it sets up and runs, which is about its own calls and not about the measurement.
 LOGGERS = ("lightning.pytorch", "lightning.fabric")
@@ -88,10 +87,6 @@ class BenchTrainer(Trainer):
                 f"trainer.profiler is {profiler!r}; allowed: kernels, {', '.join(LIGHTNING_PROFILERS)}, or a class "
                 "such as lmbench.KernelProfiler"
             )
-        # From a copy: jsonargparse would take `kwargs.get` for an argument without a type.
-        strategy = dict(kwargs).get("strategy", "auto")
-        if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry.available_strategies()):
-            raise unknown("trainer.strategy", strategy, STRATEGIES, ", or another of Lightning's")
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
@@ -104,9 +99,6 @@ class BenchTrainer(Trainer):
             )
         if isinstance(self.strategy.launcher, _MultiProcessingLauncher):
             raise UsageError("trainer.strategy spawns or forks processes of Python objects; give ddp in place of it")
-        if self.strategy.root_device.type == "cpu" and meaning is not None and not meaning.runs_on_cpu:
-            allowed = ", ".join(known for known, other in PRECISIONS.items() if other.runs_on_cpu)
-            raise UsageError(f"precision {name} on a CPU; allowed there: {allowed}")
         built_profiler: Profiler = self.profiler  # type: ignore[attr-defined]
         if built_profiler.filename is None:
             # Its report would go to a logger that lmbench keeps quiet; standard output may be a record's.
