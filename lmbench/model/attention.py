@@ -33,7 +33,7 @@ _FLEX_BLOCK = 128
 
 
 class Tables(NamedTuple):
-    """What blocks need at a sequence length: RoPE's cos and sin (``seq head_dim/2``), and the causal mask.
+    """What blocks need at a sequence length: RoPE's cos and sin (`rope_tables`), and the causal mask.
 
     The mask is what the back end takes (`AttentionKind.make_mask`): a tensor that is True where attention is forbidden
     (``seq seq``), flex attention's blocks, or nothing.

@@ -118,24 +118,27 @@ class NextTokenLoss(nn.Module):
 
 
 def rope_tables(context_length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """Tables of rotary position embedding (Su et al. 2021), each float32 of shape ``seq head_dim/2``.
+    """Tables of rotary position embedding (Su et al. 2021), float32: cosine ``seq 1 head_dim/2`` and sine
+    ``seq 2 head_dim/2``, the first half's negated.
 
-    They are cosine and sine of position * base^(-2i / head_dim).
+    They are of position * base^(-2i / head_dim).
     Angles are taken in float64: in float32 an angle at position 100 000 would be off by some thousandths.
     """
     pair = torch.arange(0, head_dim, 2, dtype=torch.float64)
     position = torch.arange(context_length, dtype=torch.float64)
-    angle = torch.outer(position, base ** (-pair / head_dim))
-    return angle.cos().float(), angle.sin().float()
+    angle = torch.outer(position, base ** (-pair / head_dim)).unsqueeze(1)
+    return angle.cos().float(), torch.cat((-angle.sin(), angle.sin()), 1).float()
 
 
 class RotaryEmbedding(nn.Module):
     """Rotate queries or keys by position, half-split: dimension i rotates with i + head_dim/2.
 
-    It holds no tables; the model keeps one pair for all its blocks.
+    It holds no tables; the model keeps one pair for all its blocks. The halves are flipped rather than put together
+    again: Inductor makes a kernel of masked loads for each concatenation, and for a flip none (compiled, `large` at
+    32 x 1024 in fp8 took 3 % less time on an H200, torch 2.11).
     """
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate ``batch heads seq head_dim`` by tables of shape ``seq head_dim/2`` in the dtype of x."""
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        """Rotate ``batch heads seq head_dim`` by tables of `rope_tables` in the dtype of x."""
+        halves = x.unflatten(-1, (2, -1))
+        return (halves * cos + halves.flip(-2) * sin).flatten(-2)
