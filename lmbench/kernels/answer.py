@@ -76,8 +76,6 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
         notes.append(
             Line("ranks", f"one of {world_size}; give the traces of all, and lmbench tells which one they wait for")
         )
-    captured = f"{count['captured_kernel_count']:,} kernels, {count['captured_launch_count']:,} launches"
-    notes.append(Line("captured", f"{captured}, steps: {steps or 'none marked'}"))
     if timeline.source != "lmbench":
         inferred = " and ".join(timeline.inferred) or "none"
         text = f"by the trace's ranges; {inferred} inferred from what autograd runs"
@@ -163,24 +161,16 @@ def _wait_lines(findings: Findings) -> list[Line]:
             at_ms = milliseconds(waits.at_s[waits.cause == cause].iat[0])
             text = f"{milliseconds(wait_s)} of {milliseconds(idle_s)} ms in {cause_text(waits, str(cause))}"
             lines.append(Line("" if lines else "idle", f"{text}, most at {at_ms} ms"))
-    for pause in _pauses(findings)[:1].itertuples():
-        between = " and ".join(shortened(name, _PAUSE_WIDTH) for name in (pause.before, pause.after))
-        text = f"{milliseconds(pause.pause_s)} ms at {milliseconds(pause.at_s)} ms between {between}"
-        lines.append(Line("pause", text))
-    return lines
-
-
-def _pauses(findings: Findings) -> pd.DataFrame:
-    """Idle times of devices in the trace, the longest first, with the kernels around them."""
     pauses = findings.clocks.pauses
-    names = np.array([*map(short_name, findings.trace.kernels.name), "no kernel"], dtype=object)
-    return pauses.assign(
-        at_s=pauses.start_ns / 1e9,
-        pause_s=(pauses.end_ns - pauses.start_ns) / 1e9,
-        before=names[pauses.before],
-        after=names[pauses.after],
-        phase=findings.trace.timeline.at(pauses.start_ns.to_numpy()),
-    ).sort_values("pause_s", ascending=False, kind="stable")
+    if len(pauses):
+        lasted_ns = pauses.end_ns - pauses.start_ns
+        pause = pauses.loc[lasted_ns.idxmax()]
+        # Behind the last kernel there is none; NONE reads that.
+        names = [*findings.trace.kernels.name, "no kernel"]
+        around = (shortened(short_name(names[place]), _PAUSE_WIDTH) for place in (pause.before, pause.after))
+        text = f"{milliseconds(lasted_ns.max() / 1e9)} ms at {milliseconds(pause.start_ns / 1e9)} ms"
+        lines.append(Line("pause", f"{text} between {' and '.join(around)}"))
+    return lines
 
 
 def _longest(label: str, key: str, rows: pd.DataFrame) -> Line:
@@ -221,7 +211,6 @@ def _tables(findings: Findings, top: int) -> list[Table]:
     tables += [
         table("kernels/clocks", shown, None, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
         table("kernels/waits", findings.waits, top, per=per),
-        table("kernels/pauses", _pauses(findings), top),
     ]
     if clocks.total.comm_s:
         tables.append(communication_table([findings]))

@@ -8,9 +8,7 @@ more.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -24,7 +22,7 @@ from lmbench.errors import UsageError
 from lmbench.kernels.findings import Findings
 from lmbench.kernels.names import MATMUL
 from lmbench.precision import find_gpu, find_precision, peak_flops
-from lmbench.records.codec import DamagedRecord, as_dict, read_packed
+from lmbench.records.codec import DamagedRecord, as_dict, indented_json, read_packed
 from lmbench.records.run import Environment, RunRecord
 from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer, Line
@@ -67,14 +65,11 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
     """Write the record where `lmbench kernels` looks for it. Raises UsageError where it cannot be written."""
     name = record.environment.gpu.name or record.environment.host.cpu_model or "cpu"
     path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}.json"
-    text = json.dumps(as_dict(record), allow_nan=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, f"{text}\n")
+        write_whole(path, indented_json(record))
     except OSError as error:
-        # What was measured is not lost with the disk.
-        print(text, file=sys.stderr)
-        raise UsageError(f"{path} cannot be written: {error.strerror}; the record is above") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another --results_dir") from error
     return path
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
-from lmbench.memory.forecast import EXPANDABLE, Forecast, Shortage
+from lmbench.memory.forecast import Forecast, Shortage
 from lmbench.records.measured import RunError, SavedPerBlock, not_passed
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Line, Table
@@ -163,10 +163,11 @@ def shortage_answer(shortage: Shortage) -> Answer:
         }  # fmt: skip
         held = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
         device_bytes, free_bytes = shortage.run.memory.device_total_bytes, refused.device_free_bytes
+        held_bytes = refused.allocated_bytes or 0
         lines += [
             Line("asked", f"{gib(refused.requested_bytes)} more in {refused.phase}, with {gib(free_bytes)} free"),
-            Line("held", f"{gib(refused.allocated_bytes)} of {gib(device_bytes)}: {held}"),
-            Line("fragmented", f"{gib(shortage.unused_bytes)} reserved and not allocated"),
+            Line("held", f"{gib(held_bytes)} of {gib(device_bytes)}: {held}"),
+            Line("fragmented", f"{gib((refused.reserved_bytes or 0) - held_bytes)} reserved and not allocated"),
         ]
     changes = [shortage.as_it_is, *shortage.remedies]
     rows = []
@@ -192,8 +193,6 @@ def shortage_answer(shortage: Shortage) -> Answer:
 
 def advice(shortage: Shortage) -> str:
     """The first thing to do, in a sentence."""
-    if shortage.is_fragmented:
-        return f"{EXPANDABLE}: what was asked for is there, in pieces; set it before the run"
     if shortage.run.error is not None and shortage.run.error.where == "host":
         return "the host's memory ended, not the device's: give it more, or let loaders keep less of it"
     fitting = [change for change in shortage.remedies if change.forecast is not None and change.forecast.fits]

@@ -18,7 +18,6 @@ from lmbench.memory.blocks import Category
 from lmbench.precision import matmul_workspace_bytes, named_gpu
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed, run_python
-from lmbench.records.measured import RefusedAllocation
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import BACKWARD_MODES, Phase
@@ -57,12 +56,10 @@ class Gpu(Struct):
 
 
 class Largest(Struct):
-    """The largest value that fits and what the allocator holds then. `value` is null where nothing fits; `has_more`
-    where even the largest that was tried does."""
+    """The largest value that fits, of those that are tried, and what the allocator holds then; null where none does."""
 
     value: int | None
     reserved_bytes: int | None = None
-    has_more: bool = False
 
 
 class Forecast(Struct):
@@ -157,8 +154,6 @@ def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None
 _OWN_MODEL = "lmbench.model.language_model.LanguageModel"
 #: Predictions are made by processes of one thread or two, and each takes some hundred megabytes.
 _AT_ONCE = 2
-#: Let the allocator grow segments instead of keeping parts of many in vain (PyTorch's notes on CUDA's memory).
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 @dataclass(frozen=True)
@@ -184,22 +179,6 @@ class Shortage:
     gpu: Gpu | None
     as_it_is: Remedy
     remedies: list[Remedy]
-
-    @property
-    def unused_bytes(self) -> int:
-        """Reserved by the allocator and not allocated, when it was refused: in pieces too small for what was asked."""
-        refused = self.run.memory.refused or RefusedAllocation()
-        return (refused.reserved_bytes or 0) - (refused.allocated_bytes or 0)
-
-    @property
-    def is_fragmented(self) -> bool:
-        """By its tensors the run fits, and what was asked for would have fitted into what was held in vain and what
-        was free: only the pieces were too small."""
-        refused, forecast = self.run.memory.refused, self.as_it_is.forecast
-        if refused is None or forecast is None or self.gpu is None:
-            return False
-        room_bytes = self.unused_bytes + (refused.device_free_bytes or 0)
-        return room_bytes >= (refused.requested_bytes or math.inf) and self.gpu.fits(forecast.highest.total_bytes)
 
 
 def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forecast) -> Shortage:

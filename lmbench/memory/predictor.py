@@ -322,4 +322,4 @@ def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit:
             count += 1
     if room_bytes(count) < 0:
         return Largest(None)
-    return Largest(count * unit, room - room_bytes(count), has_more=count == most)
+    return Largest(count * unit, room - room_bytes(count))

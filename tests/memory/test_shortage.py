@@ -75,15 +75,6 @@ def test_nothing_is_offered_that_the_run_had_or_that_a_strangers_module_has_not(
     assert [change.words[0] for change in shortage.remedies] == ["--data.batch_size=48"]
 
 
-def test_a_hole_that_is_large_enough_in_pieces_is_a_matter_of_the_allocator(tmp_path, monkeypatch):
-    run = out_of_memory(tmp_path / "run")
-    run.memory.refused.allocated_bytes = 130 * GIB
-    assert "expandable_segments" not in advice(explain(run, tmp_path / "run", ask))
-    # By its tensors alone the run fits.
-    monkeypatch.setitem(PEAKS, "", 134)
-    assert advice(explain(run, tmp_path / "run", ask)).startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-
-
 @pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")])
 def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
     def refuses(words, request, heard):
