@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from lmbench.configs import parse_yaml
 from lmbench.errors import UsageError
-from lmbench.records.levels import level_changes
 from lmbench.records.named import sweep_of
-from lmbench.records.statistics import geometric_mean
+from lmbench.records.statistics import geometric_mean, level_changes
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import picture, points_of

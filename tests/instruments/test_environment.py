@@ -20,8 +20,14 @@ from paths import DATA
 from repository import git
 
 from lmbench.instruments import environment
-from lmbench.instruments.device_state import DeviceSensor, derive_device_state, other_processes
-from lmbench.instruments.environment import capture_environment, git_state, torch_flags
+from lmbench.instruments.environment import (
+    DeviceSensor,
+    capture_environment,
+    derive_device_state,
+    git_state,
+    other_processes,
+    torch_flags,
+)
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import Environment, Gpu, Revision

@@ -14,7 +14,7 @@ import yaml
 from repository import git
 from runs import make_run
 
-from lmbench.records.levels import level_changes
+from lmbench.records.statistics import level_changes
 
 
 @pytest.mark.parametrize(
