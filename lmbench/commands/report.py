@@ -12,7 +12,7 @@ def report(
     *results: str,
     view: str | None = None,
     baseline: str | None = None,
-    reference: bool = False,
+    reference: str | None = None,
     over: Literal["commit", "time"] | None = None,
 ) -> Answer:
     """Shows results as tables, and with `--output page.html` as one page with charts that needs no network.
@@ -23,7 +23,8 @@ def report(
         results: folders of runs or of sweeps, or folders of them
         view: show all results by the view of this study, or of this YAML file
         baseline: FACT=VALUE,... that speed-ups refer to, such as precision=32-true,matmul=highest
-        reference: add published figures of the same size, mode, context and precision, but for implausible ones
+        reference: add others' figures of the same configurations: published (five write-ups), h200 (lmbench's own:
+            lmbench/reference/h200.md), or a file that --format csv wrote
         over: each configuration's figures over commits or over time, with their change points
     """
     if over and (view or baseline or reference):
@@ -33,9 +34,9 @@ def report(
     return report_on(results, make_catalogue(reference), view, baseline, over)
 
 
-def make_catalogue(has_reference: bool = False) -> Any:
-    """The Catalogue of what views may name: the report's own columns and charts, and those of every feature; published
-    figures too with `has_reference`.
+def make_catalogue(reference: str | None = None) -> Any:
+    """The Catalogue of what views may name: the report's own columns and charts, and those of every feature, and
+    with a `reference` its figures.
 
     Its type is not named here, since the parser of this command would import it for `-h`, and pandas with it.
     """
@@ -45,7 +46,7 @@ def make_catalogue(has_reference: bool = False) -> Any:
     from lmbench.memory.answer import MEMORY
     from lmbench.report.charts import OWN
     from lmbench.report.over import OVER
-    from lmbench.report.published import REFERENCE
+    from lmbench.report.published import reference as beside
     from lmbench.report.view import Catalogue
 
-    return Catalogue(OWN, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([REFERENCE] if has_reference else []))
+    return Catalogue(OWN, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([beside(reference)] if reference else []))

@@ -2,19 +2,21 @@
 
 The files hold what was really measured, in SI units: `README.md` beside them says what was corrected (a precision that
 was called fp32 and was TF32), what is left out because it cannot be right, and what each source does not state.
+`h200.csv` is a report of lmbench's own runs, `h200.md` its tables.
 """
 
 from __future__ import annotations
 
 import csv
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 _Row = TypeVar("_Row", bound=Struct)
+FOLDER = Path(__file__).parent
 
 
 class Figure(Struct, frozen=True):
@@ -61,6 +63,6 @@ class Accumulation(Struct, frozen=True):
 @cache
 def load_rows(name: str, kind: type[_Row]) -> tuple[_Row, ...]:
     """The rows of a file beside this one; an empty field is what its source does not state."""
-    lines = (files(__name__) / name).read_text(encoding="utf-8").splitlines()
+    lines = (FOLDER / name).read_text(encoding="utf-8").splitlines()
     stated = ({field: text for field, text in row.items() if text} for row in csv.DictReader(lines))
     return tuple(msgspec.convert(row, kind, strict=False) for row in stated)

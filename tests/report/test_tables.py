@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import json
+
 import pytest
 import yaml
 from paths import DATA
 from report_golden import make_attention
 from runs import ended, make_sweep, rows_of, section_of, table_rows
 
+from lmbench.cli import main
 from lmbench.commands.report import make_catalogue
+from lmbench.reference import FOLDER
+from lmbench.report.columns import STEP
+from lmbench.report.facts import FACT
 from lmbench.report.frame import Frame
+from lmbench.report.published import reference
 from lmbench.report.view import TableSpec
 
 # attention by itself
@@ -73,7 +81,7 @@ CELLS = PUBLISHED["cells"]
 def beside(column, *cells):
     """Published figures beside the first of these cells, by source."""
     frame = Frame(dict.fromkeys(range(len(cells)), ()), dict(enumerate(cells)))
-    _, *others = make_catalogue(has_reference=True).columns_of(TableSpec("T", (column,)))
+    _, *others = make_catalogue("published").columns_of(TableSpec("T", (column,)))
     figures = {other.title.removeprefix("ref. ").partition(",")[0]: other.of(frame) for other in others}
     return {source: cells[0] for source, cells in figures.items() if 0 in cells}
 
@@ -82,3 +90,26 @@ def beside(column, *cells):
 def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(column, cell, other, source, value):
     figure = beside(column, CELLS[cell] | other).get(source)
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
+
+
+def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, capsys):
+    mine = make_sweep(tmp_path / "mine", [{"trainer.precision": name} for name in ("32-true", "bf16-mixed")])
+    theirs = tmp_path / "theirs.csv"
+    assert main(["report", str(mine), "--format", "csv", "--output", str(theirs)]) == 0
+    theirs.write_text(theirs.read_text().replace("bf16-mixed", "16-mixed"))
+    capsys.readouterr()
+    assert main(["report", str(mine), "--reference", str(theirs), "--json"]) == 0
+    same, other = json.loads(capsys.readouterr().out)["tables"]["cells"]
+    for name in ("step_s", "step_std_s", "tokens_per_s", "peak_bytes"):
+        assert same[f"reference {same['gpu']}: {name}"] == same[name]
+    assert other.get(f"reference {same['gpu']}: step_s") is None
+
+
+def test_every_figure_of_the_shipped_report_is_found_again():
+    rows = [dict(row) for row in csv.DictReader((FOLDER / "h200.csv").read_text().splitlines())]
+    known = [{name: row[name] or None for name in FACT if name in row} | {"gpu": "another"} for row in rows]
+    frame = Frame(dict.fromkeys(range(len(rows)), ()), dict(enumerate(known)))
+    (step,) = reference("h200").beside(STEP)
+    assert {cell: found.value for cell, found in step.of(frame).items()} == {
+        cell: float(row["step_s"]) for cell, row in enumerate(rows)
+    }

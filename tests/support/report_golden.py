@@ -51,7 +51,7 @@ def step_times(folder):
         change=lambda run, repeat: changes.get((run["model"]["size"], run["mode"], repeat), {}),
     )  # fmt: skip
     (home / "runs" / "2.7B-train_step-r0" / "run.json").write_text('{"schema_version": 1, "outc')
-    return [str(home), "--reference"]
+    return [str(home), "--reference", "published"]
 
 
 def precision(folder):
@@ -72,7 +72,7 @@ def precision(folder):
     ]
     fixed = {"mode": "forward_backward", "data.batch_size": 64, "data.context_length": 256}
     home = make_sweep(folder / "precision", cells, view="precision", fixed=fixed, repeats=3, change=change)
-    return [str(home), "--reference"]
+    return [str(home), "--reference", "published"]
 
 
 def compiled(folder):
@@ -135,7 +135,11 @@ def kernels(folder):
         return {**ended("oom", "backward", requested_bytes=2**30), "is_profiled": None}
 
     axes = {"model.size": ["small", "large"], "data.context_length": [256, 512], "mode": ["inference", "train_step"]}
-    return [str(make_sweep(folder / "kernels", axes, view="kernels", fixed=PROFILED, change=change)), "--reference"]
+    return [
+        str(make_sweep(folder / "kernels", axes, view="kernels", fixed=PROFILED, change=change)),
+        "--reference",
+        "published",
+    ]
 
 
 def memory(folder):
@@ -226,7 +230,7 @@ def _attention(run, repeat):
 
 def attention(folder):
     """Attention by itself: device times beside it, a shape that does not fit, and published figures."""
-    return [str(make_attention(folder / "attention", [256, 16384, 65536], profiled=[256])), "--reference"]
+    return [str(make_attention(folder / "attention", [256, 16384, 65536], profiled=[256])), "--reference", "published"]
 
 
 def attention_backends(folder):
