@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
-from runs import ended, make_sweep, rows_of, section_of, table_rows
 from simulated_convergence import rates
 
 from lmbench.convergence.judgement import Curve, judge, steps_to_loss
@@ -113,58 +111,3 @@ def test_a_row_that_learns_half_as_fast_takes_twice_the_steps():
     # Both are smoothed over the same 20 steps, and so 9.5 steps late.
     assert (steps, slower_steps - 10.5) == pytest.approx((150, 2 * (150 - 10.5)))
     assert math.isinf(steps_to_loss(slower.first(200), falling))
-
-
-# in the report
-
-
-@pytest.fixture
-def home(tmp_path):
-    """fp32 with three seeds, a good row, a broken one, and one that died."""
-
-    def change(run, _repeat):
-        end = ended("oom", "backward", requested_bytes=2**30) if run["precision"] == "16-mixed" else {}
-        return {"data.source": "text", "device_state": {"mean_power_w": 400.0}, **end}
-
-    axes = {"trainer.precision": ["32-true", "bf16-mixed", "bf16-true", "16-mixed"], "seed_everything": [0, 1, 2]}
-    home = make_sweep(tmp_path / "mine", axes, view="convergence", change=change)
-    offsets = {"32-true": 0.0, "bf16-mixed": 1e-4, "bf16-true": 0.4}
-    for path in home.glob("runs/*/steps.jsonl"):
-        precision, seed = path.parent.name.rsplit("-", 2)[0:2]
-        curve = trained(int(seed), offset=offsets[precision])
-        write_steps(path, {"loss": curve.losses, "gradient_norm": curve.norms})
-    return home
-
-
-def write_steps(path, series):
-    rows = [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
-    path.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows)))
-
-
-def trains_alike(home):
-    rows = table_rows(section_of(home).tables[0])
-    return {row["precision"]: row["trains like fp32 eager"].partition(" [")[0] for row in rows}
-
-
-def test_seeds_are_repeats_runs_that_died_are_rows_and_a_torn_file_of_steps_leaves_the_others(home):
-    assert trains_alike(home) == {
-        "32-true": "-", "bf16-mixed": "yes", "16-mixed": "OOM (backward)", "bf16-true": "NO: loss",
-    }  # fmt: skip
-    text = " ".join(line.text for line in section_of(home).headline)
-    for words in (
-        "4 cells, 12 runs (9 ok, 3 OOM)", "Does not train like fp32 eager, whatever its speed: bf16-true (",
-        "Did not end: 16-mixed (OOM (backward)).", "Trains like fp32 eager: bf16-mixed (",
-    ):  # fmt: skip
-        assert words in text
-
-    # Energy is that of the time to the same loss.
-    rows = {row["precision"]: row for row in rows_of(home)}
-    assert rows["bf16-mixed"]["energy_to_loss_j"] == pytest.approx(400 * rows["bf16-mixed"]["time_to_loss_s"])
-    # Steps are read only where a view asks for them.
-    assert "trains_alike" not in rows_of(home, view="precision")[0]
-
-    # A file of steps that is torn or gone leaves the others.
-    torn, gone = sorted(home.glob("runs/32-true-*/steps.jsonl"))[1:]
-    gone.unlink()
-    torn.write_text(torn.read_text()[:-30])
-    assert "the baseline has 2 of the 3 seeds" in trains_alike(home)["bf16-mixed"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from runs import rows_of, section_of
+from runs import ended, put, rows_of, section_of
 from warm_servers import warm_servers
 
 from lmbench.cli import main
@@ -57,6 +59,28 @@ def test_what_is_broken_is_told_from_what_is_only_rounded(study):
     assert scaled["tail_gradient_norm_difference_fraction"] == pytest.approx(2.0, rel=0.1)
     assert math.isinf(rows["still"]["time_to_loss_s"])
     assert rows["none"]["time_to_loss_s"] > 0
-    (chart,) = section_of(study).charts()
+    section = section_of(study)
+    told = [line.text for line in section.headline if line.label == "answer"]
+    assert [text.partition(":")[0] for text in told] == [
+        "Does not train like fp32 eager, whatever its speed", "Trains like fp32 eager",
+    ]  # fmt: skip
+    (chart,) = section.charts()
     assert chart.caption.startswith("Loss minus that of fp32 eager, same seed, mean of ")
     assert chart.spec["encoding"]["y"]["scale"]["domain"][1] == pytest.approx(10 * scaled["tail_loss_limit"])
+
+
+def test_energy_is_that_of_the_time_a_run_that_died_is_told_and_a_file_of_steps_that_is_gone_leaves_the_others(
+    study, tmp_path
+):
+    home = shutil.copytree(study, tmp_path / "planted")
+    for path in home.glob("runs/*/run.json"):
+        run = put(json.loads(path.read_text()), {"device_state.mean_power_w": 400.0})
+        axes = run["sweep"]["axes"]
+        path.write_text(json.dumps(put(run, ended("oom", "backward") if axes.get("model.fault") == "hot" else {})))
+        if axes.get("seed_everything") == 1:
+            (path.parent / "steps.jsonl").unlink()
+    plain = next(row for row in rows_of(home) if row["precision"] == "bf16-mixed" and not row["model.fault"])
+    assert plain["energy_to_loss_j"] == pytest.approx(400 * plain["time_to_loss_s"])
+    told = " ".join(line.text for line in section_of(home).headline)
+    assert "Did not end: bf16-mixed, fault hot (OOM (backward))." in told
+    assert "the baseline has 2 of the 3 seeds" in told

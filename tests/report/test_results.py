@@ -95,19 +95,6 @@ def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_calle
 # what is no result, damaged or foreign
 
 
-def test_a_record_that_does_not_fit_is_listed_as_damaged_with_the_field(tmp_path):
-    make_run(tmp_path / "good", {"model.size": "small"})
-    changes = {"model": 5, "phases": [1], "guards": "none", "sweep": 3}
-    for name, value in changes.items():
-        make_run(tmp_path / name, {})
-        (tmp_path / name / "run.json").write_text(json.dumps(make_record({}, {name: value})))
-    section = section_of(tmp_path)
-    assert any("4 damaged" in line.text for line in section.headline)
-    reasons = [line.text for line in section.notes if line.label == "not ok"]
-    for name in changes:
-        assert any("damaged: run.json is damaged: " in reason and name in reason for reason in reasons)
-
-
 def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_path):
     home = make_sweep(tmp_path / "batch", {"data.batch_size": [1, 2]}, view="batch", repeats=2)
     sweep = json.loads((home / "sweep.json").read_text())

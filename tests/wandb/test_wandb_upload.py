@@ -16,7 +16,7 @@ from lmbench.records.load import load_run
 from lmbench.records.process import process_identity
 from lmbench.records.step import StepRecord
 from lmbench.records.store import RunFolder
-from lmbench.wandb.child import config_of, name_of, stable_id, summary_of
+from lmbench.wandb.child import config_of, stable_id, summary_of
 from lmbench.wandb.publish import WandbFiling, WandbProblem, is_uploaded, publish_run, sync, write, write_new
 
 pytestmark = pytest.mark.usefixtures("planted_key")
@@ -66,10 +66,9 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     assert summary_of(loaded.record, "ok").items() <= summary.items()
     assert config_of(loaded.record).items() <= server.config[id_of(plain)].items()
     assert server.summary[id_of(killed)]["outcome"] == "killed"
-    told = server.filed[id_of(filed)]
-    assert (told["project"], told["entity"], told["groupName"], told["tags"]) == ("speed", "team", "g", ["x"])
-    assert told["displayName"] == name_of(load_run(filed).record)
-    assert [name for name in server.artifacts if name.startswith("result-")] == [f"result-{id_of(filed)}"]
+    told = {"project": "speed", "entity": "team", "groupName": "g", "tags": ["x"]}
+    assert told.items() <= server.filed[id_of(filed)].items()
+    assert f"result-{id_of(filed)}" in server.artifacts
 
     # It is the key that the server was given, and it is nowhere else.
     assert server.authorizations - {""}
@@ -91,7 +90,6 @@ def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         assert main(["upload", str(moved), "--project=other"]) == 0
-        assert list(server.history) == list(refusing.filed)
         assert len(server.history[id_of(moved)]) == 9
         assert server.filed[id_of(moved)]["project"] == "other"
         assert len(server.artifacts) == 3
