@@ -28,15 +28,39 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 _START_S = 30
 
 
+_CONFIGURATION = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+GresTypes=gpu
+ReturnToService=2
+SlurmdParameters=config_overrides
+# A waiting task starts within a second; SLURM's own settings take three.
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+KillWait=3
+{nodes}PartitionName=main Nodes=ALL Default=YES State=UP
+"""
+
+
 class Slurm:
     """One that runs; `environment` holds what its commands need, such as `sbatch` and those that call it."""
 
-    def __init__(self, folder, nodes):
+    def __init__(self, folder):
         self._folder, self._daemons = folder, {}
         self.environment = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(folder / "slurm.conf")}
         self._host = socket.gethostname().partition(".")[0]
         # Ranks on several nodes look for the first one by its name.
-        self._nodes = [self._host, "localhost"][:nodes]
+        self._nodes = [self._host, "localhost"]
         self._configure()
 
     def _configure(self):
@@ -52,31 +76,10 @@ class Slurm:
         for number in range(GPUS):
             # SLURM takes no plain file for a GPU; this is another /dev/null.
             os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-        lines = {
-            "ClusterName": "tests",
-            "SlurmctldHost": f"{self._host}(127.0.0.1)",
-            "SlurmctldPort": self._port,
-            "SlurmUser": "root",
-            "AuthInfo": f"socket={folder / 'munge.socket'}",
-            "StateSaveLocation": folder / "state",
-            "SlurmdSpoolDir": folder / "spool-%n",
-            "SlurmctldPidFile": folder / "slurmctld.pid",
-            "SlurmdPidFile": folder / "slurmd-%n.pid",
-            "ProctrackType": "proctrack/linuxproc",
-            "TaskPlugin": "task/none",
-            "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_CPU",
-            "GresTypes": "gpu",
-            "ReturnToService": "2",
-            "SlurmdParameters": "config_overrides",
-            # A waiting task starts within a second; SLURM's own settings take three.
-            "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
-            "KillWait": "3",
-        }
         place = f"NodeHostname={self._host} NodeAddr=127.0.0.1 CPUs={_CPUS} Gres=gpu:{GPUS}"
-        nodes = [f"NodeName={name} Port={port} {place}" for name, port in zip(self._nodes, ports, strict=True)]
-        nodes.append("PartitionName=main Nodes=ALL Default=YES State=UP")
-        (folder / "slurm.conf").write_text("\n".join([*(f"{k}={v}" for k, v in lines.items()), *nodes, ""]))
+        nodes = [f"NodeName={name} Port={port} {place}\n" for name, port in zip(self._nodes, ports, strict=True)]
+        values = {"folder": folder, "host": self._host, "port": self._port, "nodes": "".join(nodes)}
+        (folder / "slurm.conf").write_text(_CONFIGURATION.format(**values))
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
         (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
@@ -131,17 +134,17 @@ class Slurm:
         self._start("slurmctld", "-D")
         # A command that finds no controller tries again for seconds.
         self._wait_for(self._controller_listens)
-        self._wait_for(lambda: self._state() in ("idle", "mixed", "allocated"))
+        self._wait_for(lambda: {*self._states()} <= {"idle", "mixed", "allocated"})
 
     def _controller_listens(self):
         with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self._port)):
             return True
         return False
 
-    def _state(self):
+    def _states(self):
         with suppress(subprocess.CalledProcessError):
-            return self.run("sinfo", "--noheader", "--format=%T").strip()
-        return ""
+            return self.run("sinfo", "--noheader", "--format=%T").split()
+        return ["unknown"]
 
     def _wait_for(self, is_so):
         deadline_s = time.monotonic() + _START_S
@@ -152,8 +155,8 @@ class Slurm:
 
 
 @contextmanager
-def slurm_of_this_machine(nodes=1):
-    """A running SLURM of one or two "nodes". Skips a test where it cannot run."""
+def slurm_of_this_machine():
+    """A running SLURM of two "nodes". Skips a test where it cannot run."""
     missing = sorted({package for program, package in _PACKAGES.items() if not shutil.which(program, path=_PATH)})
     if missing:
         pytest.skip(f"SLURM is missing: apt-get install {' '.join(missing)}")
@@ -161,7 +164,7 @@ def slurm_of_this_machine(nodes=1):
         pytest.skip("SLURM's tests make device nodes, which needs root")
     # A socket's path may have 107 characters: pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="lmbench-slurm-") as folder:
-        slurm = Slurm(Path(folder), nodes)
+        slurm = Slurm(Path(folder))
         try:
             slurm.start()
             yield slurm

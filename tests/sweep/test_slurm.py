@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from slurm import slurm_of_this_machine
 from waiting import wait_for
 
 from lmbench.cli import main
@@ -89,12 +88,11 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
     assert done.items() <= {row["run_id"]: row["started_at"] for row in rows()}.items()
 
 
-def test_a_cell_of_several_nodes_has_its_ranks_on_them(study):
+def test_a_cell_of_several_nodes_has_its_ranks_on_them(slurm, study):
     Path("study.yaml").write_text(ON_NODES)
-    with slurm_of_this_machine(nodes=2) as slurm:
-        sweep = on(slurm)
-        told, _ = sweep.communicate(timeout=200)
-        assert sweep.returncode == 0, told
+    sweep = on(slurm)
+    told, _ = sweep.communicate(timeout=200)
+    assert sweep.returncode == 0, told
     assert sorted((row["world_size"], row["outcome"]) for row in rows()) == [(1, "ok"), (2, "ok")]
 
 
