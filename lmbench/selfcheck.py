@@ -9,7 +9,6 @@ import logging
 import math
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
@@ -319,17 +318,16 @@ def late_rank(_: torch.device) -> Iterator[Truth]:
 
 
 class Check(NamedTuple):
-    """A check; `is_timed` where other work on the machine can fail it, `needs_gpu` where it says nothing on a CPU."""
+    """A check; `needs_gpu` where it says nothing on a CPU."""
 
     run: Callable[[torch.device], Iterator[Truth]]
-    is_timed: bool = False
     needs_gpu: bool = False
 
 
 CHECKS = {
-    "known durations": Check(known_durations, is_timed=True),
-    "events and sync agree per step": Check(clocks_agree, is_timed=True, needs_gpu=True),
-    "host-bound verdicts": Check(verdicts, is_timed=True, needs_gpu=True),
+    "known durations": Check(known_durations),
+    "events and sync agree per step": Check(clocks_agree, needs_gpu=True),
+    "host-bound verdicts": Check(verdicts, needs_gpu=True),
     "planted allocation": Check(allocations, needs_gpu=True),
     "planted .item()": Check(hidden_syncs, needs_gpu=True),
     "did it train": Check(training),
@@ -354,26 +352,27 @@ def check_truths(wanted: str | None) -> Answer:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     checks = {name: check for name, check in CHECKS.items() if device.type != "cpu" or not check.needs_gpu}
-    before, truths = read_host(), list[tuple[Check, Truth]]()
+    before, truths = read_host(), list[Truth]()
     with progress("selfcheck", len(checks), is_measured_here=True) as task:
         for name, check in checks.items():
             task.begin(name)
-            truths += [(check, truth) for truth in check.run(device)]
+            truths += check.run(device)
     state = host_state(before, read_host())
     guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state))
-    counts, rows = Counter[str](), list[list[Value | Cell]]()
-    for check, truth in truths:
-        # A clock that fails on a busy machine is undecided.
-        wrong = "busy" if check.is_timed and guard.status == "warn" else "fail"
-        status = "pass" if truth.is_right else wrong
-        counts[status] += 1
-        rows.append([Cell(status, style="outcome"), truth.name, *truth[2:]])
-    passed = f"{counts['pass']} passed, {counts['fail']} failed, {counts['busy']} undecided"
-    passed += f"; {len(CHECKS) - len(checks)} checks need a GPU" if len(checks) < len(CHECKS) else ""
-    notes, code = [Line("result", passed)], ExitCode.INTERNAL if counts["fail"] else ExitCode.OK
-    if counts["busy"]:
-        notes.append(Line("undecided", f"{guard.message}; check again when it is quiet"))
-        code = code or ExitCode.UNDECIDED
+    # A clock that fails on a busy machine is undecided.
+    wrong = "undecided" if guard.status == "warn" else "failed"
+    rows: list[list[Value | Cell]] = [
+        [Cell("pass" if truth.is_right else wrong, style="outcome"), truth.name, *truth[2:]] for truth in truths
+    ]
+    passed = sum(truth.is_right for truth in truths)
+    told = f"{passed} passed, {len(truths) - passed} {wrong}"
+    told += f"; {len(CHECKS) - len(checks)} checks need a GPU" if len(checks) < len(CHECKS) else ""
+    notes, code = [Line("result", told)], ExitCode.OK
+    if passed < len(truths):
+        code = ExitCode.INTERNAL
+        if wrong == "undecided":
+            code = ExitCode.UNDECIDED
+            notes.append(Line(wrong, f"{guard.message}; check again when it is quiet"))
     columns = [
         Column("", name="status"), Column("check"), Column("expected", is_extra=True),
         Column("found"),

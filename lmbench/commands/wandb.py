@@ -19,7 +19,6 @@ def upload(
     *results: str,
     project: str | None = None,
     entity: str | None = None,
-    as_filed: bool = False,
     timeout_s: PositiveFloat = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Uploads every result at or below the given folders to W&B, unless it is there.
@@ -33,7 +32,6 @@ def upload(
         results: result folders, or folders of them
         project: another project than the results' own
         entity: another user or team than the results' own
-        as_filed: send each to the project and entity that its own record names
         timeout_s: seconds for each result
     """
     options = {name: value for name, value in (("project", project), ("entity", entity)) if value}
@@ -49,10 +47,10 @@ def upload(
             print(shown(f"already uploaded  {folder}"))
         elif run.outcome == RUNNING:
             print(shown(f"still running     {folder}"))
-        elif places and not as_filed:
+        elif places:
             # Neither settings nor options send it there.
             place = " of ".join(f"{name} {value!r}" for name, value in places.items())
-            advice = "give --as_filed to send it there, or --project and --entity"
+            advice = "give --project and --entity"
             tell(f"not uploaded: {folder}: it names {place}, and your settings do not; {advice}")
             code = ExitCode.USAGE
         else:

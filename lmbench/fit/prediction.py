@@ -20,7 +20,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lmbench.callbacks import Compiler
@@ -237,11 +237,8 @@ def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
             # What fake tensors cannot do is one line, with the place in the user's code.
             last = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
             place = f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
-            reason = f"{place}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-                hint = "and a prediction has none; leave such a line to logging hooks"
-                reason = f"{place} needs a value ({error.func}), {hint}"
-            raise UsageError(f"cannot be predicted: {reason}") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise UsageError(f"cannot be predicted: {place}: {reason}") from error
 
     return Predictor(take_step, plan.batch_size, plan.context_length, is_slow=plan.is_compiled)
 

@@ -106,11 +106,10 @@ def elsewhere(filing: WandbFiling | None) -> dict[str, str]:
 
 
 def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
-    """The options with which `lmbench upload` sends these runs where they are filed."""
+    """The options with which `lmbench upload` sends these runs where they are filed, if that is one place."""
     destinations = {tuple(elsewhere(filing).items()) for filing in filings}
-    if len(destinations) > 1:
-        return ["--as_filed"]
-    return [f"--{name}={value}" for destination in destinations for name, value in destination]
+    destination = destinations.pop() if len(destinations) == 1 else ()
+    return [f"--{name}={value}" for name, value in destination]
 
 
 class WandbProblem(Exception):

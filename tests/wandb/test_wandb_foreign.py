@@ -71,7 +71,7 @@ def test_a_record_does_not_choose_where_it_goes(filed, settings, words, goes, tm
     assert told.out.count("uploaded  ") == 1 + goes
     assert str(plain) in told.out
     assert told.err.count("\n") == 1 + (not goes)
-    assert goes or "your settings do not; give --as_filed" in told.err
+    assert goes or "your settings do not; give --project and --entity" in told.err
     assert sum(words[0] == "wandb" for words in sent) == 1 + goes
 
 

@@ -33,7 +33,7 @@ def id_of(result):
     return stable_id(load_run(result).record)
 
 
-def test_results_arrive_whole_and_once(tmp_path, server, capsys):
+def test_results_arrive_whole_and_once(tmp_path, server, capsys, monkeypatch):
     results = tmp_path / "results"
     filing = {"project": "speed", "entity": "team", "tags": ["x"], "group": "g", "artifact": True, "mode": "disabled"}
     plain = write_result(results, ended_at="2026-01-02T03:04:05+00:00", milestones={"closed_s": 2468.4})
@@ -46,11 +46,13 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys):
     write_result(results, outcome="running", pid=pid, boot_id=boot_id, process_start_s=start_s)
     (results / "damaged").mkdir()
     (results / "damaged" / "run.json").write_text("{")
-    assert main(["upload", str(results), "--as_filed"]) == 2
+    monkeypatch.setenv("WANDB_PROJECT", "speed")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    assert main(["upload", str(results)]) == 2
     output = capsys.readouterr()
     states = Counter(line.split("  ")[0] for line in output.out.splitlines())
     assert states == {"uploaded": 3, "still running": 1}
-    assert f"{plain} -> {server.url}/me/lmbench/runs/{id_of(plain)}" in output.out
+    assert f"{plain} -> {server.url}/team/lmbench/runs/{id_of(plain)}" in output.out
     damage, sending = output.err.splitlines()
     assert "damaged: run.json" in damage
     assert sending == f"lmbench: sending 3 of the results to {server.url}"
