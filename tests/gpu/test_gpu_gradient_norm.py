@@ -16,25 +16,14 @@ def measured(folder, *words):
     return bench(folder, quick, "--measure.warmup_steps=5 --measure.steps=60", *words)
 
 
-@pytest.fixture(scope="module")
-def fp32(tmp_path_factory):
-    return measured(tmp_path_factory.mktemp("fp32"))
-
-
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("optimizer", ["fused", "foreach"])
-def test_it_is_that_of_fp32_in_every_precision(fp32, precision, optimizer, tmp_path):
-    words = [f"--trainer.precision={precision}", f"--model.optimizer_variant={optimizer}"]
-    found = measured(tmp_path, *words)
-    first = next(step for step in found.steps if not step.is_skipped)
-    assert first.gradient_norm == pytest.approx(fp32.steps[0].gradient_norm, rel=0.05)
-    assert found.steps[4].gradient_norm == pytest.approx(found.record.warmup.gradient_norm, rel=1e-3)
-
-
-def test_a_compiled_module_has_the_same_and_nothing_waits_for_it(fp32, tmp_path):
-    found = measured(tmp_path, "--trainer.compile=true")
-    assert found.steps[0].gradient_norm == pytest.approx(fp32.steps[0].gradient_norm, rel=1e-3)
-    for run in (fp32, found):
+def test_it_is_that_of_fp32_without_the_loss_scale_and_compiled_and_nothing_waits_for_it(tmp_path):
+    words = ("", "--trainer.precision=16-mixed", "--trainer.compile=true")
+    fp32, *others = runs = [measured(tmp_path, each) for each in words]
+    for run in others:
+        first = next(step for step in run.steps if not step.is_skipped)
+        assert first.gradient_norm == pytest.approx(fp32.steps[0].gradient_norm, rel=0.05)
+        assert run.steps[4].gradient_norm == pytest.approx(run.record.warmup.gradient_norm, rel=1e-3)
+    for run in runs:
         places = [sync.location for sync in run.record.probe.hidden_syncs or ()]
         assert not any("gradient_norm" in place or "training.py" in place for place in places), places
         assert run.record.phases.clip.mean_s > 0

@@ -60,7 +60,7 @@ class Server(ThreadingHTTPServer):
             if path.endswith("/file_stream"):
                 if self.upload_status == 200:
                     self._stream(path.split("/")[-2], json.loads(body).get("files") or {})
-                return self.upload_status, {"exitcode": None, "limits": {}}
+                return self.upload_status, {}
         return 200, {}
 
     def _stream(self, run_id, files):
@@ -82,19 +82,16 @@ class Server(ThreadingHTTPServer):
                 run, config = given["name"], json.loads(given.get("config") or "{}")
                 self.filed[run] |= {key: value for key, value in given.items() if value is not None}
                 self.config[run] |= {key: item["value"] for key, item in config.items()}
-                entity = {"id": "e", "name": given.get("entity") or "me"}
-                project = {"id": "p", "name": given.get("project"), "entity": entity}
-                bucket = {"id": "b", "name": run, "displayName": given.get("displayName"), "project": project}
-                answer = {"upsertBucket": {"bucket": bucket, "inserted": True}}
+                project = {"name": given.get("project"), "entity": {"name": given.get("entity") or "me"}}
+                answer = {"upsertBucket": {"bucket": {"name": run, "project": project}}}
             case "CreateArtifact":
                 self.artifacts.append(given["input"]["artifactCollectionName"])
-                artifact = {"id": "a", "state": "COMMITTED", "artifactSequence": {"latestArtifact": {"id": "a"}}}
-                answer = {"createArtifact": {"artifact": artifact}}
+                answer = {"createArtifact": {"artifact": {"id": "a", "state": "COMMITTED"}}}
             case "CreateRunFiles":
                 files = [{"name": file, "uploadUrl": f"{self.url}/put/{file}"} for file in given["files"]]
-                answer = {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
+                answer = {"createRunFiles": {"runID": given["run"], "files": files}}
             case "Viewer" | "GetDefaultEntity":
-                answer = {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}"}}
+                answer = {"viewer": {"id": "u", "entity": "me"}}
             case "View":
                 views = [view for view in self.views if view["name"] == given["viewName"]]
                 nodes = [{"node": {**view, "spec": json.dumps(view["spec"])}} for view in views]
@@ -106,9 +103,7 @@ class Server(ThreadingHTTPServer):
                     view = {"id": f"Vmlldzo{len(self.views)}=="}
                     self.views.append(view)
                 view |= {**given, "id": view["id"], "spec": json.loads(given["spec"])}
-                answer = {
-                    "upsertView": {"view": {"id": view["id"], "name": view["name"]}, "inserted": "id" not in given}
-                }
+                answer = {"upsertView": {"view": {"id": view["id"], "name": view["name"]}, "inserted": True}}
         return answer
 
 
