@@ -11,7 +11,6 @@ import torch
 from lmbench.cli import main
 from lmbench.numerics import FORMS, overflows_from
 
-DEVICE = torch.device("cpu")
 #: The least number that is rounded to infinity, and the largest that is rounded to zero.
 OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 * (1 - 2**-9), torch.float32: 2.0**128 * (1 - 2**-25)}
 UNDERFLOW = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
@@ -26,11 +25,12 @@ FORMULAS = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", OVERFLOW, ids=str)
 @pytest.mark.parametrize("width", [64, 1024, 4098])
-def test_operators_fail_where_their_formulas_say(dtype, width):
+def test_operators_fail_where_their_formulas_say(device, dtype, width):
     for form in FORMS:
-        x = overflows_from(form, dtype, width, DEVICE)
+        x = overflows_from(form, dtype, width, torch.device(device))
         if (form.operator, form.form) in FORMULAS:
             # Sums and exponentials are rounded on the way.
             assert x == pytest.approx(FORMULAS[form.operator, form.form](dtype, width), rel=2**-6), form
