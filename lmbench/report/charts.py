@@ -22,8 +22,6 @@ from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 #: Steps shown of a run: beyond, a picture is larger than the folder.
 _MOST_STEPS = 5_000
-#: Points of a line beyond which they are drawn small.
-_MOST_DOTS = 200
 #: Phases that take less of the steps are not drawn.
 _SMALL_FRACTION = 0.01
 _WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
@@ -83,8 +81,6 @@ def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec
     spec, series = template(kind), list(dict.fromkeys(point["series"] for point in points))
     scale = {"domain": series, "range": [colour(name, place) for place, name in enumerate(series, start=1)]}
     legend = {} if len(series) > 1 else {"legend": None}
-    if kind == "lines" and len(points) > _MOST_DOTS:
-        spec["layer"][1]["mark"]["size"] = 4
     shared = {
         "color": {"field": "series", "type": "nominal", "scale": scale, **legend},
         "tooltip": {"field": "tip", "type": "nominal"},

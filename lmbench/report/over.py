@@ -100,13 +100,12 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     return changes
 
 
-_COLUMNS = tuple(
-    Column(f"{name}_change_fraction", f"{name} change", read, PERCENT, None)
-    for name, read in (
-        ("step", lambda frame, cell: _changes(frame, "phases.step.mean_s").get(cell)),
-        ("peak", lambda frame, cell: _changes(frame, "memory.run_peak_allocated_bytes").get(cell)),
-    )
-)
+def _column(name: str, field: str) -> Column:
+    title = f"{name} change"
+    return Column(f"{name}_change_fraction", title, lambda frame, cell: _changes(frame, field).get(cell), PERCENT, None)
+
+
+_COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_peak_allocated_bytes"))
 
 
 def _headline(frame: Frame) -> Iterator[str]:

@@ -11,7 +11,6 @@ from repository import git
 from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
-from lmbench.records.codec import decode_run
 from lmbench.sweep.outcome import End
 
 from comparison_runs import make_run  # isort: skip
@@ -97,9 +96,6 @@ def test_on_a_busy_machine_threads_that_wait_give_their_cores_away(compare_run, 
     servers = compare_run(noisy(), "a.yaml", "--name=c", "--budget=0.001s")
     assert [launch.variables["OMP_WAIT_POLICY"] for launch in servers.launches.values()] == ["passive"] * 2
     assert "other processes take 100 % of the cores" in servers.err
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    servers = compare_run(noisy(), "a.yaml", "--name=d", "--budget=0.001s")
-    assert "OMP_WAIT_POLICY" not in servers.launches["A0"].variables
 
 
 def test_each_side_gets_its_configuration_options_and_variables_and_both_the_common_ones(compare_run):
@@ -137,8 +133,6 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     assert "go on: lmbench compare --run results/c --gate 1% --budget 0.001s" in servers.err
     more = compare_run(step_s, "results/c", "--gate=3%")
     assert (more.code, more.started[:3]) == (0, ["B1", "A1", "A2"])
-    sweep = decode_run(next(Path("results/c/runs").glob("B-*-r2/run.json")).read_bytes()).sweep
-    assert (sweep.axes, sweep.repeat, sweep.load_per_core is None) == ({"side": "B"}, 2, False)
     nothing = compare_run(step_s, "results/c", "--gate=3%")
     assert (nothing.code, nothing.started) == (0, [])
 

@@ -152,17 +152,6 @@ def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below
     assert [line.split() for line in text.splitlines() if line.startswith("one")] == rows
 
 
-def test_a_path_too_long_for_its_column_goes_on_in_the_next_line():
-    path = "model.layers.*.self_attention.rotary_embedding.inverse_frequencies"
-    console = make_console(stream := io.StringIO())
-    console.width = 50
-    table = Table("p", "P", [Column("path"), Column("n")], [[path, "1"]])
-    print_answer(Answer(tables=[table]), console)
-    lines = stream.getvalue().splitlines()[4:]
-    assert re.sub(r"\s+1?\s*", "", "".join(lines)) == path
-    assert all(len(line) <= 50 for line in lines)
-
-
 def test_fields_of_csv_are_no_formulas_and_markdown_has_no_markup_of_its_own():
     texts = ["=1+1", "+x", "@x", "\uff1dx", "-1.5", "x" * 50 + "end"]
     assert [csv_field(text)[0] for text in texts] == ["'", "'", "'", "'", "-", "x"]
