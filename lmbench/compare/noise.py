@@ -75,8 +75,8 @@ class NoiseFile(Struct, frozen=True):
 
 
 class Survey(NamedTuple):
-    """The noise of some runs' configurations on a machine, with their names; why others have none and runs do not
-    count; and the folder where noise.json belongs."""
+    """The noise of some runs' configurations on a machine, with their names; why others have none; and the folder where
+    noise.json belongs."""
 
     entries: list[tuple[str, NoiseEntry]]
     problems: list[Line]
@@ -109,17 +109,14 @@ def survey(given: Sequence[str]) -> Survey:
     Raises:
         UsageError: one of them names no result.
     """
-    sides = [read_side(name) for name in given]
-    runs = list({run.path: run for side in sides for run in side.runs}.values())
-    left_out = [run for side in sides for run in side.left_out]
+    runs = list({run.path: run for name in given for run in read_side(name).runs}.values())
     survey = Survey([], [], home_of(runs))
     groups: dict[tuple[str, NoiseKey], list[Run]] = {}
     for name, (repeats, _) in join_cells(runs, []).items():
         for run in repeats:
             groups.setdefault((name, noise_key(run.record)), []).append(run)
     for (name, key), group in groups.items():
-        usable, others = split_usable(group, takes_failed=False)
-        left_out += others
+        usable, _ = split_usable(group, takes_failed=False)
         problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
         if len(usable) >= MIN_NOISE_REPEATS:
             problem = "".join(f"not repeats of one thing: {line}" for line in mixture(usable, facts_of(usable))[:1])
@@ -128,7 +125,6 @@ def survey(given: Sequence[str]) -> Survey:
             continue
         noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
         survey.entries.append((name, NoiseEntry(key, noises)))
-    survey.problems.extend(Line("left out", f"{run.path}: {run.reason}", is_whole=True) for run in left_out)
     return survey
 
 
