@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,17 @@ from lmbench.sweep.local import LastingExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.sweep.progress import Progress
 from lmbench.tune.answer import Tuning
-from lmbench.tune.search import LEAST_GAIN_FRACTION, Goal, Trial, Tried, finalists, peak_of, search
+from lmbench.tune.search import (
+    LEAST_GAIN_FRACTION,
+    Goal,
+    Trial,
+    Tried,
+    finalists,
+    peak_of,
+    search,
+    standing,
+    step_tokens,
+)
 from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
 
 #: Parts of the budget after which a stage begins no further run: search, finals, the verdict between the last two.
@@ -68,8 +77,9 @@ class Stages:
     most_bytes: int | None
     cache: CompileCache = field(default_factory=CompileCache)
     executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(cores=1))
-    #: All settings of the configuration as it was given.
+    #: All settings of the configuration as it was given, and the tokens of its steps.
     settings: Any = None
+    step_tokens: float | None = None
 
     def costs_s(self, *stages: str) -> list[float]:
         """The time of every run."""
@@ -116,6 +126,7 @@ class Stages:
         if ended is None:
             errors = [str(run.record.error.message) for run in given.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
+        self.step_tokens = step_tokens(ended.record)
         self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
         left_out, useful = list[str](), list[Axis]()
         for axis in applicable(axes, self.settings):
@@ -161,6 +172,8 @@ class Stages:
             tried.problem = "no time left"
         elif peak_bytes is not None and not self.is_allowed(peak_bytes):
             tried.problem = "too much memory"
+        elif self.step_tokens and tried.record is not None and step_tokens(tried.record) != self.step_tokens:
+            tried.problem = "other tokens a step: another training"
 
     def predict(self, trials: Sequence[Tried]) -> None:
         """Predict the memory of trials on the GPU that is here; one that does not fit has that as its problem."""
@@ -190,23 +203,29 @@ class Stages:
         return self.most_bytes is None or peak_bytes <= self.most_bytes
 
     def choose(self, tuning: Tuning) -> None:
-        """The best by the finals; between the last two the verdict of `compare --run` decides."""
+        """The best by the finals, of those that are the same the plainest; where they leave open whether another one is
+        slower, the verdict of `compare --run` decides."""
         tuning.finalists = finalists(tuning.tried, self.goal, _FINALISTS)
         tuning.finalists += [] if tuning.given in tuning.finalists else [tuning.given]
-        self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
-        ranked = sorted(tuning.finalists, key=lambda each: each.cost(self.goal))
-        tuning.answer = ranked[0]
-        if len(ranked) < 2 or self.goal.name != "tokens_per_s" or not math.isfinite(ranked[1].cost(self.goal)):
+        tuning.answer = tuning.given
+        if tuning.finalists == [tuning.given]:
             return
-        a, b = sorted(ranked[:2], key=lambda each: len(each.trial.choices))
+        self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
+        alike, unclear = standing(tuning.finalists, self.goal, _GATE)
+        tuning.answer, *others = sorted(alike, key=lambda each: len(each.trial.choices))
+        if others:
+            tuning.verdict = (
+                f"{tuning.answer.trial} is the same as {' and as '.join(str(each.trial) for each in others)}"
+            )
+        if not unclear or self.goal.name != "tokens_per_s":
+            return
+        a, b = sorted((tuning.answer, unclear[0]), key=lambda each: len(each.trial.choices))
         sides: dict[str, Options] = {
             name: {CONFIG: self.base[CONFIG], **each.trial.options} for name, each in (("A", a), ("B", b))
         }
         file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
-        path, rest_s = (
-            self.folder("verdict", (str(a.trial), str(b.trial))),
-            _VERDICT * self.budget_s - sum(self.costs_s()),
-        )
+        path = self.folder("verdict", (str(a.trial), str(b.trial)))
+        rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         try:
             if rest_s > 0:
                 comparison = compare_sides(path, file, _GATE, [], f"{rest_s:g}s")
@@ -219,7 +238,7 @@ class Stages:
         reasons = [reason for cell in comparison.cells for reason in cell.reasons]
         tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"
         # Of two that are alike the plainer one.
-        tuning.answer = {FASTER: b, UNDECIDED: ranked[0]}.get(comparison.verdict, a)
+        tuning.answer = {FASTER: b, UNDECIDED: tuning.answer}.get(comparison.verdict, a)
 
     def train(self, tuning: Tuning) -> None:
         """Whether the answer trains like the given configuration; where it does not, the answer is the best that does,

@@ -33,8 +33,8 @@ class Tuning:
 
     `answer` is the trial to take, `given` the configuration as it was. `left_out` says of axes why they were not tried,
     `judged` how trials train against the given one; `untrained` is the fastest where there was no time to see that.
-    `verdict` is that between the last two. `alone` has the runs of the answer's choices by themselves, by the choice's
-    words.
+    `verdict` is that between the best of the finals. `alone` has the runs of the answer's choices by themselves, by the
+    choice's words.
     """
 
     config: str
@@ -107,7 +107,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
         else:
             lines.append(Line("refused", f"{each.trial}{gain}: {judgement.words}; {judgement.why}"))
     if tuning.verdict:
-        lines.append(Line("last two", tuning.verdict))
+        lines.append(Line("verdict", tuning.verdict))
     lines += [Line("left out", line) for line in tuning.left_out]
     part = f"{duration(tuning.spent_s)} of {duration(tuning.budget_s)}"
     lines += [

@@ -33,10 +33,15 @@ class Goal(NamedTuple):
     cost: Callable[[RunRecord], float | None]
 
 
+def step_tokens(run: RunRecord) -> float | None:
+    """Tokens of a step; None of a module whose tokens nobody counts."""
+    return run.window.tokens / run.window.steps if run.window.tokens and run.window.steps else None
+
+
 def _seconds_per_token(run: RunRecord) -> float | None:
     """Of a module whose tokens nobody counts, seconds per step."""
-    step_s, window = typical_step_s(run), run.window
-    return step_s * window.steps / window.tokens if step_s and window.steps and window.tokens else step_s
+    step_s = typical_step_s(run)
+    return step_s and step_s / (step_tokens(run) or 1)
 
 
 def _joules_per_token(run: RunRecord) -> float | None:
@@ -213,3 +218,20 @@ def spread_of(groups: Sequence[Sequence[float]]) -> Spread:
     freedom = sum(each.size - 1 for each in logs)
     squares = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
     return Spread(math.sqrt(squares / freedom) if freedom else 0.0, freedom)
+
+
+def standing(finalists: Sequence[Tried], goal: Goal, gate: float) -> tuple[list[Tried], list[Tried]]:
+    """The best of trials with those that are the same, whose interval lies within the gate, and those that may be the
+    same or slower; each the best first."""
+    best, *others = sorted(finalists, key=lambda each: each.cost(goal))
+    spread, alike, unclear = spread_of([each.costs(goal) for each in finalists]), [best], list[Tried]()
+    for each in others:
+        change = spread.change(best.costs(goal), each.costs(goal)) if math.isfinite(each.cost(goal)) else None
+        if change is None:
+            continue
+        low, high = (math.nan if end is None else end for end in change[1:])
+        if 1 - gate <= low and high <= 1 + gate:
+            alike.append(each)
+        elif not low > 1 + gate:
+            unclear.append(each)
+    return alike, unclear

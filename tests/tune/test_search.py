@@ -13,7 +13,7 @@ import scipy.stats
 from lmbench.records.measured import KernelSummary, PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.tune.answer import tuned_config
-from lmbench.tune.search import Choice, Trial, Tried, finalists, search, spread_of
+from lmbench.tune.search import Choice, Trial, Tried, finalists, search, spread_of, standing
 from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
 
 GIVEN = {
@@ -112,3 +112,19 @@ def test_options_are_set_in_a_configuration_as_it_is_written():
         "trainer:\n  compile:\n    mode: reduce-overhead\n"
         "data:\n  class_path: Data\n  init_args:\n    size: 3\n"
     )
+
+
+def test_of_the_finals_what_lies_within_the_gate_is_the_same_and_what_may_lie_there_is_unclear(monkeypatch):
+    class Final(Tried):
+        def costs(self, goal):
+            return self.trial.options["costs"]
+
+    def final(*costs):
+        return Final(Trial((Choice("axis", {"costs": costs}),)))
+
+    best, same = final(1.000, 1.001, 0.999), final(1.002, 1.003, 1.001)
+    near, slower, failed = final(1.008, 1.009, 1.010), final(1.05, 1.051, 1.049), final()
+    assert standing([slower, near, same, failed, best], None, 0.01) == ([best, same], [near])
+    # Of one run each nobody knows.
+    once = [final(1.0), final(1.001)]
+    assert standing(once, None, 0.01) == (once[:1], once[1:])

@@ -75,6 +75,15 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune):
     assert all(path.stat().st_mtime_ns == written_ns for path, written_ns in runs.items() if lost not in path.parents)
 
 
+def test_other_tokens_a_step_are_another_training(tune):
+    Path("space.yaml").write_text("only: true\naxes: {data.batch_size: [4, 8]}\n")
+    _, answer, told = tune("smoke", "--data.batch_size=4", *WORDS)
+    (given, other) = answer["tables"]["choices"]
+    assert other["outcome"] == "other tokens a step: another training", told
+    assert (given["choice"], answer["options"]) == ("as given", {})
+    assert not [*Path("results/tune-smoke").glob("finals-*")]
+
+
 def test_a_configuration_that_does_not_run_is_one_line(tune):
     code, answer, told = tune("given.yaml", "--model.breaks=true")
     assert (code, answer) == (2, None)
