@@ -80,7 +80,7 @@ def test_other_tokens_a_step_are_another_training(tune):
     _, answer, told = tune("smoke", "--data.batch_size=4", *WORDS)
     (given, other) = answer["tables"]["choices"]
     assert other["outcome"] == "other tokens a step: another training", told
-    assert (given["choice"], answer["options"]) == ("as given", {})
+    assert (given["choice"], answer.get("options")) == ("as given", None)
     assert not [*Path("results/tune-smoke").glob("finals-*")]
 
 
