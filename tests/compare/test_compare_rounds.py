@@ -107,8 +107,8 @@ def make_rounds(folder, times, changes=None):
     return f"{folder}@side=A", f"{folder}@side=B"
 
 
-def quiet(rounds, seed=0, spread=0.002):
-    a, b = draws(seed, rounds, spread)
+def quiet(rounds):
+    a, b = draws(0, rounds, 0.002)
     return [(0.05 * x, 0.05 * y) for x, y in zip(a, b, strict=True)]
 
 

@@ -88,9 +88,9 @@ def differences(noise, trials, rounds, effect, generator):
     return values[..., 1] - values[..., 0] + math.log1p(effect)
 
 
-def simulate(noise, trials, effect=0.0, rounds=ROUNDS, seed=0):
+def simulate(noise, trials, effect=0.0, rounds=ROUNDS):
     """Verdicts at the first look that has one."""
-    drawn = differences(noise, trials, rounds, effect, np.random.default_rng(seed))
+    drawn = differences(noise, trials, rounds, effect, np.random.default_rng(0))
     words, ends = np.full(trials, "undecided"), np.full(trials, rounds)
     for look in range(FIRST_LOOK, rounds + 1):
         open_ones = np.flatnonzero(words == "undecided")

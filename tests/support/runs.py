@@ -144,10 +144,10 @@ def make_run(folder, settings, changes=None, *, repeat=0):
     return record
 
 
-def write_result(results, steps=9, **changes):
-    """A run of its own name below a folder of results, with so many steps; returns its folder."""
+def write_result(results, **changes):
+    """A run of its own name and of nine steps below a folder of results; returns its folder."""
     folder = results / f"run-{len([*results.glob('*')])}"
-    write_run(folder, make_record({}, {"run_id": folder.name, **changes}), steps)
+    write_run(folder, make_record({}, {"run_id": folder.name, **changes}), 9)
     return folder
 
 

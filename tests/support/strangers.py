@@ -182,10 +182,10 @@ class ByHand(Sleeper):
 
     other_s = 0.0045
 
-    def __init__(self, width: int = 16, bypass: str = ""):
+    def __init__(self, bypass: str = ""):
         super().__init__()
         self.automatic_optimization = False
-        self.net = nn.Sequential(nn.Linear(width, 4), nn.Linear(4, 1))
+        self.net = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 1))
         self.bypass = bypass
 
     def training_step(self, batch, batch_idx):

@@ -40,12 +40,12 @@ SLEEP = "time.sleep(60)"
 CHILD = "(here / 'child').write_text(f'{subprocess.Popen([\"sleep\", \"60\"]).pid}\\n');"
 
 
-def environment(folder, name="fake", **variables):
+def environment(folder, **variables):
     """Where a lmbench of a few lines comes first; it does what CODE says."""
     (folder / "lmbench").mkdir(parents=True, exist_ok=True)
     for file, text in LMBENCH.items():
         (folder / "lmbench" / file).write_text(text)
-    return Environment(name, sys.executable, EnvironmentSpec(variables=variables), folder)
+    return Environment("fake", sys.executable, EnvironmentSpec(variables=variables), folder)
 
 
 class Machine(LocalExecutor):
