@@ -9,9 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lmbench.errors import tell
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.step import StepRecord
 from lmbench.records.summary import summarize_steps
-from lmbench.records.vocabulary import RUNNING, Stage
+from lmbench.records.vocabulary import RUNNING
 from lmbench.report.logged import of_run, of_step
 
 if TYPE_CHECKING:
@@ -47,6 +46,20 @@ class Observer(LeanCallback):
     Alone in a stranger's Trainer the first observer attaches a session that only watches: warm-up of 5 steps, then a
     window until training ends, no probe steps, nothing stopped. What was attached is gone when the run is over; every
     further `fit`, `validate` or `test` is a run of its own, and facts and records are those of the latest.
+
+    Of these methods it has those of the events that it wants to hear of, in the order of a run:
+
+    - `run_started()`: the first batch is about to be fetched.
+    - `before_window()`: the window is about to open; slow work belongs here.
+    - `window_opened()`: the device is idle and the window's wall clock starts next; be quick.
+    - `batch_ended(outputs, batch)`: a micro-batch ended; `outputs` is what the module's step returned.
+    - `step_ended(stage, kind)`: an optimizer step ended, in a Stage, and of probe steps in a ProbeKind, else None.
+    - `steps_recorded(records)`: the timer hands over the StepRecords of finished steps, outside of every step.
+    - `between_steps()`: a step is over and the next one belongs to the same stage; work here is taken out of both.
+    - `window_closed()`: the window's wall clock has stopped on an idle device.
+    - `probe_begins(kind)`, `probe_ended(kind)`: around the steps that look at a ProbeKind.
+    - `run_ended(exception)`: the run is over, and every observer has left its facts (`run_closing`). After an exception
+      Lightning calls no other hook.
     """
 
     #: Kinds of probe steps that nobody else needs; they come after the others, one step each.
@@ -74,49 +87,16 @@ class Observer(LeanCallback):
     def prepare(self) -> None:
         """A run is set up: forget the one before."""
 
-    def run_started(self) -> None:
-        """The first batch is about to be fetched."""
-
-    def before_window(self) -> None:
-        """The window is about to open; slow work belongs here."""
-
-    def window_opened(self) -> None:
-        """The device is idle and the window's wall clock starts next; be quick."""
-
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
-        """A micro-batch ended; `outputs` is what `training_step` or `validation_step` returned."""
-
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        """An optimizer step ended, in `stage`."""
-
-    def steps_recorded(self, records: list[StepRecord]) -> None:
-        """The timer hands over the records of finished steps, outside of every step."""
-
-    def between_steps(self) -> None:
-        """A step is over and the next one belongs to the same stage; work here is taken out of both."""
-
-    def window_closed(self) -> None:
-        """The window's wall clock has stopped on an idle device."""
+    def run_closing(self, exception: BaseException | None) -> None:
+        """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
 
     def since_step_s(self) -> float | None:
         """Seconds from the end of the last step to now, from whoever times steps; the device is idle."""
         return None
 
-    def run_closing(self, exception: BaseException | None) -> None:
-        """The run is over, by itself or by an exception: leave the last facts, take away what was put anywhere."""
-
-    def run_ended(self, exception: BaseException | None) -> None:
-        """The run is over, and every observer has left its facts. After an exception Lightning calls no other hook."""
-
-    def probe_begins(self, kind: ProbeKind) -> None:
-        """The steps that look at `kind` begin."""
-
     def is_settled(self) -> bool:
         """Whether the run is again in the state it had in the window, after the synchronize at its end."""
         return True
-
-    def probe_ended(self, kind: ProbeKind) -> None:
-        """The steps that look at `kind` are over."""
 
 
 #: In front of every name, so that none is one of the user's own.

@@ -173,9 +173,10 @@ class MeasurementSession(LeanCallback):
         self.tell("run_ended", exception)
 
     def tell(self, event: str, *facts: Any) -> None:
-        """Call every observer's method of that name."""
+        """Call the method of that name of every observer that has it."""
         for observer in self.observers:
-            getattr(observer, event)(*facts)
+            if (method := getattr(observer, event, None)) is not None:
+                method(*facts)
 
     def log_scalar(self, name: str, value: torch.Tensor | float, source: Hashable = None) -> None:
         """Log a number of the running step: it reaches steps.jsonl, the run's summary, every logger, W&B and a column.

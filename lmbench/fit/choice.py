@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -91,9 +90,7 @@ def choose(command: str, words: list[str]) -> Choice:
                 subjects[key].append(_subject(content.pop(key), is_shipped))
             settings.append(content)
         elif option:
-            is_file = value.endswith((".yaml", ".yml")) and Path(value).is_file()
-            part = read_yaml(Path(value), option)[1] if is_file else parse_yaml(value, option)
-            subjects[option.removeprefix("--")].append(_subject(part, is_shipped=False))
+            subjects[option.removeprefix("--")].append(_subject(parse_yaml(value, option), is_shipped=False))
         else:
             rest.append(value)
     model_path = _class_path(subjects["model"])

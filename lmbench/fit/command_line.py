@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from functools import cache, partial
-from inspect import signature
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,12 +250,9 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     name_first = "--{0}.{1} is an option of a class; name the class before it, as in --{0} CLASS"
     if of_class := _OPTION_OF_CLASS.search(str(error)):
         key, path, option = of_class.groups()
-        hint = suggest(option, signature(resolve_name(path)).parameters, f"--{key}.{{}}")
         # Without a class before it, it was looked for in the base class.
         is_base = path.endswith(("Optimizer", "LRScheduler"))
-        return UsageError(
-            name_first.format(key, option) if is_base else f"unknown option --{key}.{option} of {path}{hint}"
-        )
+        return UsageError(name_first.format(key, option) if is_base else f"unknown option --{key}.{option} of {path}")
     text = re.sub(r"Group '([\w.]+)' does not accept option '", r"Option '\1.", str(error))
     if unknown := re.search(r"(?:unrecognized arguments: --|Option ')([\w.+]+)", text):
         options = [name.removeprefix("--") for name in parser._option_string_actions]

@@ -17,7 +17,6 @@ from lmbench.cli import main
 from lmbench.fit.choice import choose
 from lmbench.fit.command_line import CommandLine
 from lmbench.records.load import load_run
-from lmbench.records.vocabulary import PHASES
 
 QUICK = (
     "--trainer.accelerator cpu --trainer.logger false --measure.steps 4 --measure.warmup_steps 1 "
@@ -106,8 +105,6 @@ def test_files_name_classes_and_words_override_them(tmp_path):
     content = settings(f"--config {first} --config={second} --data.batch_size 6")
     assert content["model"]["init_args"] == {"width": 8, "answer": "dict"}
     assert content["data"]["init_args"]["batch_size"] == 6
-    part = write(tmp_path, "model.yaml", class_path="strangers.OwnLoaders", init_args={"width": 8})
-    assert settings(f"--model {part}")["model"]["init_args"]["width"] == 8
 
 
 @pytest.mark.parametrize(
@@ -196,7 +193,7 @@ MISTAKES = f"""
 {REGRESSION} --lr_scheduler StepLR --lr_scheduler.step_size 2 | lr_scheduler needs an optimizer
 {REGRESSION} --optimizer torch.optim.SDG | is 'torch.optim.SDG'; allowed: a class of PyTorch's, or one with its module
 {REGRESSION} --optimizer.lr 0.1 | name the class before it, as in --optimizer CLASS
-{REGRESSION} --optimizer SGD --optimizer.lrr 1 | of torch.optim.SGD; did you mean --optimizer.lr?
+{REGRESSION} --optimizer SGD --optimizer.lrr 1 | unknown option --optimizer.lrr of torch.optim.SGD
 {REGRESSION} --optimizer SGD --optimizer.lr=-1 | cannot be made for Regression: Invalid learning rate
 --model strangers.Miscounting | tokens_per_batch(batch) returned 1.5; it must return
 --model strangers.Misjudging | flops_per_token() returned 'many'; it must return
@@ -214,12 +211,9 @@ def test_a_mistake_gets_one_line_and_exit_code_2(mistake, told, tmp_path, capsys
     assert told in line
 
 
-@pytest.mark.parametrize("mode", ["train_step", "forward_backward", "forward"])
-def test_modes_do_their_part_where_every_other_step_returns_no_loss(mode, tmp_path):
-    line = f"{REGRESSION} --model.answer none --measure.mode {mode} --trainer.gradient_clip_val 1.0"
-    run = fit(tmp_path, line)
-    timed = {phase for phase in PHASES if (run.steps[-1].span_s(phase) or 0) > 0}
-    assert (run.outcome, "forward" in timed, "optimizer" in timed) == ("ok", True, mode == "train_step")
+def test_a_step_may_return_no_loss(tmp_path):
+    run = fit(tmp_path, f"{REGRESSION} --model.answer none --trainer.gradient_clip_val 1.0")
+    assert run.outcome == "ok"
     assert [step.loss is None for step in run.steps] == [step % 2 == 1 for step in range(5)]
 
 
