@@ -61,7 +61,7 @@ def measure(module, *callbacks, schedule=None, loader=None, val=None, **flags):
     timer, session = PhaseTimer(), MeasurementSession(schedule or Schedule(warmup_steps=2, steps=8))
     quiet_trainer(timer, session, *callbacks, **flags).fit(module, loader or SlowBatches(), val)
     for record in timer.records:
-        assert math.fsum(record.span_s(phase) or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
+        assert math.fsum(getattr(record, f"{phase}_s") or 0.0 for phase in PHASES) == pytest.approx(record.step_s)
     return [record for record in timer.records if record.stage == "window"], session
 
 
@@ -75,7 +75,7 @@ def assert_slept(window, **slept):
     for phase, sleeps_s in slept.items():
         each = len(sleeps_s) // (window[-1].step + 1)
         slept_s = np.reshape(sleeps_s[-each * len(window) :], (-1, each)).sum(axis=1)
-        ratios = [record.span_s(phase) for record in window] / slept_s
+        ratios = [getattr(record, f"{phase}_s") for record in window] / slept_s
         assert (ratios.min() >= 1, np.median(ratios) < 1.25) == (True, True), phase
 
 

@@ -110,11 +110,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
         *lines,
         Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True),
     ]
-    count = sum(int((one.trace.kernels.kind == "comm").sum()) for one in findings.values())
-    notes = [
-        Line("matched", f"{len(matches)} of {count} kernels of communication, in {len(last)} collectives"),
-    ]
-    return Answer(headline, tables, notes, figures=figures, first=("ranks", "communication"))
+    return Answer(headline, tables, figures=figures, first=("ranks", "communication"))
 
 
 def _straggler(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:

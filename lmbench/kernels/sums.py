@@ -90,7 +90,7 @@ def attention_times(work: Work, model: Model) -> dict[Phase, AttentionTimes]:
     A kernel that does one of these parts together with anything else leaves the phase out: its time cannot be divided.
     """
     times: dict[Phase, AttentionTimes] = {}
-    for phase in _FLOPS:
+    for phase, (softmax, products) in _FLOPS.items():
         parts, pieces = work.seconds("part", phase), work.by("kind", "part", phase=phase)
         is_divided = all(part in ATTENTION_PARTS or {*ATTENTION_PARTS}.isdisjoint(part.split("+")) for part in parts)
         is_product = (pieces.kind == MATMUL) & pieces.part.isin(("scores", "values"))
@@ -99,16 +99,10 @@ def attention_times(work: Work, model: Model) -> dict[Phase, AttentionTimes]:
             inside = {f"{part}_s": parts.get(part, 0.0) for part in ATTENTION_PARTS}
             times[phase] = AttentionTimes(**inside, matmul_s=matmul_s)
             times[phase].softmax_matmul_time_ratio = parts["softmax"] / matmul_s
-            times[phase].softmax_matmul_flop_ratio = flop_ratio(phase, model)
+            if model.d_model and model.num_heads:
+                # The scores' size cancels out.
+                times[phase].softmax_matmul_flop_ratio = softmax / (products * model.d_model / model.num_heads)
     return times
-
-
-def flop_ratio(phase: Phase, model: Model) -> float | None:
-    """FLOPs of softmax to those of the two products, from the model's head_dim; the scores' size cancels out."""
-    if not model.d_model or not model.num_heads:
-        return None
-    softmax, products = _FLOPS[phase]
-    return softmax / (products * model.d_model / model.num_heads)
 
 
 def annotation_times(trace: Trace) -> pd.DataFrame:

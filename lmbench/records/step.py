@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, get_type_hints
 from msgspec import Struct, defstruct
 
 from lmbench.records.field import Count, Flag, Index, Nats, Scalar, Seconds
-from lmbench.records.vocabulary import Span, Stage
+from lmbench.records.vocabulary import Stage
 
 
 class StepRecord(Struct):
@@ -85,11 +85,6 @@ class StepRecord(Struct):
     lag_optimizer_s: Seconds = None
     lag_zero_grad_s: Seconds = None
     lag_step_s: Seconds = None
-
-    def span_s(self, span: Span) -> float | None:
-        """Device span of a phase or of the whole step."""
-        found: float | None = getattr(self, f"{span}_s")
-        return found
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def test_a_mode_does_its_part_of_the_step_only(run, tmp_path, mode, phases, flop
     command, words = ("validate", "") if mode == "inference" else ("fit", f"--measure.mode={mode}")
     result = bench(tmp_path, "--data.num_batches=8", words, command=command)
     assert result.record.mode == mode
-    spans_s = {phase: result.steps[-1].span_s(phase) for phase in PHASES}
+    spans_s = {phase: getattr(result.steps[-1], f"{phase}_s") for phase in PHASES}
     assert phases <= {phase for phase, span_s in spans_s.items() if span_s is not None}
     assert ((spans_s["backward"] or 0) > 1e-4) == ("backward" in phases)
     assert (spans_s["optimizer"] is not None) == ("optimizer" in phases)

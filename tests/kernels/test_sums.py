@@ -7,7 +7,7 @@ from paths import TRACES
 from trace_events import AUTOGRAD, MAIN, HandWritten
 
 from lmbench.kernels.findings import examine, summarize
-from lmbench.kernels.sums import flop_ratio
+from lmbench.kernels.sums import Work, attention_times
 from lmbench.records.run import Model
 
 
@@ -57,6 +57,8 @@ def test_inside_attention_are_four_parts_with_both_ratios():
     assert times.matmul_s < parts["scores"] + parts["values"]
     assert times.softmax_matmul_time_ratio == pytest.approx(parts["softmax"] / times.matmul_s)
     assert times.softmax_matmul_flop_ratio == pytest.approx(5 / (4 * 64))
-    assert flop_ratio("backward", Model(d_model=1280, num_heads=20)) == pytest.approx(4 / (8 * 64))
+    rows = findings.work.rows.assign(phase="backward")
+    backward = attention_times(Work(rows, 1), Model(d_model=1280, num_heads=20))["backward"]
+    assert backward.softmax_matmul_flop_ratio == pytest.approx(4 / (8 * 64))
     # A softmax that is fused with others has no ratio.
     assert examine(TRACES / "small_bf16_compiled").attention == {}
