@@ -74,7 +74,7 @@ def test_a_kill_while_w_and_b_writes_ends_its_process_and_the_next_one_clears_wh
     fit.wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     child = psutil.Process(int((tmp_path / "pid").read_text()))
     (left,) = tmp_path.glob("lmbench-wandb-*")
-    fit.process.send_signal(signal.SIGKILL)
+    fit.send_signal(signal.SIGKILL)
     fit.wait()
     child.wait(timeout=10)
     assert fit.results[0].outcome == "ok"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import warm_server
 from lightning.pytorch import Callback
 from paths import ROOT
 from strangers import OwnLoaders
-from warm_server import WarmProcess
 
 import lmbench
 from lmbench.cli import main
@@ -34,49 +31,6 @@ class Ticker(Callback):
         os.write(self._fd, b"%d\n" % time.monotonic_ns())
 
 
-@dataclass
-class FitProcess:
-    """One process: `folder` is its working directory, with its output in `out` and `err`."""
-
-    process: WarmProcess
-    folder: Path
-
-    def signal_after(self, seconds, *signals):
-        time.sleep(seconds)
-        for signum in signals:
-            self.process.send_signal(signum)
-
-    def wait_until(self, happened):
-        """Until it has happened, or the process has ended without it (which a test then finds out)."""
-        while not happened() and self.process.poll() is None:
-            time.sleep(0.005)
-
-    def wait_for_step(self, count):
-        """Until so many steps have ended."""
-        self.wait_until(lambda: len(self.ticks) >= count)
-
-    def wait(self, timeout_s=240):
-        """The exit code as a shell would see it."""
-        code = self.process.wait(timeout_s)
-        return code if code >= 0 else 128 - code
-
-    @property
-    def err(self):
-        return (self.folder / "err").read_text()
-
-    @property
-    def out(self):
-        return (self.folder / "out").read_text()
-
-    @property
-    def ticks(self):
-        return [int(line) for line in (self.folder / "ticks").read_text().split()]
-
-    @property
-    def results(self):
-        return [load_run(path) for path in sorted((self.folder / "results").glob("*"))]
-
-
 def plant(hook, deed, at=0):
     """Words that give the run a `planted_faults.Planted`."""
     settings = [f"--trainer.callbacks.{name}={value}" for name, value in (("hook", hook), ("deed", deed), ("at", at))]
@@ -96,7 +50,7 @@ def start_fit(folder, *words, ticks=False, stdout=None, **settings):
         fit += [f"--trainer.callbacks+={__name__}.Ticker", f"--trainer.callbacks.path={folder}/ticks"]
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         settings = {"streams": (None, stdout or out.fileno(), err.fileno()), **settings}
-        return FitProcess(warm_server.start(*fit, *words, folder=folder, **settings), folder)
+        return warm_server.start(*fit, *words, folder=folder, **settings)
 
 
 def run_here(results, command, *words, code=0):

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from multiprocessing import forkserver, process
 from multiprocessing.connection import Connection
@@ -22,27 +23,59 @@ from unittest import mock
 
 from paths import SUPPORT
 
+from lmbench.records.load import load_run
 from lmbench.sweep.fork_server import be_lmbench
 
 
 class WarmProcess:
-    """One forked process, with the manners of `subprocess.Popen`; it leads a process group of its own."""
+    """One forked process, which leads a process group of its own; `folder` is its working directory."""
 
-    def __init__(self, process):
-        self._process, self.pid = process, process.pid
+    def __init__(self, process, folder):
+        self._process, self.pid, self.folder = process, process.pid, folder
 
     def poll(self):
         return self._process.exitcode
 
     def wait(self, timeout_s=240):
-        """The exit code; minus a signal's number where that ended it."""
+        """The exit code as a shell would see it."""
         self._process.join(timeout_s)
-        assert self.poll() is not None, f"still running after {timeout_s} s"
-        return self.poll()
+        code = self.poll()
+        assert code is not None, f"still running after {timeout_s} s"
+        return code if code >= 0 else 128 - code
 
     def send_signal(self, signum):
         if self.poll() is None:
             os.kill(self.pid, signum)
+
+    def signal_after(self, seconds, *signals):
+        time.sleep(seconds)
+        for signum in signals:
+            self.send_signal(signum)
+
+    def wait_until(self, happened):
+        """Until it has happened, or the process has ended without it (which a test then finds out)."""
+        while not happened() and self.poll() is None:
+            time.sleep(0.005)
+
+    def wait_for_step(self, count):
+        """Until so many steps have ended."""
+        self.wait_until(lambda: len(self.ticks) >= count)
+
+    @property
+    def err(self):
+        return (self.folder / "err").read_text()
+
+    @property
+    def out(self):
+        return (self.folder / "out").read_text()
+
+    @property
+    def ticks(self):
+        return [int(line) for line in (self.folder / "ticks").read_text().split()]
+
+    @property
+    def results(self):
+        return [load_run(path) for path in sorted((self.folder / "results").glob("*"))]
 
 
 @cache
@@ -74,7 +107,7 @@ def start(
         file.close()
     # Closed in the new process, too: a signal meets what was asked for.
     waiting.poll(60)
-    return WarmProcess(forked)
+    return WarmProcess(forked, folder)
 
 
 def run(*words, timeout_s=240, **settings):
