@@ -131,9 +131,9 @@ class Execution:
                 return None
             return record.outcome == "ok" and not record.memory.run_alloc_retry_count
 
-        first = self.predict(cell, spec.option) or int(cell.options.get(spec.option, spec.unit))
+        first = self.predict(cell, spec.option) or int(cell.options.get(spec.option, 1))
         # Where a run failed for another reason, that run tells it; where nothing fits, the smallest value does.
-        job, record = tried[seek(first, spec, fits)]
+        job, record = tried[seek(first, spec.most, fits)]
         if record.sweep is not None and record.sweep.search != "largest":
             record.sweep.search = "largest"
             RunFolder(self.folder.runs / job.name).write_run(record)
@@ -237,18 +237,16 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: LocalExecutor, say: C
         raise UsageError(str(lost)) from None
 
 
-def seek(value: int, spec: LargestSpec, try_value: Callable[[int], bool | None]) -> int:
+def seek(value: int, most: int, try_value: Callable[[int], bool | None]) -> int:
     """The largest value that fits, the smallest where none does; the value of which `try_value` cannot tell (None).
 
     Starts at `value`, strides away from it, each time twice as far, until one value fits and a larger one does not,
-    and halves what lies between. All values are multiples of `spec.unit`, from it to `spec.most`.
+    and halves what lies between. All values are from 1 to `most`.
     """
-    unit, most = spec.unit, spec.most // spec.unit * spec.unit
-    stride = max(1, round(value * _FIRST_STRIDE / unit)) * unit
-    value = min(max(value // unit * unit, unit), most)
+    stride, value = max(1, round(value * _FIRST_STRIDE)), min(value, most)
     # The largest value that is known to fit, and the smallest that is known not to.
-    fits, fails = 0, most + unit
-    while fails - fits > unit:
+    fits, fails = 0, most + 1
+    while fails - fits > 1:
         does_fit = try_value(value)
         if does_fit is None:
             return value
@@ -256,8 +254,8 @@ def seek(value: int, spec: LargestSpec, try_value: Callable[[int], bool | None])
         if fails > most:
             value = min(fits + stride, most)
         elif not fits:
-            value = max(fails - stride, unit)
+            value = max(fails - stride, 1)
         else:
-            value = (fits + fails) // 2 // unit * unit
+            value = (fits + fails) // 2
         stride *= 2
-    return fits or unit
+    return fits or 1

@@ -29,8 +29,6 @@ MOST_ROUNDS = 200
 CONFIG = "config"
 
 _SET_BY_SWEEP = ("measure.mode", "measure.results_dir", "measure.run_id")
-#: Values that a kernel likes, where `largest` names the option alone.
-_UNITS = {"data.context_length": 64}
 
 
 class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -42,10 +40,9 @@ class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class LargestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What each cell looks for: the largest value of an option that fits, a multiple of `unit` and at most `most`."""
+    """What each cell looks for: the largest value of an option that fits, at most `most`."""
 
     option: str
-    unit: Annotated[int, Meta(ge=1)] = 1
     most: Annotated[int, Meta(ge=1)] = 2**20
 
 
@@ -139,7 +136,7 @@ def sweep_from(content: Any, places: Mapping[str, str] | None = None) -> SweepFi
     if isinstance(content, dict):
         content = {key: value for key, value in content.items() if value is not None}
         if isinstance(option := content.get("largest"), str):
-            content["largest"] = {"option": option, "unit": _UNITS.get(option, 1)}
+            content["largest"] = {"option": option}
     try:
         sweep = msgspec.convert(content, SweepFile)
     except msgspec.ValidationError as error:

@@ -203,8 +203,6 @@ def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
         axes = {axis: value for axis, value in point.items() if axis != CONFIG}
         options = {option: value for option, value in point.items() if option not in (SIDE, MODE, PASS, ENVIRONMENT)}
         of_pass = PASSES[point.get(PASS, TIMING)].options
-        if both := options.keys() & of_pass:
-            raise UsageError(f"pass {point[PASS]} sets {both.pop()}, and so does the matrix")
         options = {**file.base, **options, **of_pass}
         config = options.pop(CONFIG, None)
         content = None if config is None else configs[str(config)]

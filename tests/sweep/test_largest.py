@@ -8,7 +8,6 @@ import pytest
 from simulated_cells import SimulatedServers, records, sweep
 
 from lmbench.sweep.execute import seek
-from lmbench.sweep.file import LargestSpec
 
 BATCH = "data.batch_size"
 SEARCH = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 1, "largest": BATCH}
@@ -27,20 +26,18 @@ def search(where, limit, beyond="oom", predict=lambda cell, option: None, **cont
     return tried, {parts(name)[:2]: run.sweep.search for name, run in records(where).items() if name.endswith("r0")}
 
 
-@pytest.mark.parametrize("unit", [1, 8])
 @pytest.mark.parametrize("first", [1, 7, 64, 10_000])
 @pytest.mark.parametrize("border", [0, 1, 63, 64, 999, 1000])
-def test_the_border_is_found_from_any_start_and_soon_from_a_good_one(border, first, unit):
-    spec, fits = LargestSpec(BATCH, unit, most=1000), {}
+def test_the_border_is_found_from_any_start_and_soon_from_a_good_one(border, first):
+    fits = {}
 
     def try_value(value):
         assert value not in fits
-        assert value % unit == 0
-        assert unit <= value <= 1000
+        assert 1 <= value <= 1000
         fits[value] = value <= border
         return fits[value]
 
-    assert seek(first, spec, try_value) == (border // unit * unit or unit)
+    assert seek(first, 1000, try_value) == (border or 1)
     assert len(fits) <= (5 if first == 64 and border in (63, 64) else 25)
 
 

@@ -28,7 +28,6 @@ matrx: {a.b: [1]} | unknown field `matrx`
 {base: [1], modes: [forward]} | Expected `object`, got `array` - at `$.base`
 {matrix: {a.b: [1]}, passes: [kernel]} | unknown pass 'kernel'; choose one of timing, sync, kernels, memory
 {include: [{pass: kernel}]} | choose one of timing, sync, kernels, memory
-{matrix: {timer.clock: [sync]}, passes: [sync]} | pass sync sets timer.clock
 {modes: [training]} | unknown mode 'training'; choose one of inference, forward
 {matrix: {measure.mode: [forward]}} | list `modes`
 {matrix: {config: [smoke]}} | config is no axis; it belongs in base
@@ -45,7 +44,7 @@ matrx: {a.b: [1]} | unknown field `matrx`
 {matrix: {a.b: [1], x: [{a.b: 2}]}} | two axes set a.b
 matrix: {model.hf_token: [a, b]} | looks like a secret, and cells go by what differs
 {base: {config: smok}, modes: [forward]} | did you mean smoke?
-{modes: [forward], largest: {option: a.b, unit: 0}} | Expected `int` >= 1 - at `$.largest.unit`
+{modes: [forward], largest: {option: a.b, most: 0}} | Expected `int` >= 1 - at `$.largest.most`
 {matrix: {a.b: [1]}, largest: a.b} | largest: a.b is an axis of this sweep
 {modes: [forward], base: {a.b: many}, largest: a.b} | begins at 'many' in base; it must be a whole number
 """)

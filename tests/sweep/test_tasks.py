@@ -141,19 +141,6 @@ def test_every_run_of_a_task_that_measured_nothing_has_a_row_and_the_next_start_
     assert begun == sum(name[-1] != "1" for name in servers.started if fault != "other torch")
 
 
-def test_what_a_task_measured_before_it_died_stays(study):
-    _, servers = study
-
-    def script(name):
-        if name.startswith("batch_size-2") and name.endswith("r1"):
-            raise SystemExit(137)
-        return "ok"
-
-    servers.script = script
-    assert sweep() == 1
-    assert outcomes() == {0: {"ok": 2}, 1: {"ok": 1, "interrupted": 1}, 2: {"ok": 2}}
-
-
 def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, capsys, monkeypatch):
     engine, servers = study
     engine.fault = "waits"
