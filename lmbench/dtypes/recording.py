@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from lmbench.dtypes.answer import (
     CASTS,
@@ -28,8 +28,6 @@ from lmbench.dtypes.answer import (
 )
 from lmbench.records.measured import DtypeRecord, NotedTensors
 
-#: Deeper than any batch or output is nested; what leads back into itself ends here.
-_MAX_DEPTH = 12
 _Dtypes = tuple[str, ...]
 
 
@@ -38,15 +36,9 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def tensors_in(value: Any, depth: int = _MAX_DEPTH) -> Iterator[Tensor]:
-    """The tensors of a value, in their order: of tuples, lists, sets, mappings and dataclasses, however nested."""
-    if isinstance(value, Tensor):
-        yield value
-    value = vars(value) if is_dataclass(type(value)) else value
-    value = list(value.values()) if isinstance(value, Mapping) else value
-    if depth and isinstance(value, tuple | list | set | frozenset):
-        for item in value:
-            yield from tensors_in(item, depth - 1)
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a value, in their order, however nested in what PyTorch's pytrees know."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def dtypes_in(value: Any) -> _Dtypes:
@@ -122,7 +114,7 @@ class StepDtypes(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if self.phase not in self._phases or name in ("__get__", "__set__") or _is_recomputed():
             return result
-        name, tensors = name.strip("_"), list(tensors_in((args, kwargs)))
+        name, tensors = name.strip("_"), tensors_in((args, kwargs))
         # Tensors without dimensions beside others do not decide what comes out.
         inputs = dtypes_in([tensor for tensor in tensors if tensor.ndim] or tensors)
         outputs = dtypes_in([tensor for tensor in tensors_in(result) if not tensor._is_view()])[:1]
@@ -136,7 +128,8 @@ class StepDtypes(TorchFunctionMode):
         return result
 
     def note_batch(self, batch: Any) -> None:
-        self._batch = counted(tensors_in(batch))
+        # Tokenizers give mappings of their own.
+        self._batch = counted(tensors_in(dict(batch) if isinstance(batch, Mapping) else batch))
 
     def note_gradients(self) -> None:
         """Those that parameters have now."""

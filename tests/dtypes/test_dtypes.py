@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -39,14 +37,6 @@ CALLS = {
 RESULTS = {LOWER: [torch.bfloat16] * 2, FLOAT32: [torch.float32] * 2, None: [torch.float32, torch.bfloat16]}
 
 
-@dataclass
-class Held:
-    """A batch as somebody may hand it on."""
-
-    values: torch.Tensor
-    numbers: dict[str, Any]
-
-
 class Scale(nn.Module):
     def forward(self, value):
         return value * 2
@@ -62,10 +52,10 @@ class Doubled(nn.Module):
 
 
 class Nested(nn.Module):
-    """Takes and returns tensors in a dataclass, a dictionary and a tuple."""
+    """Takes and returns tensors in dictionaries, lists and a tuple."""
 
     def forward(self, held, *, named):
-        return {"sum": held.values + named[0], "rest": [held.numbers["ids"], (named[0],)]}
+        return {"sum": held["values"] + named[0], "rest": [held["ids"], (named[0],)]}
 
 
 class Odd(LightningModule):
@@ -81,7 +71,7 @@ class Odd(LightningModule):
     def training_step(self, batch, batch_idx):
         ids = torch.arange(4)
         with torch.autocast("cpu", torch.bfloat16):
-            found = self.nested(Held(batch, {"ids": ids}), named=(batch.double(),))["sum"].float()
+            found = self.nested({"values": batch, "ids": ids}, named=(batch.double(),))["sum"].float()
             for block in self.blocks:
                 found = block(found)
         narrow, wide = self.scale(found), self.scale(self.scripted(found.float()))
