@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from lmbench.commands import MEASURING
-from lmbench.commands.parser import PositiveFloat, PositiveInt
+from lmbench.commands.parser import PositiveFloat
 from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
@@ -22,7 +22,7 @@ from lmbench.masking import masked_words
 from lmbench.report.answer import Answer
 
 
-def kernels(*results: str, top: PositiveInt = 10) -> Answer:
+def kernels(*results: str) -> Answer:
     """Shows where the device's time goes, from a trace.
 
     The answer comes first: a verdict, why the device was idle, what to do, and what takes most. Tables follow by name:
@@ -35,13 +35,12 @@ def kernels(*results: str, top: PositiveInt = 10) -> Answer:
     Args:
         results: RUN|TRACE|FOLDER: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
             torch.profiler's on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
-        top: kernels shown per phase.
     """
     from lmbench.kernels.ranks import ranks_answer
 
     if not results:
         raise UsageError("lmbench kernels shows a result, a trace, or the traces of several ranks; give one")
-    return ranks_answer(results, top)
+    return ranks_answer(results)
 
 
 def memory(

@@ -40,12 +40,11 @@ _SETTINGS = (
 _LONG_FRACTION = 0.005
 
 
-def kernels_answer(source: str | Path, top: int = 10) -> Answer:
+def kernels_answer(source: str | Path) -> Answer:
     """Everything about a run's folder or a trace file.
 
     Args:
         source: the folder or the file.
-        top: kernels, operators and annotations that are shown of each phase.
 
     Raises:
         UsageError: the trace is not what it has to be.
@@ -67,10 +66,10 @@ def kernels_answer(source: str | Path, top: int = 10) -> Answer:
         headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
         headline += [_longest(str(phase), "name", rows) for phase, rows in operators]
         per = per_what(findings)
-        tables = [table("kernels/operators", rows, top, per=per, phase=phase) for phase, rows in operators]
+        tables = [table("kernels/operators", rows, per=per, phase=phase) for phase, rows in operators]
     else:
         headline += _headline(findings)
-        tables = _tables(findings, top)
+        tables = _tables(findings)
     world_size = findings.trace.events.distributed.world_size or 1
     if world_size > 1:
         notes.append(
@@ -112,7 +111,7 @@ def communication_table(findings: Sequence[Findings]) -> Table:
     waits, when = "waits: of exposed, until the last rank came; ", "once the last rank came"
     if len(findings) == 1:
         rows, waits, when = rows.drop(columns="rank_wait_s"), "", "waits for other ranks included"
-    return table("kernels/communication", rows, None, [total], per=per_what(findings[0]), waits=waits, when=when)
+    return table("kernels/communication", rows, [total], per=per_what(findings[0]), waits=waits, when=when)
 
 
 def per_what(findings: Findings) -> str:
@@ -185,7 +184,7 @@ def _data(findings: Findings) -> Table:
     return table("kernels/all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
 
 
-def _tables(findings: Findings, top: int) -> list[Table]:
+def _tables(findings: Findings) -> list[Table]:
     """All tables that a trace with kernels has something for."""
     work, per, clocks = findings.work, per_what(findings), findings.clocks
     sums = work.by("phase").set_index("phase").reindex(work.phases)
@@ -196,21 +195,21 @@ def _tables(findings: Findings, top: int) -> list[Table]:
         "matmul_fraction": work.fraction("kind", MATMUL),
     }  # fmt: skip
     long = sums[sums.share_fraction >= _LONG_FRACTION]
-    tables = [table("kernels/phases", sums.join(rows).reset_index(), None, [step], per=per)]
+    tables = [table("kernels/phases", sums.join(rows).reset_index(), [step], per=per)]
     for axis in ("kind", "part"):
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})
         times = times.assign(share_fraction=times.step_s / work.total_s()).rename_axis(axis)
         order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
         tables.append(table(f"kernels/{axis}s", times.loc[order].reset_index(), per=per))
-    tables += [table("kernels/kernels", work.kernels(phase), top, per=per, phase=phase) for phase in long.index]
+    tables += [table("kernels/kernels", work.kernels(phase), per=per, phase=phase) for phase in long.index]
     if len(annotations := findings.annotations):
         annotations = annotations.assign(share_fraction=annotations.own_s / (work.total_s() or 1.0))
-        tables.append(table("kernels/annotations", annotations, top, per=per))
+        tables.append(table("kernels/annotations", annotations, per=per))
     shown = (rows if clocks.total.comm_s else rows.drop(columns="comm_exposed_s")).reset_index()
     total = {**clocks.total, "phase": "all"}
     tables += [
-        table("kernels/clocks", shown, None, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
-        table("kernels/waits", findings.waits, top, per=per),
+        table("kernels/clocks", shown, [total], per=per, steps=clocks.steps, devices=len(clocks.devices)),
+        table("kernels/waits", findings.waits, per=per),
     ]
     if clocks.total.comm_s:
         tables.append(communication_table([findings]))

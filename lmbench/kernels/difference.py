@@ -47,12 +47,11 @@ def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFr
     return rows.iloc[np.lexsort((rows.name, -larger_s, -difference_s.abs().round(12)))]
 
 
-def difference_answer(*sources: str | Path, top: int = 15) -> Answer:
+def difference_answer(*sources: str | Path) -> Answer:
     """How kernel time changed from one run or trace to another, and what changed most.
 
     Args:
         sources: two runs' folders or trace files, before and after.
-        top: kernels that are shown.
 
     Raises:
         UsageError: a trace has no kernels, or no known number of steps where the other one has.
@@ -81,9 +80,8 @@ def difference_answer(*sources: str | Path, top: int = 15) -> Answer:
         named = [f"{shortened(row.name, KERNEL_WIDTH)} {signed_ms(row.difference_s)} ms" for row in largest]
         lines.append(Line(label=name, text=", ".join(named) or "nothing changed"))
         total = {"name": "all", **rows[_SUMMED].sum(min_count=1)}
-        shown = top if name == "kernels" else None
         what = name.removesuffix("s")
-        tables.append(table("kernels/differences", rows, shown, [total], name, per=per, what=what))
+        tables.append(table("kernels/differences", rows, [total], name, per=per, what=what))
     for label, side in zip("AB", sides, strict=True):
         lines += [Line(guard.status.upper(), f"{label}: {guard.message}") for guard in not_passed(side.guards)]
     before, after = a.clocks.phases, b.clocks.phases

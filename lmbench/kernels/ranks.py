@@ -34,19 +34,18 @@ _LATE_FRACTION = 0.01
 _NAMED, _SAID_FRACTION = 2, 0.1
 
 
-def ranks_answer(sources: Iterable[str | Path], top: int = 10) -> Answer:
+def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     """What the traces of several ranks tell together; of one trace all that it tells.
 
     Args:
         sources: runs' folders, folders of traces, trace files.
-        top: kernels and the like that are shown.
 
     Raises:
         UsageError: what is given is no trace, or no single one of each rank.
     """
     paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
     if len(paths) == 1:
-        return kernels_answer(paths[0], top)
+        return kernels_answer(paths[0])
     traces: dict[int, Trace] = {}
     with progress("kernels", len(paths)) as task:
         for path in paths:
@@ -62,13 +61,13 @@ def ranks_answer(sources: Iterable[str | Path], top: int = 10) -> Answer:
         if len(lacking) < len(findings):
             path, why = lacking[0].trace.path, lacking[0].why_no_kernels
             raise UsageError(f"{str(path)!r} has no kernels: {why}; give the traces of ranks with a GPU")
-        answer = kernels_answer(lacking[0].trace.path, top)
+        answer = kernels_answer(lacking[0].trace.path)
         text = "without kernels: gloo's collectives run on the host, and their waits are not told; the first rank:"
         return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
-    return _answer(findings, matches, top)
+    return _answer(findings, matches)
 
 
-def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> Answer:
+def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
     """What ranks do, by rank, and what their matched collectives tell."""
     first = next(iter(findings.values()))
     waits = matches.groupby("collective").wait_ns
@@ -95,7 +94,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame, top: int) -> A
     if mean.comm_s:
         tables.append(communication_table([*findings.values()]))
     if len(last):
-        tables.append(table("kernels/collectives", last, top))
+        tables.append(table("kernels/collectives", last))
         figures["rank_wait_fraction"] = waiting
         parts = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
         worst, mean_ms, longest_ms = last.iloc[0], *map(milliseconds, (last.longest_s.mean(), last.longest_s.max()))

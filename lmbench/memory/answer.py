@@ -29,8 +29,6 @@ _PART_FRACTION = 0.005
 _COLUMN_FRACTION = 0.03
 #: A column with less in every row is left out.
 _COLUMN_BYTES = 2**20
-#: Rows of the largest allocations.
-_MOST_ROWS = 15
 #: Phases of a forecast that do the work; another one is shown only where it has the highest peak.
 _FORECAST_PHASES = ("forward", "backward", "optimizer")
 #: A category's column.
@@ -145,7 +143,7 @@ def _largest_table(findings: Findings) -> Table:
     rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
     # The file without its folder, and without the function.
     rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.partition(" ")[0]
-    return table("memory/largest", rows.loc[:, (rows != "").any()], _MOST_ROWS)
+    return table("memory/largest", rows.loc[:, (rows != "").any()])
 
 
 # a run that ran out of memory

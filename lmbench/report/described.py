@@ -53,21 +53,20 @@ def records(frame: pd.DataFrame) -> list[Row]:
     return rows
 
 
-def table(
-    key: str, rows: pd.DataFrame, top: int | None = None, more: Iterable[Row] = (), name: str = "", **words: object
-) -> Table:
+def table(key: str, rows: pd.DataFrame, more: Iterable[Row] = (), name: str = "", **words: object) -> Table:
     """A frame as the table that a room describes, without columns that the frame lacks.
 
     Args:
         key: room and table: `kernels/clocks` is [clocks] in lmbench/kernels/tables.toml.
-        rows: by the keys of the columns.
-        top: rows that are shown; one with sums of all others follows, if those have any.
+        rows: by the keys of the columns. Where the description has a `top`, so many are shown, and behind them, with
+            `rest`, the sums of all others.
         more: rows behind them; what they lack is left blank.
         name: of the table where it is not that of the key.
         words: what the description leaves to the caller.
     """
     room, _, own_name = key.partition("/")
     description = _descriptions(room)[own_name]
+    top = description.get("top", len(rows))
     columns, keys = [], []
     for heading, reading in description["columns"].items():
         field, _, unit_name = reading.partition(" ")
@@ -80,7 +79,7 @@ def table(
             is_extra = field in description.get("extra", ())
             columns.append(Column(title, unit, field, is_shortened, is_extra))
             keys.append(field)
-    shown, left = records(rows[:top]), rows[len(rows) if top is None else top :]
+    shown, left = records(rows[:top]), rows[top:]
     if len(left) and "rest" in description:
         sums = left[description["sums"]].sum(min_count=1).to_frame().T
         shown.append({keys[0]: f"{len(left)} more {description['rest'].format(**words)}", **records(sums)[0]})

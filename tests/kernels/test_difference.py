@@ -42,7 +42,7 @@ def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path):
 
 
 def test_the_answer_is_as_it_was_read(sides):
-    text = render(difference_answer(EAGER, COMPILED, top=8), "markdown").replace(str(TRACES), "TRACES")
+    text = render(difference_answer(EAGER, COMPILED), "markdown").replace(str(TRACES), "TRACES")
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
 
 
