@@ -7,7 +7,6 @@ import shutil
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from lmbench.interruption import held, interrupt, received
 from lmbench.masking import MASK, masked_message, to_fill_in
 from lmbench.records.load import load_run
 from lmbench.records.measured import Guard
-from lmbench.records.process import milestones, process_identity, reach
+from lmbench.records.process import milestones, now, process_identity, reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.store import TRACEBACK_FILE, RunFolder
@@ -226,7 +225,7 @@ class RunRecorder(Observer):
             self._session.folder = self.folder.path
         self.exit_code = None
         self.run = run
-        run.run_id, run.started_at = self.folder.path.name, _now()
+        run.run_id, run.started_at = self.folder.path.name, now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
         for name, value in self.given.items():
             setattr(run, name, value)
@@ -296,7 +295,7 @@ class RunRecorder(Observer):
     def _note(self, ending: Ending) -> None:
         self.exit_code = ending.exit_code
         self.run.outcome, self.run.error = ending.outcome, ending.error
-        self.run.exit_code, self.run.ended_at = int(ending.exit_code), _now()
+        self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
 
     def _finish(self, ending: Ending) -> None:
         """Close the record, or change its ending where something failed after it was closed."""
@@ -347,7 +346,3 @@ class RunRecorder(Observer):
             message = f"{run.profile.trace_error}: the trace is lost, the steps are there"
             return failed("OSError", message, "recording")
         return self._by_guards()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

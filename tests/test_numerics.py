@@ -41,7 +41,7 @@ def test_operators_fail_where_their_formulas_say(device, dtype, width):
 def test_json_has_both_tables_and_the_published_sums_are_ours(capsys):
     assert main(["numerics", "--json"]) == 0
     tables = json.loads(capsys.readouterr().out)["tables"]
-    assert [row["agreement"] for row in tables["sums"]] == ["equal"] * 4
-    assert {row["loop"] for row in tables["sums"]} == {9.953125, 10.00213623046875, 10.000133514404297}
+    for row in tables["sums"]:
+        assert all(abs(float(text) - row["loop"]) < 5e-5 for text in row["published"].split(", "))
     norm = next(row for row in tables["overflows"] if (row["operator"], row["form"]) == ("LayerNorm", "written out"))
     assert (norm["float16"], len(tables["overflows"])) == (256, len(FORMS))

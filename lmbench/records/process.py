@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,11 @@ import psutil
 from lmbench.records.run import Milestones
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def now() -> str:
+    """The present time, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def boot_id() -> str | None:

@@ -17,6 +17,7 @@ from lmbench.files import ScratchFolder
 from lmbench.interruption import held
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
+from lmbench.records.process import now
 from lmbench.records.run import RunRecord
 from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
@@ -25,7 +26,7 @@ from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.outcome import Launch, is_hopeless, last_lines, new_record
 from lmbench.sweep.plan import GridCell, Job, Plan, as_json
-from lmbench.sweep.rows import Rows, SweepHalted, now
+from lmbench.sweep.rows import Rows, SweepHalted
 
 _CHECK_TIMEOUT_S = 300.0
 #: How far from the first value the next one is tried, as a part of it; twice as far each time until the border is met.

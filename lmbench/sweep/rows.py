@@ -7,12 +7,11 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from lmbench.errors import ExitCode, Failure, UsageError
 from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
-from lmbench.records.process import load_per_core
+from lmbench.records.process import load_per_core, now
 from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RunFolder
 from lmbench.records.vocabulary import DAMAGED
@@ -121,8 +120,3 @@ class Rows:
         """Raises OSError where the disk is full."""
         if shutil.disk_usage(self.folder.path).free < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder.path))
-
-
-def now() -> str:
-    """The present time, as records have it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -8,13 +8,11 @@ from lightning.pytorch import LightningModule
 from strangers import ByHand, Sleeper, SlowBatches
 from torch import nn
 
-from lmbench.callbacks import RunRecorder, TrainingCheck
+from lmbench.callbacks import TrainingCheck
 from lmbench.instruments.window import Schedule
-from lmbench.records.load import load_run
 from lmbench.records.vocabulary import PHASES
-from lmbench.report.run import details
 
-from conftest import assert_slept, measure, quiet_trainer
+from conftest import assert_slept, measure
 
 
 class Alone(ByHand):
@@ -118,12 +116,3 @@ def test_every_optimizers_parameters_are_checked_at_its_own_step():
     assert training.missing_gradients == ["idle.weight", "idle.bias"]
     # A difference of two judgements does not depend on the critic's bias.
     assert training.unmoved_parameters == training.zero_gradients == ["critic.bias"]
-
-
-def test_the_result_and_the_screen_say_what_is_unseen(tmp_path):
-    quiet_trainer(RunRecorder(str(tmp_path)), max_steps=8).fit(ByHand(), SlowBatches())
-    (path,) = tmp_path.iterdir()
-    run = load_run(path).record
-    line = {line.label: line.text for line in details(run)}["unseen"]
-    assert "forward, clip, zero_grad: the module optimizes by hand" in line
-    assert {guard.name: guard.status for guard in run.guards}["other_share"] == "n/a"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 
-import pytest
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
@@ -67,19 +66,6 @@ def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sle
     logger.trainer.fit_loop.epoch_loop.max_steps = 14
     logger.trainer.fit(sleeper, SlowBatches())
     assert logger.steps == list(range(8, 14))
-
-
-def test_a_run_that_fails_leaves_the_steps_it_took(sleeper):
-    class Failing(SlowBatches):
-        def __iter__(self):
-            yield from SlowBatches(6)
-            raise ValueError("no more")
-
-    logger = logged()
-    with pytest.raises(ValueError, match="no more"):
-        logger.trainer.fit(sleeper, Failing())
-    # Lightning fetches a batch ahead.
-    assert logger.steps == list(range(5))
 
 
 def test_a_logger_that_fails_costs_one_line_and_not_the_run(sleeper, capsys):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import pairwise
 
 import msgspec
@@ -18,6 +17,7 @@ from lmbench.instruments.clock import make_clock, synchronize
 from lmbench.instruments.environment import DeviceSensor, capture_environment, derive_device_state
 from lmbench.kernels.ceiling import CeilingRecord, Rate
 from lmbench.progress import progress
+from lmbench.records.process import now
 from lmbench.records.run import Environment
 
 #: Edge of the square matrices: large enough that launching and filling the device cost nothing.
@@ -48,7 +48,7 @@ def measure_ceiling(sustained_s: float) -> CeilingRecord:
             rate = copy_rate(device, sustained_s) if name == "copy" else matmul_rate(name, device, sustained_s)
             rates.append(rate)
     environment = msgspec.convert(capture_environment(device), Environment)
-    return CeilingRecord(1, datetime.now(UTC).isoformat(timespec="seconds"), environment, rates)
+    return CeilingRecord(1, now(), environment, rates)
 
 
 def matmul_rate(name: str, device: torch.device, sustained_s: float) -> Rate:
