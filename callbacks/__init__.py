@@ -1,5 +1,6 @@
 """Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
 
+from lmbench.callbacks.communication_probe import CommunicationProbe as CommunicationProbe
 from lmbench.callbacks.compiler import Compiler as Compiler
 from lmbench.callbacks.dtype_recorder import DtypeRecorder as DtypeRecorder
 from lmbench.callbacks.gradient_norm import GradientNorm as GradientNorm

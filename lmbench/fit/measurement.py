@@ -17,6 +17,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch.optim import Optimizer
 
 from lmbench.callbacks import (
+    CommunicationProbe,
     GradientNorm,
     MeasurementSession,
     MemoryHistory,
@@ -235,6 +236,7 @@ class Measurement:
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),
+            CommunicationProbe(),
             *([GradientNorm()] if settings.gradient_norm and self.mode == "train_step" else []),
             # Last of those that work before the window, so that its power reading is next to the window's start.
             ThroughputMeter(),

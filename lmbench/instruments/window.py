@@ -34,7 +34,10 @@ class ProbeKind(StrEnum):
     MEMORY = "memory"
     SYNC = "sync"
     TRAINING = "training"
-    DTYPES = "dtypes"  # only where an observer asks for it
+    # Only where an observer asks for them.
+    DTYPES = "dtypes"
+    SYNCHRONIZED = "synchronized"
+    UNSYNCHRONIZED = "unsynchronized"
 
 
 @dataclass

@@ -41,6 +41,10 @@ class Uneven(lightning.pytorch.LightningModule):
         if deed == "differ" and os.environ.get("LOCAL_RANK") == "1":
             lmbench.__version__ = "0"
 
+    def on_train_start(self):
+        if self.deed == "reduce slowly":
+            self.trainer.strategy.model.register_comm_hook(None, reduce_slowly)
+
     def training_step(self, batch, batch_idx):
         if self.global_rank == 1 and self.deed == "sleep":
             time.sleep(0.03)
@@ -53,6 +57,13 @@ class Uneven(lightning.pytorch.LightningModule):
 
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.ones(400, 8)), 4)
+
+
+def reduce_slowly(_, bucket):
+    time.sleep(0.02)
+    reduced = torch.futures.Future()
+    reduced.set_result(bucket.buffer())
+    return reduced
 
 
 def fail():
@@ -166,6 +177,18 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     # The number of ranks is a fact, by which a comparison picks its sides.
     assert main(["list", "--where=ranks=2", "--json"]) == 0
     assert main(["list", "--where=ranks=1"]) == 2
+
+
+def test_communication_that_no_work_hides_is_the_step_less_the_step_without_it(capsys):
+    code, run = fit(f"--model={__name__}.Uneven", "--model.deed=reduce slowly", "--trainer.strategy=ddp")
+    probe = run.record.probe
+    assert (code, probe.is_complete) == (0, True)
+    # A sleep may last longer, and never less.
+    assert probe.synchronized_step_s >= 0.02
+    assert probe.synchronized_step_s - probe.unsynchronized_step_s > 0.01
+    capsys.readouterr()
+    assert main(["show", str(run.path)]) == 0
+    assert "without synchronizing gradients" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_others_wait_in():
