@@ -168,7 +168,8 @@ def _dotted(name: str, key: object) -> str:
 
 def masked_text(text: str) -> str:
     """Text without secrets, and without the users and passwords of addresses."""
-    for value in _by_length(len(_known)):
+    # The longest first, which may hold others.
+    for value in sorted(_known, key=len, reverse=True):
         text = text.replace(value, MASK)
     if "://" in text:
         text = _USER.sub(r"\1", text)
@@ -226,12 +227,6 @@ def keep_secret(values: Iterable[object]) -> None:
         if len(text) >= _SHORTEST:
             _known.update((text, repr(text)[1:-1], json.dumps(text)[1:-1]))
             _known.update((quote(text), quote(text, safe=""), quote_plus(text)))
-
-
-@cache
-def _by_length(count: int) -> list[str]:
-    """What is known, of which there is this much: the longest first, which may hold others."""
-    return sorted(_known, key=len, reverse=True)
 
 
 def masked_words(words: Sequence[str]) -> list[str]:

@@ -81,17 +81,6 @@ def matmul_label(matmul_precision: str | None) -> str | None:
     return None if matmul_precision is None else MATMUL_LABELS.get(matmul_precision, matmul_precision)
 
 
-def peak_column(precision: str, matmul_precision: str = "highest") -> str | None:
-    """The datasheet's column for a run's matrix products: `fp32`, `tf32`, `bf16`, `fp16` or `fp8`; None without one.
-
-    On CUDA any float32 matmul precision but `highest` means TF32 (in cuBLAS `medium` acts like `high`).
-    """
-    meaning = find_precision(precision)
-    if meaning is None:
-        return None
-    return "tf32" if meaning.peak == "fp32" and matmul_precision != "highest" else meaning.peak
-
-
 def short_label(precision: str, matmul: str | None) -> str:
     """One word for precision and `matmul_label`: `fp32` and `TF32` for the two ways of `32-true`, else its own name."""
     is_fp32 = find_precision(precision) == PRECISIONS["32-true"]
@@ -191,11 +180,13 @@ def peak_flops(
         matmul_precision: PyTorch's float32 matmul precision. GPUs without TF32 compute in float32 whatever it is.
         fp8_fraction: of an fp8 precision the share of FLOPs that are multiplied in fp8.
     """
-    gpu, dtype = find_gpu(gpu_name), peak_column(precision, matmul_precision)
+    gpu, meaning = find_gpu(gpu_name), find_precision(precision)
+    dtype = None if meaning is None else meaning.peak
     if gpu is None or dtype is None:
         return None
-    if dtype == "tf32" and gpu.tf32 is None:
-        dtype = "fp32"
+    # On CUDA any float32 matmul precision but `highest` means TF32 (in cuBLAS `medium` acts like `high`).
+    if dtype == "fp32" and matmul_precision != "highest" and gpu.tf32 is not None:
+        dtype = "tf32"
     rate = gpu.flops_per_s(dtype)
     if dtype == "fp8" and rate is not None:
         rate = 1 / (fp8_fraction / rate + (1 - fp8_fraction) / (gpu.half * 1e12))

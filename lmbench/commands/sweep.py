@@ -214,18 +214,13 @@ def concluding(path: Path, progress: Progress) -> Iterator[None]:
     try:
         yield
     finally:
-        if progress.outcomes:
-            _conclude(path.absolute(), progress)
-
-
-def _conclude(path: Path, progress: Progress) -> None:
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(progress.outcomes.items()))
-    count, total = progress.outcomes.total(), progress.total
-    print(shown(f"{path}: {count}{'' if total is None else f' of {total}'} runs: {outcomes}"))
-    if total is not None and count < total:
-        print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}"))
-    if count:
-        print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))
+        path, count, total = path.absolute(), progress.outcomes.total(), progress.total
+        if count:
+            outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(progress.outcomes.items()))
+            print(shown(f"{path}: {count}{'' if total is None else f' of {total}'} runs: {outcomes}"))
+            if total is not None and count < total:
+                print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}"))
+            print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))
 
 
 def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]) -> None:
