@@ -17,8 +17,7 @@ from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
-from lmbench.records.measured import not_passed
-from lmbench.report.answer import Answer, Line, Table
+from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
 from lmbench.report.frame import frame_of
@@ -79,8 +78,7 @@ def kernels_answer(source: str | Path) -> Answer:
         inferred = " and ".join(timeline.inferred) or "none"
         text = f"by the trace's ranges; {inferred} inferred from what autograd runs"
         notes.append(Line("phases", text if timeline.source == "foreign" else "unknown: everything is outside"))
-    for guard in not_passed(findings.guards):
-        headline += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
+    headline += guard_lines(findings.guards)
     figures = {
         "trace": str(findings.trace.path), "phase_source": timeline.source, "steps": steps,
         "kernel_s": findings.work.total_s(), "completeness": count, "devices": records(clocks.devices.reset_index()),

@@ -12,9 +12,8 @@ from lmbench.kernels.answer import per_what, run_lines
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import PHASE_ORDER
-from lmbench.records.measured import not_passed
 from lmbench.records.settings import differences
-from lmbench.report.answer import Answer, Line, Table
+from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import signed_ms, table
 from lmbench.report.units import milliseconds, signed_percent, whole
@@ -83,7 +82,7 @@ def difference_answer(*sources: str | Path) -> Answer:
         what = name.removesuffix("s")
         tables.append(table("kernels/differences", rows, [total], name, per=per, what=what))
     for label, side in zip("AB", sides, strict=True):
-        lines += [Line(guard.status.upper(), f"{label}: {guard.message}") for guard in not_passed(side.guards)]
+        lines += guard_lines(side.guards, f"{label}: ")
     before, after = a.clocks.phases, b.clocks.phases
     windows = ["window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]
     changes = after[windows].sub(before[windows], fill_value=0.0).assign(a_s=before.window_s, b_s=after.window_s)

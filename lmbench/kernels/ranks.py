@@ -20,8 +20,7 @@ from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.progress import progress
 from lmbench.records.load import is_run_folder
-from lmbench.records.measured import not_passed
-from lmbench.report.answer import Answer, Line
+from lmbench.report.answer import Answer, Line, guard_lines
 from lmbench.report.described import table
 from lmbench.report.units import milliseconds, percent
 
@@ -101,7 +100,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
         most = f"{longest_ms} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
         lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {most}"))
     for rank, one in findings.items():
-        lines += [Line(guard.status.upper(), f"rank {rank}: {guard.message}") for guard in not_passed(one.guards)]
+        lines += guard_lines(one.guards, f"rank {rank}: ")
     headline = [
         *run_lines(first),
         Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per} on the device"),

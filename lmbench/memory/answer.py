@@ -14,9 +14,9 @@ from msgspec.structs import asdict
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast, Shortage
-from lmbench.records.measured import RunError, SavedPerBlock, not_passed
+from lmbench.records.measured import RunError, SavedPerBlock
 from lmbench.records.vocabulary import STEP
-from lmbench.report.answer import Answer, Line, Table
+from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.columns import Column, beside
 from lmbench.report.described import table
 from lmbench.report.frame import Frame
@@ -122,10 +122,7 @@ def _head(findings: Findings) -> list[Line]:
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
         )
-    for guard in not_passed(findings.guards):
-        if guard.name != "memory_history":
-            lines += [Line(guard.status.upper(), guard.message), Line("", guard.advice)]
-    return lines
+    return lines + guard_lines(guard for guard in findings.guards if guard.name != "memory_history")
 
 
 def _part_table(findings: Findings) -> Table:

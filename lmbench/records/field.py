@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
@@ -74,16 +75,14 @@ class Scalar(About):
     """Metadata of a step record's field that callbacks fill by `session.log_scalar`: this declaration is all that a
     new per-step metric needs beside the callback that measures it.
 
-    `fold` joins the values that several sources log in one step: their `mean`, `sum`, or 2-`norm`.
+    `fold` joins the values that several sources log in one step: their `mean`, or 2-`norm`.
     """
 
-    fold: Literal["mean", "sum", "norm"] = "mean"
+    fold: Literal["mean", "norm"] = "mean"
 
     def folded(self, values: Sequence[float]) -> float:
         """One value of those that several sources logged in a step."""
-        if self.fold == "norm":
-            return math.hypot(*values)
-        return math.fsum(values) / (len(values) if self.fold == "mean" else 1)
+        return math.hypot(*values) if self.fold == "norm" else statistics.fmean(values)
 
 
 def part(kind: type[Struct]) -> Any:

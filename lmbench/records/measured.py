@@ -5,7 +5,6 @@ timing found: kernels in a trace, the allocator's history, a predicted peak, dty
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Struct
@@ -51,11 +50,6 @@ class Guard(Struct, frozen=True):
     unit: str = ""
     message: str = ""
     advice: str = ""
-
-
-def not_passed(guards: Iterable[Guard]) -> list[Guard]:
-    """Those that somebody should read."""
-    return [guard for guard in guards if guard.status in ("warn", "fail")]
 
 
 LagWord = Literal["host-bound", "queued", "mixed"]

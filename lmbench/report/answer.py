@@ -8,11 +8,12 @@ page show the same figures that CSV and JSON hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lmbench.masking import shown
+from lmbench.records.measured import Guard
 from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
 
 Value = float | int | str | bool | None
@@ -29,6 +30,16 @@ class Line(NamedTuple):
     label: str
     text: str
     is_whole: bool = False
+
+
+def guard_lines(guards: Iterable[Guard], whose: str = "") -> list[Line]:
+    """What the guards that did not pass say, failures first, each with its advice; `whose` stands before each."""
+    told = list[Line]()
+    for guard in sorted(guards, key=lambda guard: guard.status != "fail"):
+        if guard.status in ("warn", "fail"):
+            told.append(Line(guard.status.upper(), f"{whose}{guard.message}"))
+            told += [Line("", guard.advice)] if guard.advice else []
+    return told
 
 
 BLANK = Line("", "")

@@ -16,14 +16,14 @@ from typing import Any
 from msgspec import Struct
 
 from lmbench.records.codec import as_dict
-from lmbench.records.measured import PhaseSummary, not_passed
+from lmbench.records.measured import PhaseSummary
 from lmbench.records.passes import PASSES, pass_of
 from lmbench.records.run import Fp8Layers, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report import shipped, units
-from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table
+from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines
 from lmbench.report.facts import choices_of
 from lmbench.report.units import GIB, MS, PERCENT, mean_and_std, milliseconds, percent, plain
 
@@ -46,11 +46,6 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
     """
     has_times = run.error is None or not run.error.is_incorrect
     step = run.phases.step if has_times else None
-    warnings = [
-        line
-        for guard in sorted(not_passed(run.guards), key=lambda guard: guard.status != "fail")
-        for line in [Line(guard.status.upper(), guard.message), *([Line("", guard.advice)] if guard.advice else [])]
-    ]
     return Answer(
         headline=[
             *(banner(run) if with_banner else []),
@@ -64,7 +59,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
                 ended=None if run.outcome == "ok" else run.outcome,
                 message=shorten(value_at(run, "error.message") or "", 160, placeholder=" ..."),
             ),
-            *warnings,
+            *guard_lines(run.guards),
         ],
         tables=[phase_table(run, step), *rank_tables(run)] if step is not None else [],
         notes=[*details(run), *notes, *(_where(run, path) if path is not None else ())],
