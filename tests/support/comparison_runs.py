@@ -19,9 +19,8 @@ _SETTINGS = {
     "config.trainer.precision": "bf16-mixed",
     "model.attention": "sdpa",
     "config.model.attention": "sdpa",
-    "environment.code.project": {"commit": "aaaa", "is_dirty": False},
+    "environment.code.project": {"commit": "aaaa"},
     "memory": {"steady_peak_allocated_bytes": 4 * 2**30, "run_peak_allocated_bytes": 5 * 2**30},
-    "guards": [],
 }
 _pids = itertools.count(1000)
 

@@ -121,8 +121,6 @@ def _scaled(value, scale, name=""):
     """Everything in seconds times a factor."""
     if isinstance(value, dict):
         return {key: _scaled(item, scale, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_scaled(item, scale) for item in value]
     return value * scale if isinstance(value, float) and name.endswith("_s") else value
 
 
