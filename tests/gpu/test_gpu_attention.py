@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fit_process import run_here
 from torch import Tensor
 
 from lmbench.errors import UsageError
 from lmbench.fit.in_process import undisturbed
-from lmbench.fit.run import run
 from lmbench.model import attention_check
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind
 from lmbench.model.attention_check import Use, check_attention
@@ -50,16 +50,9 @@ def nothing_is_left_of_the_test_before():
         yield
 
 
-def ended(folder, *words):
+def measured(folder, *words, code=0):
     free_device()
-    code = run(["fit", *words, *SHORT, "--measure.results_dir", str(folder)])
-    return code, load_run(next(folder.iterdir())).record
-
-
-def measured(folder, *words):
-    code, record = ended(folder, *words)
-    assert code == 0
-    return record
+    return run_here(folder, "fit", *words, *SHORT, code=code).record
 
 
 def as_function(kind):
@@ -166,9 +159,9 @@ def test_native_zero_grad_keeps_three_gradients_through_the_forward(tmp_path):
 
 def test_naive_at_131072_is_out_of_memory_and_its_bytes_are_explained(tmp_path):
     words = ["--model.attention", "naive", "--data.batch_size", "8", "--data.context_length", "131072"]
-    code, record = ended(tmp_path, *LAYER, *words, "--model.head_dim", "16")
+    record = measured(tmp_path, *LAYER, *words, "--model.head_dim", "16", code=3)
     scores, refused = 8 * 131072**2 * 4, record.memory.refused
-    assert (code, record.outcome, refused.phase) == (3, "oom", "forward")
+    assert (record.outcome, refused.phase) == ("oom", "forward")
     assert refused.requested_bytes == record.memory.expected_saved_bytes == scores
     # q, k and v, and the output's gradient beside them.
     assert refused.parameters_bytes == 4 * (8 * 131072 * 16 * 4)

@@ -9,6 +9,7 @@ import json
 
 import pytest
 import torch  # noqa: F401  (for the mark)
+from fit_process import run_here
 
 from lmbench.cli import main
 
@@ -17,25 +18,23 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif("torch.cuda.get_device_capabil
 CONFIG = ["--config", "small_bf16", "--data.batch_size", "8", "--measure.steps", "10", "--measure.min_window_s", "0"]
 
 
-def fitted(tmp_path, capsys, precision, *words):
-    named = ["--measure.results_dir", str(tmp_path), "--measure.run_id", precision]
-    assert main(["fit", *CONFIG, "--trainer.precision", precision, *words, *named, "--quiet"]) == 0
-    capsys.readouterr()
-    return json.loads((tmp_path / precision / "run.json").read_text())
+def fitted(tmp_path, precision, *words):
+    return run_here(tmp_path, "fit", *CONFIG, "--trainer.precision", precision, *words)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys):
     compiled = ["--trainer.compile", "true", "--trainer.profiler", "kernels"]
-    plain, run = fitted(tmp_path, capsys, "bf16-mixed"), fitted(tmp_path, capsys, f"fp8-{recipe}", *compiled)
-    assert run["loss"]["mean"] == pytest.approx(plain["loss"]["mean"], rel=0.01)
-    assert run["compile"]["graph_break_count"] == 0
-    assert 1 < run["flops"]["peak_flops_per_s"] / plain["flops"]["peak_flops_per_s"] < 2
-    assert main(["kernels", str(tmp_path / f"fp8-{recipe}"), "--json"]) == 0
+    plain, run = fitted(tmp_path, "bf16-mixed").record, fitted(tmp_path, f"fp8-{recipe}", *compiled)
+    assert run.record.loss.mean == pytest.approx(plain.loss.mean, rel=0.01)
+    assert run.record.compile.graph_break_count == 0
+    assert 1 < run.record.flops.peak_flops_per_s / plain.flops.peak_flops_per_s < 2
+    capsys.readouterr()
+    assert main(["kernels", str(run.path), "--json"]) == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)["tables"]["all_kernels"]]
     assert any("nvjet" in name and "qq" in name for name in names) or any("e4m3" in name for name in names)
 
 
-def test_eager_memory_is_predicted(tmp_path, capsys):
-    run = fitted(tmp_path, capsys, "fp8-tensorwise", "--memory.predict", "true")
-    assert abs(run["memory_prediction"]["error_fraction"]) < 0.03
+def test_eager_memory_is_predicted(tmp_path):
+    record = fitted(tmp_path, "fp8-tensorwise", "--memory.predict", "true").record
+    assert abs(record.memory_prediction.error_fraction) < 0.03
