@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from lmbench.errors import UsageError
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.codec import DamagedRecord, read_packed
-from lmbench.records.load import is_run_folder, load_run
+from lmbench.records.load import load_run
 from lmbench.records.measured import DtypeRecord
 from lmbench.records.vocabulary import collapsed
 from lmbench.report.answer import Answer, Column, Line, Table, Value
@@ -216,8 +216,6 @@ def dtypes_answer(source: str) -> Answer:
         UsageError: it is no result, has no dtypes, or they cannot be read.
     """
     path = Path(source)
-    if not is_run_folder(path):
-        raise UsageError(f"{source!r} is no result; give the folder of a run recorded with --dtypes.record true")
     run = load_run(path, with_steps=False).record
     record = run.dtypes or DtypeRecord(reason="record them with `lmbench fit ... --dtypes.record true`")
     if record.notes_file is None:
