@@ -91,7 +91,7 @@ def history_answer(findings: Findings) -> Answer:
 
 
 def _head(findings: Findings) -> list[Line]:
-    """What is missing in the history, what the peak is made of, what makes it smaller, and guards that did not pass."""
+    """Guards that did not pass; what the peak is made of, and what makes it smaller."""
     peak = findings.peak
     peak_bytes, reserved = peak["allocated_bytes"], peak["reserved_bytes"]
 
@@ -100,9 +100,7 @@ def _head(findings: Findings) -> list[Line]:
         named = sizes.sort_values(ascending=False, kind="stable")[:most].items()
         return ", ".join(f"{name} {gib(size)} ({percent(size / (peak_bytes or 1))})" for name, size in named)
 
-    lines = []
-    if findings.cuts:
-        lines += [Line("INCOMPLETE", "; ".join(findings.cuts)), Line("", findings.remedy_of_cuts)]
+    lines = guard_lines(findings.guards)
     step = f" of step {peak['step']}" if peak["step"] else ""
     when = f"in {peak['phase']}{step}" if findings.played.has_history else "held at the end"
     sizes = pd.Series(findings.by_category, dtype=np.int64)
@@ -122,7 +120,7 @@ def _head(findings: Findings) -> list[Line]:
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
         )
-    return lines + guard_lines(guard for guard in findings.guards if guard.name != "memory_history")
+    return lines
 
 
 def _part_table(findings: Findings) -> Table:

@@ -151,20 +151,16 @@ class Findings:
         return cuts
 
     @property
-    def remedy_of_cuts(self) -> str:
-        remedy = "record fewer steps, or more entries (--memory.max_entries)"
-        if self.notes is None:
-            remedy = "call torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the model is built"
-        return f"An earlier peak may have been higher: {remedy}."
-
-    @property
     def guards(self) -> list[Guard]:
         """Whether the categories are known, the history is complete, and the replay agrees with the allocator's own
         counter of what was asked for: how it rounds depends on what it splits."""
         fraction = self.by_category.get("unknown", 0) / (self.peak["allocated_bytes"] or 1)
+        remedy = "record fewer steps, or more entries (--memory.max_entries)"
+        if self.notes is None:
+            remedy = "call torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the model is built"
         guards = [
             judge("memory_unknown", fraction, share=percent(fraction)),
-            judge("memory_history", len(self.cuts), cuts="; ".join(self.cuts), remedy=self.remedy_of_cuts),
+            judge("memory_history", len(self.cuts), cuts="; ".join(self.cuts), remedy=remedy),
         ]
         if self.notes is not None and self.notes.peaks is not None and (peak := self.notes.peaks.requested_bytes):
             replayed = self.played.entries["requested_bytes"].max()

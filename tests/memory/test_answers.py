@@ -17,7 +17,7 @@ def test_a_cut_history_and_compiled_regions_are_said_before_any_table(tmp_path, 
     (tmp_path / "memory_notes.json").write_bytes(notes)
     assert main(["memory", str(write(tmp_path / "memory_snapshot.pickle", step.memory))]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("INCOMPLETE")
+    assert text.startswith("WARN         the history is not complete: ")
     assert text.index("each compiled region is one operator") < text.index("At the peak")
 
 
