@@ -170,8 +170,7 @@ def carry_out(
         check_cells(plan, folder, executor, progress.announce)
         if is_dry:
             for cell in plan.cells:
-                where = "" if cell.environment is HERE else f"   (in environment {cell.environment.name})"
-                line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)])) + where
+                line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)]))
                 print(f"{shown(cell.id)}\n    {shown(line)}")
             print(told)
             return ExitCode.OK
@@ -200,8 +199,8 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
     progress.keep(f"predicting the largest {option} of {cell.id}")
     try:
         forecast = ask_forecast(cell.words(folder.config_path(cell))[1:], Request(gpu, finds_largest=True))
-    except (UsageError, ProcessFailed) as error:
-        progress.keep(f"{cell.id} is tried without a prediction: {error}")
+    except (UsageError, ProcessFailed):
+        # The run tells the reason, if there is one.
         return None
     known = {"data.batch_size": forecast.largest_batch_size, "data.context_length": forecast.largest_context_length}
     largest = known.get(option)
