@@ -251,11 +251,9 @@ def _enough(forecast: Forecast) -> str:
 
 
 def _no_history(frame: Frame, cell: int) -> list[str]:
-    """Why runs of a cell have no history to show, or a cut one, each reason once."""
-    histories = [run.record.memory_history for run in frame.runs_of(cell, is_shown=None)]
-    reasons = [f"no history: {history.reason}" for history in histories if history and history.reason]
-    is_cut = any(history and history.is_complete is False for history in histories)
-    return [*dict.fromkeys(reasons), *(["the history is not complete"] if is_cut else [])]
+    """Why runs of a cell have no history to show, each reason once."""
+    histories = (run.record.memory_history for run in frame.runs_of(cell, is_shown=None))
+    return [*dict.fromkeys(f"no history: {history.reason}" for history in histories if history and history.reason)]
 
 
 MEMORY = Feature(
