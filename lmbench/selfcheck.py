@@ -365,7 +365,7 @@ def check_truths(wanted: str | None) -> Answer:
         [Cell("pass" if truth.is_right else wrong, style="outcome"), truth.name, *truth[2:]] for truth in truths
     ]
     passed = sum(truth.is_right for truth in truths)
-    told = f"{passed} passed, {len(truths) - passed} {wrong}"
+    told = f"{passed} passed" if passed == len(truths) else f"{passed} passed, {len(truths) - passed} {wrong}"
     told += f"; {len(CHECKS) - len(checks)} checks need a GPU" if len(checks) < len(CHECKS) else ""
     notes, code = [Line("result", told)], ExitCode.OK
     if passed < len(truths):

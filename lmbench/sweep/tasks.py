@@ -254,7 +254,10 @@ def make_engine(on: str, options: Options) -> Engine | None:
     if on == "local":
         return None
     find_modules_in_current_folder()
-    engine: Engine = import_named(f"--on {on} is neither local nor slurm", on)()
+    named = import_named(f"--on {on} is neither local nor slurm", on)
+    if not isinstance(named, type):
+        raise UsageError(f"--on {on} is no class of an engine")
+    engine: Engine = named()
     return engine
 
 
