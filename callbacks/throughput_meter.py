@@ -26,8 +26,7 @@ class ThroughputMeter(Observer):
 
     def prepare(self) -> None:
         self._tokens = 0
-        self._data = self.trainer.datamodule  # type: ignore[attr-defined]
-        self._count_tokens = token_counter(self.module, self._data)
+        self._count_tokens = token_counter(self.module, self.trainer.datamodule)  # type: ignore[attr-defined]
         self._tells_flops = callable(getattr(self.module, "flops_per_token", None))
         self._sample: tuple[Any, int] | None = None
 
@@ -64,6 +63,6 @@ class ThroughputMeter(Observer):
         run.host_state = host_state(self._host_open, read_host())
         run.window.tokens = self._tokens or None
         if not self._tokens:
-            owners = f"{type(self.module).__name__} nor {type(self._data).__name__ if self._data else 'its loader'}"
-            run.window.tokens_reason = f"neither {owners} has tokens_per_batch(batch), and no batch holds input_ids"
+            reason = "neither the module nor its data has tokens_per_batch(batch), and no batch holds input_ids"
+            run.window.tokens_reason = reason
         run.device_state = derive_device_state(self._open, self._sensor.read(), self.session.raw_wall_s)

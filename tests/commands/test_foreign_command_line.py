@@ -244,5 +244,5 @@ def test_a_module_tells_its_tokens_and_flops_or_they_are_counted_or_blank(name, 
 def test_nobody_guesses_what_a_token_is(tmp_path):
     record = fit(tmp_path, REGRESSION).record
     assert (record.window.tokens, record.throughput.tokens_per_s) == (None, None)
-    assert record.window.tokens_reason.startswith("neither Regression nor Data has tokens_per_batch(batch)")
+    assert record.window.tokens_reason.startswith("neither the module nor its data has tokens_per_batch(batch)")
     assert record.flops.reason == "Regression has no flops_per_token()"
