@@ -116,8 +116,6 @@ def standard_library() -> Corpus:
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
         files += [Path(folder, name) for name in names if name.endswith(".py")]
-    if not files:
-        raise UsageError(f"this Python has no standard library sources in {root}; name text_files instead")
     return Corpus("python standard library", tuple(sorted(files)))
 
 
