@@ -201,7 +201,9 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
                 sizes = {part: of[cells[0]].value for part, of in parts.items() if cells[0] in of}
                 largest = sorted(filter(sizes.get, sizes), key=sizes.__getitem__, reverse=True)[:_NAMED]
                 figures |= {part: parts[part] for part in largest}
-            clauses = [f"{frame.in_words(cell, frame.differing())}: {_told(cell, frame, figures)}" for cell in cells]
+            named = [(frame.in_words(cell, frame.differing()), _told(cell, frame, figures)) for cell in cells]
+            # Of a single cell nothing differs.
+            clauses = [": ".join(filter(None, parts)) for parts in named]
         texts += [f"{'; '.join(clauses)}."] if clauses else []
     return texts
 
