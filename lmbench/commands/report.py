@@ -43,7 +43,7 @@ def make_catalogue(reference: str | None = None) -> Any:
     from lmbench.attention import ATTENTION
     from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
-    from lmbench.memory.answer import MEMORY
+    from lmbench.memory.timeline import MEMORY
     from lmbench.report.charts import OWN
     from lmbench.report.over import OVER
     from lmbench.report.published import reference as beside

@@ -54,9 +54,9 @@ def memory(
     """Shows what the device's memory is made of at its peak, recorded or, without a GPU, predicted.
 
     From a history of PyTorch's allocator: bytes by category and by part of the model, the largest allocations with
-    where they come from, what is saved for the backward, and what is reserved in vain. Needs no GPU and no PyTorch;
-    pytorch.org/memory_viz draws the snapshot over time. Of a run that ended out of memory it says what was held, and
-    what would fit.
+    where they come from, what is saved for the backward, and what is reserved in vain; as a page or picture
+    (`--output peak.html`, `peak.svg`) with a timeline. Needs no GPU and no PyTorch. Of a run that ended out of memory
+    it says what was held, and what would fit.
 
     Without a recorded run it predicts one: `lmbench memory [--gpu NAME] [OPTIONS OF lmbench fit]` shows the peak of
     each phase by category, whether it fits on a GPU (`--gpu H200`; by default the one here), and the largest batch and

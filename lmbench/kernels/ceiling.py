@@ -9,6 +9,7 @@ more.
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -65,11 +66,14 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
     """Write the record where `lmbench kernels` looks for it. Raises UsageError where it cannot be written."""
     name = record.environment.gpu.name or record.environment.host.cpu_model or "cpu"
     path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}.json"
+    text = indented_json(record)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, indented_json(record))
+        write_whole(path, text)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another --results_dir") from error
+        # What was measured is not lost with the disk.
+        print(text, file=sys.stderr)
+        raise UsageError(f"{path} cannot be written: {error.strerror}; the record is above") from error
     return path
 
 

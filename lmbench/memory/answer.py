@@ -14,14 +14,12 @@ from msgspec.structs import asdict
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast, Shortage
+from lmbench.memory.timeline import memory_chart
 from lmbench.records.measured import RunError, SavedPerBlock
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Line, Table, guard_lines
-from lmbench.report.columns import Column, beside
 from lmbench.report.described import table
-from lmbench.report.frame import Frame
-from lmbench.report.units import GIB, PERCENT, count, gib, percent
-from lmbench.report.view import Feature
+from lmbench.report.units import count, gib, percent
 
 #: Parts with less of the peak than this have no row.
 _PART_FRACTION = 0.005
@@ -74,6 +72,7 @@ def history_answer(findings: Findings) -> Answer:
     ]
     keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
     history = f"device {played.device}, {entry_count:,} entries, {len(findings.bands[STEP].names)} steps"
+    name = (run and run.run_id) or findings.path.name
     return Answer(
         headline=_head(findings),
         tables=[table for table in tables if table.rows],
@@ -81,6 +80,7 @@ def history_answer(findings: Findings) -> Answer:
             Line("history", history if notes else f"{history}, without lmbench's notes: categories by stacks"),
             Line("snapshot", str(findings.path), is_whole=True),
         ],
+        charts=lambda: [memory_chart(f"Memory over time: {name}", findings)],
         figures={
             "device": played.device, "entries": entry_count, "is_complete": not findings.cuts, "cuts": findings.cuts,
             "peak": {key: peak[key] for key in keys}, "guards": findings.guards,
@@ -245,26 +245,3 @@ def _enough(forecast: Forecast) -> str:
     if forecast.is_sharded:
         return "; no number of GPUs is enough: what they do not share is too much"
     return "; more GPUs change nothing, since each has all parameters; --trainer.strategy fsdp2 shares them"
-
-
-# the columns of the peak in a report
-
-
-def _no_history(frame: Frame, cell: int) -> list[str]:
-    """Why runs of a cell have no history to show, each reason once."""
-    histories = (run.record.memory_history for run in frame.runs_of(cell, is_shown=None))
-    return [*dict.fromkeys(f"no history: {history.reason}" for history in histories if history and history.reason)]
-
-
-MEMORY = Feature(
-    columns=(
-        Column("predicted_peak_bytes", "predicted", beside("memory_prediction.peak_allocated_bytes"), GIB, None),
-        Column("prediction_error_fraction", "error", beside("memory_prediction.error_fraction"), PERCENT, None),
-        Column("history_peak_bytes", "history's peak", beside("memory_history.peak_allocated_bytes"), GIB, None),
-        *(
-            Column(f"peak_{name}_bytes", title, beside(f"memory_history.categories.{name}_bytes"), GIB, None)
-            for name, title in CATEGORY_LABELS.items()
-        ),
-    ),
-    row_notes=_no_history,
-)

@@ -139,6 +139,8 @@ def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:
     return np.array(roles, object)
 
 
+#: In the place of what names of ranges begin with: of those that a stranger's `record_function` made.
+OTHERS = ""
 _LIMITS = np.iinfo(np.int64)
 
 
@@ -163,7 +165,7 @@ class Ranges:
 
 
 def bands_of(annotations: Iterable[Annotation], device: int) -> dict[str, Ranges]:
-    """The ranges of a device that are lmbench's, by what their names begin with.
+    """The ranges of a device by what their names begin with, and in OTHERS those that are not lmbench's.
 
     BACKWARD has modules from the beginning of their backward to the next one's.
     """
@@ -179,6 +181,7 @@ def bands_of(annotations: Iterable[Annotation], device: int) -> dict[str, Ranges
         prefix: Ranges((name[len(prefix) :], *span) for name, *span in ranges if name.startswith(prefix))
         for prefix in (STEP, PHASE, MODULE, BACKWARD, MOMENT, WORKSPACES)
     }
+    bands[OTHERS] = Ranges(named for named in ranges if not named[0].startswith("lmbench."))
     begun = bands[BACKWARD]
     borders = np.unique([*begun.start, *bands[PHASE].start, _LIMITS.max])
     following = borders[np.searchsorted(borders, begun.start, side="right")]

@@ -14,13 +14,35 @@ const parse = text => {
   });
   return [spec, rows];
 };
+// Buttons and keys that move the part of the time axis that is seen.
+const controls = (box, view, {signal, start, end}) => {
+  const show = (from, range) => {
+    range = Math.min(Math.max(range, (end - start) * 1e-5), end - start);
+    from = Math.min(Math.max(from, start), end - range);
+    view.signal(signal, [from, from + range]).runAsync();
+  };
+  const move = (factor, share) => { const [from, to] = view.scale("x").domain(), range = (to - from) * factor; show((from + to - range) / 2 + share * (to - from), range); };
+  const actions = {"+": () => move(.5, 0), "\u2212": () => move(2, 0), "\u2190": () => move(1, -.25), "\u2192": () => move(1, .25), "whole": () => show(start, end - start)};
+  const bar = document.createElement("div");
+  bar.className = "vega-controls";
+  for (const [name, act] of Object.entries(actions)) {
+    const button = bar.appendChild(document.createElement("button"));
+    button.type = "button"; button.textContent = name; button.addEventListener("click", act);
+  }
+  bar.append("drag to move; Ctrl and wheel to zoom");
+  box.prepend(bar);
+  const keys = {"+": "+", "=": "+", "-": "\u2212", ArrowLeft: "\u2190", ArrowRight: "\u2192", 0: "whole"};
+  box.tabIndex = 0;
+  box.onkeydown = event => { if (keys[event.key] && !event.ctrlKey && !event.metaKey) { event.preventDefault(); actions[keys[event.key]](); } };
+};
 const draw = async (box, text) => {
   const [spec, rows] = parse(text);
   const options = {mode: "vega-lite", actions: false, ast: true, renderer: rows > ROWS_ON_CANVAS ? "canvas" : "svg"};
   const target = document.createElement("div");
   box.replaceChildren(target);
-  await vegaEmbed(target, spec, options);
+  const {view} = await vegaEmbed(target, spec, options);
   box.dataset.rows = rows;
+  if (spec.usermeta && spec.usermeta.zoom) controls(box, view, spec.usermeta.zoom);
 };
 const texts = new Map([...document.querySelectorAll(".vega")].map(box => [box, box.querySelector("script").textContent]));
 const drawAll = async () => { for (const [box, text] of texts) await draw(box, text); };

@@ -14,7 +14,6 @@ from planted_memory import (
 )  # fmt: skip
 
 from lmbench.errors import UsageError
-from lmbench.memory.blocks import by_category, held_at
 from lmbench.memory.findings import examine
 
 
@@ -67,16 +66,6 @@ def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted, tmp_pat
         )
         assert "all that `--memory.max_entries` allows" in cut.cuts[0]
         assert cut.guards[1].status == "warn"
-
-
-def test_what_lay_at_an_address_before_a_cut_history_says_nothing(planted, tmp_path):
-    """Addresses are used again: a gradient of the first step lay where an activation of the second does."""
-    cut = recorded(tmp_path, planted_run(max_entries=36), max_entries=36)
-    lost = len(planted.played.entries) - 36
-    for entry in (1, 20, 35):
-        known, there = (by_category(held_at(f.blocks, at)) for f, at in ((planted, entry + lost), (cut, entry)))
-        for name in ("parameters", "optimizer_state", "gradients"):
-            assert there.get(name) == known.get(name), (name, entry)
 
 
 def test_a_missing_free_is_counted(tmp_path):

@@ -1,0 +1,104 @@
+"""A history as a picture: its sums are the replay's; on a page and as a file."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from browser import look, needs_browser, operate
+from planted_memory import MIB, Allocator, notes_of, planted_run, write
+
+from lmbench.cli import main
+from lmbench.memory.blocks import by_category, held_at
+from lmbench.memory.findings import examine
+from lmbench.memory.timeline import memory_chart
+
+
+def planted(folder, max_entries=None):
+    """The path of a planted history as lmbench records it."""
+    step = planted_run(max_entries)
+    folder.mkdir()
+    (folder / "memory_notes.json").write_bytes(notes_of(step, max_entries=max_entries or 1_000_000))
+    return write(folder / "memory_snapshot.pickle", step.memory)
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory):
+    return planted(tmp_path_factory.mktemp("snapshots") / "full")
+
+
+@pytest.fixture(scope="module")
+def page(snapshot):
+    target = snapshot.parent / "page.html"
+    assert main(["memory", str(snapshot), "--output", str(target)]) == 0
+    return target
+
+
+def test_every_column_sums_up_to_what_was_allocated(snapshot):
+    """There are fewer entries than columns, so each has one of its own."""
+    findings = examine(snapshot)
+    spec = memory_chart("x", findings).spec
+    rows, areas, phases = spec["data"]["values"], spec["layer"][0], spec["layer"][-1]["data"]["values"]
+    held = [sum(row[name] for name in areas["transform"][0]["fold"]) * 2**30 for row in rows[:-1]]
+    assert held == pytest.approx(findings.played.entries["allocated_bytes"].tolist())
+    assert (phases[0]["name"], phases[0]["start"]) == ("forward", 0)
+
+
+def test_a_long_history_keeps_its_peak_in_few_columns(tmp_path):
+    memory = Allocator()
+    for number in range(2000):
+        address = memory.alloc((200 if number == 1234 else 1) * MIB)
+        memory.free(address)
+    rows = memory_chart("x", examine(write(tmp_path / "s.pickle", memory))).spec["data"]["values"]
+    assert (len(rows), max(row["allocated"] for row in rows) * 1024) == (481, 200)
+
+
+def test_names_from_a_hostile_file_are_text(tmp_path):
+    memory = Allocator()
+    memory.mark("<script>alert(1)</script>", "START")
+    for _ in range(50):
+        memory.alloc(MIB, (('"><img src=x onerror=alert(1)>', "<b>.py", 3),))
+    memory.mark("<script>alert(1)</script>", "END")
+    path, page, picture = write(tmp_path / "s.pickle", memory), tmp_path / "page.html", tmp_path / "s.svg"
+    for target in (page, picture):
+        assert main(["memory", str(path), "--output", str(target)]) == 0
+    assert not re.search("<script>alert|<img src=x", page.read_text())
+    assert "alert" in "".join(ElementTree.parse(picture).getroot().itertext())
+
+
+def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path):
+    """Addresses are used again: a gradient of the first step lay where an activation of the second does."""
+    full, cut = (examine(planted(tmp_path / name, kept)) for name, kept in (("full", None), ("cut", 36)))
+    captions = [memory_chart("x", findings).caption.startswith("Not complete: ") for findings in (full, cut)]
+    assert captions == [False, True]
+    lost = len(full.played.entries) - 36
+    for entry in (1, 20, 35):
+        known, there = (by_category(held_at(f.blocks, at)) for f, at in ((full, entry + lost), (cut, entry)))
+        for name in ("parameters", "optimizer_state", "gradients"):
+            assert there.get(name) == known.get(name), (name, entry)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [500, 1280])
+def test_in_a_browser_it_fits_and_tells_what_was_held_at_a_moment(page, width):
+    seen = look(page, width)
+    assert seen["requests"] == []
+    assert seen["scroll_width"] <= seen["client_width"] <= width
+    legends, size, told, is_read = operate(page, width, """
+        while (!page.querySelector(".vega[data-rows]")) await wait();
+        const marks = page.querySelector("svg.marks");
+        const moment = [...marks.querySelectorAll("path")].find(path => path.__data__?.datum?.end === 20);
+        const {x, y} = moment.getBoundingClientRect();
+        moment.dispatchEvent(new view.PointerEvent("pointermove", {bubbles: true, clientX: x + 1, clientY: y + 1}));
+        await wait();
+        return [
+          [...marks.querySelectorAll(".role-legend")].map(legend => legend.textContent),
+          view.getComputedStyle(marks.querySelector("text")).fontSize,
+          page.querySelector("#vg-tooltip-element").textContent,
+          [...page.querySelectorAll("caption div")].every(text => text.getBoundingClientRect().right < view.innerWidth),
+        ];
+    """)  # fmt: skip
+    assert re.match("parametersoptimizer state.* forwardbackwardoptimizer", " ".join(legends))
+    assert (float(size.removesuffix("px")) >= 10, is_read) == (True, True)
+    assert re.search("reserved.*optimizer state", told, re.DOTALL)
