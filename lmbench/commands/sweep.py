@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
+from typing import Literal
 
 from lmbench.commands.report import make_catalogue
 from lmbench.commands.signatures import check_options
@@ -40,6 +41,7 @@ def sweep(
     rounds: str | None = None,
     merge: Path | None = None,
     on: str = "local",
+    on_interrupt: Literal["ask", "leave", "cancel"] = "ask",
     dry_run: bool = False,
     trust: bool = False,
     repeats: int | None = None,
@@ -71,6 +73,7 @@ def sweep(
         rounds: only these repeats, counted from 0, such as 2,5
         merge: a folder of this sweep from elsewhere to add first
         on: local, slurm, or an engine's class
+        on_interrupt: ask, leave or cancel its tasks
         dry_run: check as a start would, and list cells and runs
         trust: go on with a folder that you did not begin here
         repeats: processes of each cell, instead of the file's
@@ -97,7 +100,7 @@ def sweep(
     plan = make_plan(path.name, file, rounds)
     if merge is not None:
         merge_runs(plan, path, merge, dry_run)
-    elsewhere = None if engine is None else partial(TaskExecution, engine=engine)
+    elsewhere = None if engine is None else partial(TaskExecution, engine=engine, on_interrupt=on_interrupt)
     progress = Progress(plan)
     with concluding(path, progress):
         return carry_out(plan, path, progress, is_dry=dry_run, places=places, elsewhere=elsewhere)

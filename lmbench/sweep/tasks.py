@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct, to_builtins
 
@@ -100,6 +100,7 @@ class TaskExecution:
 
     rows: Rows
     engine: Engine
+    on_interrupt: Literal["ask", "leave", "cancel"] = "ask"
 
     def __post_init__(self) -> None:
         self._plan = plan = self.rows.plan
@@ -214,15 +215,14 @@ class TaskExecution:
         return True
 
     def _leave_or_cancel(self, tasks: Sequence[str]) -> None:
-        """Ask in a terminal what becomes of the tasks; elsewhere they go on."""
-        is_over = False
-        if sys.stdin.isatty():
+        choice = self.on_interrupt
+        if choice == "ask" and sys.stdin.isatty():
             self.rows.progress.line.clear()
             answer = input(f"lmbench: sweep: end the {len(tasks)} tasks that are not over? [y/N] ")
-            is_over = answer.strip().lower().startswith("y")
-        if is_over:
+            choice = "cancel" if answer.strip().lower().startswith("y") else "leave"
+        if choice == "cancel":
             self.engine.cancel(tasks, self._path)
-        self.rows.progress.keep(f"tasks {'ended' if is_over else 'go on'}: {', '.join(tasks)}")
+        self.rows.progress.keep(f"tasks {'ended' if choice == 'cancel' else 'go on'}: {', '.join(tasks)}")
 
     def _commands(self, rounds: Sequence[int], probe: str) -> list[list[str]]:
         head = [sys.executable, "-P", "-m", "lmbench.sweep.tasks", str(self._path)]

@@ -152,6 +152,10 @@ def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, 
     assert sweep() == 130
     # Nothing was submitted twice.
     assert (engine.submitted, engine.cancelled, len(servers.started)) == (["0", "1", "2"], ["task1"], 4)
+    for choice, count in (("leave", 1), ("cancel", 2)):
+        engine.states_asked = 0
+        assert sweep("--on_interrupt", choice) == 130
+        assert engine.cancelled == ["task1"] * count
 
 
 def test_a_task_that_the_engine_puts_back_into_its_queue_is_waited_for(study, capsys):
