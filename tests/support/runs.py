@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from paths import RUNS
 
 from lmbench.commands.report import make_catalogue
-from lmbench.records.run import SCHEMA_VERSION
 from lmbench.report.results import report_on
 from lmbench.sizes import SIZES, ModelShape
 
@@ -24,9 +23,7 @@ BASE = json.loads((RUNS / "h200_run.json").read_text())
 DEVICE_BYTES = 150_109_880_320
 #: Where the record repeats a setting, if not under the setting's own name.
 _RECORDED = {
-    "measure.mode": "mode",
     "measure.matmul_precision": "matmul_precision",
-    "measure.warmup_steps": "window.warmup_steps",
     "trainer.precision": "precision",
 }
 _RATE = {("32-true", "highest"): 40e12, ("32-true", "high"): 180e12}
@@ -84,23 +81,20 @@ def make_record(settings, changes=None, *, repeat=0):
     taken = shape.parameter_count * (16 if mode == "train_step" else 8 if "backward" in mode else 4)
     saved = tokens * shape.num_layers * (14 * shape.d_model + 2 * shape.num_heads * context)
     taken += int((4 if is_fp32 else 2.6) * saved)
-    run["phases"], cv = {}, 0.004
+    run["phases"] = {}
     for phase, share in {
         "step": 1.0,
         **{phase: 0.997 * share for phase, share in shares.items()},
         "other": 0.003,
     }.items():
         mean = step_s * share
-        run["phases"][phase] = {
-            "n": 60, "mean_s": mean, "std_s": mean * cv * rng.uniform(0.8, 1.2), "min_s": mean * 0.992,
-            "median_s": mean * 0.999, "max_s": mean * 1.03, "cv_fraction": cv, "share_fraction": share,
-        }  # fmt: skip
+        std = mean * 0.004 * rng.uniform(0.8, 1.2)
+        run["phases"][phase] = {"mean_s": mean, "std_s": std, "share_fraction": share}
     verdict = {"verdict": "host-bound" if host_s > device_s else "queued"}
     run["probe"]["verdicts"] = dict.fromkeys(shares, verdict)
     run["throughput"] |= {
         "tokens_per_s": tokens / step_s,
         "mfu_fraction": tokens / step_s * token_flops * (3 if work > 1 else 1) / 989.4e12,
-        "joules_per_token": 300 * step_s / tokens,
     }
     run["memory"]["run_peak_allocated_bytes"] = taken
     run["loss"]["first"] = 9.30756 + (0 if is_fp32 else 0.0021)
@@ -111,9 +105,8 @@ def make_record(settings, changes=None, *, repeat=0):
 
 def ended(outcome, phase, message="", **error):
     """The changes of a run that did not end well: nothing measured."""
-    kinds = {"oom": ("OutOfMemoryError", "CUDA out of memory."), "timeout": ("Timeout", "no end after 60 s")}
-    kind, usual = kinds.get(outcome, ("RuntimeError", "it broke"))
-    error |= {"kind": kind, "message": message or usual, "phase": phase}
+    usual = {"oom": "CUDA out of memory.", "timeout": "no end after 60 s"}.get(outcome, "it broke")
+    error |= {"message": message or usual, "phase": phase}
     empty = {name: {} for name in ("phases", "probe", "throughput", "loss")}
     return {"outcome": outcome, "error": error, "guards": [], **empty}
 
@@ -124,7 +117,7 @@ def write_run(folder, record, steps=8):
     (folder / "run.json").write_text(json.dumps(record))
     if record["phases"]:
         mean, warmup = record["phases"]["step"]["mean_s"], record["window"]["warmup_steps"]
-        times = {"step_s": mean, "forward_s": mean * 0.3, "backward_s": mean * 0.6, "optimizer_s": mean * 0.1}
+        times = {"step_s": mean, "forward_s": mean * 0.3}
         with (folder / "steps.jsonl").open("w") as file:
             for index in range(steps):
                 is_warmup = index < warmup
@@ -156,22 +149,18 @@ def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=
     """
     if isinstance(axes, Mapping):
         axes = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    cells, values = [], {}
+    cells = []
     for place in axes:
         cell = "-".join(str(value).replace(" ", "_") for value in place.values()) or "cell"
         settings = {**(fixed or {}), **place}
         cells.append({"id": cell, "axes": place, "options": {k: v for k, v in settings.items() if k != "mode"}})
-        for name, value in place.items():
-            if value not in values.setdefault(name, []):
-                values[name].append(value)
         for repeat in range(repeats if place.get("pass", "timing") == "timing" else 1):
             sweep = {"name": home.name, "cell": cell, "axes": place, "repeat": repeat}
             run = make_record(settings, {"run_id": f"{cell}-r{repeat}", "sweep": sweep}, repeat=repeat)
             if change:
                 put(run, change(run, repeat))
             write_run(home / "runs" / run["run_id"], run, steps)
-    content = {"schema_version": SCHEMA_VERSION, "name": home.name, "view": view, "axes": values, "cells": cells}
-    (home / "sweep.json").write_text(json.dumps(content))
+    (home / "sweep.json").write_text(json.dumps({"view": view, "cells": cells}))
     return home
 
 
