@@ -33,6 +33,7 @@ from lmbench.instruments.ending import (
     error_facts,
     interrupted,
     is_usage_error,
+    out_of_memory,
     own_lines,
 )
 from lmbench.interruption import Terminated, exit_code, held, received
@@ -172,6 +173,8 @@ def _before_anything(error: BaseException) -> int:
         raise error
     if is_usage_error(error):
         return _complain(error, ExitCode.USAGE)
+    if memory := out_of_memory(error):
+        return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
     if own_lines(error):
         return _print_own_lines(error)
     _print_lines("".join(traceback.format_exception(error)))

@@ -98,6 +98,7 @@ def is_hopeless(record: RunRecord) -> bool:
 _BY_CODE: dict[int, tuple[str, str]] = {
     ExitCode.OK: ("error", "NoResult"),
     ExitCode.USAGE: ("error", "UsageError"),
+    ExitCode.OUT_OF_MEMORY: ("oom", "OutOfMemory"),
     ExitCode.USER_CODE: ("error", "UserCode"),
     ExitCode.INTERRUPTED: ("interrupted", "Interrupted"),
     ExitCode.TERMINATED: ("interrupted", "Interrupted"),

@@ -8,6 +8,8 @@ import pytest
 from fit_process import plant, start_fit
 from planted_faults import leave_address_space, return_freed_memory
 
+from lmbench.fit.command_line import CommandLine
+
 # So large that every phase asks for more than is left: logits of 40 MB, which malloc never keeps for a next time.
 SIZE = ("--model.d_model=64", "--data.context_length=256", "--data.batch_size=4")
 WORDS = (*SIZE, "--measure.steps=8", "--measure.probe_steps=3")
@@ -49,3 +51,18 @@ def test_data_and_models_that_do_not_fit_leave_a_result(word, tmp_path):
     assert (fit.wait(), fit.err) == (3, "")
     (run,) = fit.results
     assert (run.outcome, run.record.error.phase, run.steps) == ("oom", "setup", [])
+
+
+def refuse_to_parse():
+    """Memory ends while the command line is read. A real end there becomes whatever jsonargparse makes of it."""
+
+    def understand(*_):
+        raise MemoryError
+
+    CommandLine.__init__ = understand
+
+
+def test_memory_that_is_short_from_the_start_gets_one_line(tmp_path):
+    fit = start_fit(tmp_path, *WORDS, before=refuse_to_parse)
+    assert (fit.wait(), fit.err.count("\n"), fit.results) == (3, 1, [])
+    assert fit.err.startswith("lmbench: out of memory")
