@@ -87,6 +87,7 @@ OUTCOMES = {
     "oom": (3, {"outcome": "oom", "error": _error("OutOfMemoryError")}, ""),
     "error": (1, {"outcome": "error", "error": _error("RuntimeError")}, "Traceback\n"),
     "usage": (2, None, "lmbench: num_heads 5 does not divide d_model 64\n"),
+    "early oom": (3, None, "lmbench: out of memory before anything was built: no room\n"),
     "segfault": (-signal.SIGSEGV, {"outcome": "running", "environment": {}}, "about to\n"),
     "kill": (-signal.SIGKILL, {"outcome": "running"}, ""),
     "memory kill": (-signal.SIGKILL, {"outcome": "running"}, ""),

@@ -27,6 +27,7 @@ retries: [ok, 0, null]
 oom: [oom, 3, OutOfMemoryError came]
 error: [error, 1, RuntimeError came]
 usage: [error, 2, num_heads 5 does not divide d_model 64]
+early oom: [oom, 3, "out of memory before anything was built: no room"]
 segfault: [error, null, "ended by SIGSEGV; its last words: about to"]
 kill: [error, null, ended by SIGKILL; it said nothing]
 memory kill: [oom, null,
