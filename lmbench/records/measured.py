@@ -453,8 +453,8 @@ class Probe(Struct):
         steps: probe steps. Steps after the window that were probed; in no statistic.
         marked_modules: marked modules. Modules whose ends were marked in the probe steps.
         hidden_syncs: hidden syncs. Synchronizes found in a probe step: location, stack, count; null if not looked for.
-        synchronized_step_s: step, synchronized. Rank 0's mean of probe steps as they are, beside the next one.
-        unsynchronized_step_s: step, not synchronized. The same without synchronizing gradients; null but for DDP.
+        synchronized_step_s: step, synchronized. Rank 0's mean of probe steps that synchronize gradients; null but for DDP.
+        unsynchronized_step_s: step, not synchronized. Rank 0's mean of probe steps that do not synchronize gradients; null but for DDP.
     """
 
     requested_steps: Count = None

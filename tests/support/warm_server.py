@@ -14,10 +14,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from functools import cache
-from multiprocessing import forkserver, process
-from multiprocessing.connection import Connection
+from multiprocessing import connection, forkserver, process
 from pathlib import Path
 from unittest import mock
 
@@ -25,6 +25,10 @@ from paths import SUPPORT
 
 from lmbench.records.load import load_run
 from lmbench.sweep.fork_server import be_lmbench
+
+#: multiprocessing reads how a process ended from a pipe, once, and looks at all of its processes when it starts one: of
+#: two threads that read at once the second finds an end of 255.
+_READING = threading.Lock()
 
 
 class WarmProcess:
@@ -34,11 +38,12 @@ class WarmProcess:
         self._process, self.pid, self.folder = process, process.pid, folder
 
     def poll(self):
-        return self._process.exitcode
+        with _READING:
+            return self._process.exitcode
 
     def wait(self, timeout_s=240):
         """The exit code as a shell would see it."""
-        self._process.join(timeout_s)
+        connection.wait([self._process.sentinel], timeout_s)
         code = self.poll()
         assert code is not None, f"still running after {timeout_s} s"
         return code if code >= 0 else 128 - code
@@ -97,12 +102,13 @@ def start(
     """
     fds = [os.open(os.devnull, os.O_RDWR) if stream is None else os.dup(stream) for stream in streams]
     # Files that pickle as what they are.
-    files, (waiting, ready) = [Connection(fd) for fd in fds], multiprocessing.Pipe(duplex=False)
+    files, (waiting, ready) = [connection.Connection(fd) for fd in fds], multiprocessing.Pipe(duplex=False)
     variables = dict(os.environ if variables is None else variables)
     settings = (words, target, str(folder or Path.cwd()), variables, files, ready, before, has_own_session)
     # pytest's end is its end.
     forked = _server().Process(target=_become, args=settings, daemon=True)
-    forked.start()
+    with _READING:
+        forked.start()
     for file in (*files, ready):
         file.close()
     # Closed in the new process, too: a signal meets what was asked for.
