@@ -41,7 +41,6 @@ from lmbench.tune.search import (
     peak_of,
     search,
     standing,
-    step_tokens,
 )
 from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
 
@@ -126,7 +125,7 @@ class Stages:
         if ended is None:
             errors = [str(run.record.error.message) for run in given.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
-        self.step_tokens = step_tokens(ended.record)
+        self.step_tokens = ended.record.window.step_tokens
         self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
         left_out, useful = list[str](), list[Axis]()
         for axis in applicable(axes, self.settings):
@@ -172,7 +171,7 @@ class Stages:
             tried.problem = "no time left"
         elif peak_bytes is not None and not self.is_allowed(peak_bytes):
             tried.problem = "too much memory"
-        elif self.step_tokens and tried.record is not None and step_tokens(tried.record) != self.step_tokens:
+        elif self.step_tokens and tried.record is not None and tried.record.window.step_tokens != self.step_tokens:
             tried.problem = "other tokens a step: another training"
 
     def predict(self, trials: Sequence[Tried]) -> None:

@@ -157,8 +157,7 @@ def are_apart(a: Sequence[Run], b: Sequence[Run]) -> bool:
 def notes(a: Sequence[Run], b: Sequence[Run], step: Ratio) -> list[str]:
     """Lines on what differs between runs of one cell, `step` the ratio of their step times."""
     lines = []
-    windows = [side[0].record.window for side in (a, b)]
-    tokens = [window.tokens / window.steps for window in windows if window.tokens and window.steps]
+    tokens = [count for side in (a, b) if (count := side[0].record.window.step_tokens)]
     if len(set(tokens)) == 2:
         per_token = step.point * tokens[0] / tokens[1]
         counts = f"a step has {tokens[0]:,.0f} tokens in A, {tokens[1]:,.0f} in B"

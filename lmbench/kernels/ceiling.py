@@ -148,7 +148,7 @@ def _attained(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[st
     its kernels in `seconds`, the `work` in FLOPs or bytes, missing where it is not known, and their `unit`; and why
     the work of products, of those in the backward pass, or of the optimizer is not known."""
     work, flops, window, model = findings.work, run.flops, run.window, run.model
-    tokens = window.tokens / window.steps / (run.world_size or 1) if window.tokens and window.steps else 0.0
+    tokens = (window.step_tokens or 0.0) / (run.world_size or 1)
     full, causal = flops.per_token_flops or np.nan, flops.causal_per_token_flops or np.nan
     count = tokens / (flops.multiplier or np.nan) or np.nan
     # Under mixed precisions parameters stay as they are: autocast converts at each product.

@@ -94,6 +94,11 @@ class Window(Struct):
     clock_drift_fraction: Fraction = None
     identity_error_fraction: Fraction = None
 
+    @property
+    def step_tokens(self) -> float | None:
+        """Tokens of a step, of all ranks; None where nobody counts them."""
+        return self.tokens / self.steps if self.tokens and self.steps else None
+
 
 class Warmup(Struct):
     """Window: what the warm-up showed.

@@ -69,10 +69,12 @@ def _feature(sources: Callable[[str], Iterable[tuple[str, Find]]]) -> Feature:
 def _report(rows: list[dict[str, str]], column: str) -> Iterator[tuple[str, Find]]:
     """The GPUs that rows of a report have a number for, with how a cell finds its own."""
 
+    configuration = FACT.keys() - _CIRCUMSTANCES
+    facts = [{name: row[name] for name in configuration if row.get(name)} for row in rows]
+
     def find(frame: Frame, cell: int, label: str) -> Cell | None:
         known = {name: str(value) for name, value in frame.known[cell].items()}
-        for row in rows:
-            stated = {name: row[name] for name in FACT if row.get(name) and name not in _CIRCUMSTANCES}
+        for row, stated in zip(rows, facts, strict=True):
             if row["gpu"] == label and stated.items() <= known.items():
                 # What is no number stands for itself, such as the outcome of a cell that ran out of memory.
                 with suppress(ValueError, KeyError):

@@ -33,15 +33,10 @@ class Goal(NamedTuple):
     cost: Callable[[RunRecord], float | None]
 
 
-def step_tokens(run: RunRecord) -> float | None:
-    """Tokens of a step; None of a module whose tokens nobody counts."""
-    return run.window.tokens / run.window.steps if run.window.tokens and run.window.steps else None
-
-
 def _seconds_per_token(run: RunRecord) -> float | None:
     """Of a module whose tokens nobody counts, seconds per step."""
     step_s = typical_step_s(run)
-    return step_s and step_s / (step_tokens(run) or 1)
+    return step_s and step_s / (run.window.step_tokens or 1)
 
 
 def _joules_per_token(run: RunRecord) -> float | None:
