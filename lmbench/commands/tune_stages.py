@@ -278,7 +278,11 @@ class Stages:
         return {seed: each[0] for seed, each in runs if each}
 
     def training_steps(self, tuning: Tuning) -> int:
-        """Steps for which the rest of the budget has time, in a training of each seed on both sides."""
+        """Steps for which the rest of the budget has time, in a training of each seed on both sides; those of the given
+        configuration's trainings where there are some."""
+        begun = (load_known(file.parent) for file in self.path.glob(f"training-given-*/{RUNS_FOLDER}/*/run.json"))
+        if kept := max((run.record.window.steps or 0 for run in begun if run.outcome == "ok"), default=0):
+            return kept
         per_step_s = around_s = 0.0
         for record in filter(None, (tuning.given.record, tuning.answer.record)):
             cost = record.sweep.cost if record.sweep else None
