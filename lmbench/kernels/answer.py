@@ -14,7 +14,7 @@ from lmbench.kernels.ceiling import roofline
 from lmbench.kernels.findings import Findings, examine
 from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.sums import STEP
-from lmbench.kernels.trace import PHASE_ORDER
+from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, Table, guard_lines
@@ -138,11 +138,12 @@ def _headline(findings: Findings) -> list[Line]:
             busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
             lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
     lines.append(_longest("kinds", "kind", work.by("kind")))
-    precisions = work.by("precision")
-    if len(precisions := precisions[precisions.precision != ""]):
+    if len(precisions := work.by("precision").query("precision != ''")):
         lines.append(_longest("products", "precision", precisions))
     if work.fraction("part", UNCLASSIFIED) < _LEAST_KNOWN_FRACTION:
         lines.append(_longest("parts", "part", work.by("part")))
+    if OUTSIDE in phases.index and len(findings.annotations):
+        lines.append(_longest("ranges", "name", findings.annotations.nlargest(_NAMED, "own_s")))
     for place, kernel in enumerate(work.kernels()[:_LONGEST].itertuples()):
         share, name = percent(kernel.share_fraction), shortened(kernel.short_name, KERNEL_WIDTH)
         text = f"{milliseconds(kernel.kernel_s):>6} ms {share:>6}  {name}, {kernel.kind}"
@@ -200,9 +201,8 @@ def _tables(findings: Findings) -> list[Table]:
         order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
         tables.append(table(f"kernels/{axis}s", times.loc[order].reset_index(), per=per))
     tables += [table("kernels/kernels", work.kernels(phase), per=per, phase=phase) for phase in long.index]
-    if len(annotations := findings.annotations):
-        annotations = annotations.assign(share_fraction=annotations.own_s / (work.total_s() or 1.0))
-        tables.append(table("kernels/annotations", annotations, per=per))
+    if len(findings.annotations):
+        tables.append(table("kernels/annotations", findings.annotations, per=per))
     shown = (rows if clocks.total.comm_s else rows.drop(columns="comm_exposed_s")).reset_index()
     total = {**clocks.total, "phase": "all"}
     tables += [

@@ -77,10 +77,9 @@ def difference_answer(*sources: str | Path) -> Answer:
         rows = compared(a, b, key)
         largest = rows[rows.difference_s.abs() > _SAID_FRACTION * before_s][:_NAMED].itertuples()
         named = [f"{shortened(row.name, KERNEL_WIDTH)} {signed_ms(row.difference_s)} ms" for row in largest]
-        lines.append(Line(label=name, text=", ".join(named) or "nothing changed"))
+        lines.append(Line(name, ", ".join(named) or "nothing changed"))
         total = {"name": "all", **rows[_SUMMED].sum(min_count=1)}
-        what = name.removesuffix("s")
-        tables.append(table("kernels/differences", rows, [total], name, per=per, what=what))
+        tables.append(table("kernels/differences", rows, [total], name, per=per, what=name.removesuffix("s")))
     for label, side in zip("AB", sides, strict=True):
         lines += guard_lines(side.guards, f"{label}: ")
     before, after = a.clocks.phases, b.clocks.phases

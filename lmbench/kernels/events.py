@@ -70,6 +70,9 @@ class Arguments(Struct, frozen=True, gc=False):
     group_ranks: Any = field(default="", name="Process Group Ranks")
     group_size: Any = field(default=0, name="Group size")
     number: Any = field(default=NONE, name="Seq")
+    # Of a message the other rank.
+    source: Any = field(default=None, name="Src Rank")
+    target: Any = field(default=None, name="Dst Rank")
 
 
 class _Event(Struct, gc=False):

@@ -28,17 +28,9 @@ def reader(key: str) -> Callable[[str], str]:
 UNCLASSIFIED = "unclassified"
 #: Kernels of a compiled model that do the work of several parts at once.
 FUSED = "several"
-#: The parts in the model's order. Scores, mask, softmax and values exist apart only in naive attention; a fused kernel
-#: does all four, and its part is `attention`. The last three are no parts of a model.
-PARTS = (
-    "embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "attention", "output", "ffn", "residual",
-    "head", "loss", "optimizer", "data", "comm", UNCLASSIFIED,
-)  # fmt: skip
+PARTS: tuple[str, ...] = tuple(NAMES["parts"])
 _ORDER = {part: place for place, part in enumerate(PARTS)}
-KINDS = (
-    "gemm", "conv", "attention", "softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer",
-    "memcpy", "comm", UNCLASSIFIED,
-)  # fmt: skip
+KINDS: tuple[str, ...] = tuple(NAMES["kinds"])
 #: The kind of matrix products.
 MATMUL = "gemm"
 #: Kinds that tensor cores work for, in one precision or another.
@@ -46,7 +38,9 @@ PRODUCTS = (MATMUL, "conv")
 #: Precisions of products that are multiplied in float32: where no tensor core works for them, or TF32 was off.
 FULL_FP32 = ("fp32 off the tensor cores", "fp32")
 
-_by_name, _by_class, _part_by_operator = map(reader, ("module_names", "module_classes", "operator_parts"))
+_by_name, _by_class = map(reader, ("module_names", "module_classes"))
+#: Part by the operator's name alone, empty for operators that any part uses.
+operator_part = reader("operator_parts")
 # Lightning's PyTorchProfiler names the type before the path; PyTorch itself the type alone, and a number.
 _MODULE = re.compile(rf"{re.escape(MODULE)}(.*)$|\[pl\]\[module\][^:]*: (.+)$|nn\.Module: (.+?)(?:_\d+)?$")
 _by_beginning, _by_function, _by_arguments, _by_operator = map(
@@ -176,11 +170,6 @@ def joined(parts: Iterable[str]) -> str:
 def part_order(part: str) -> tuple[int, str]:
     """A sorting key: the model's order, a joined part after the first of its parts."""
     return _ORDER.get(part.partition("+")[0], len(PARTS)), part
-
-
-def operator_part(name: str) -> str | None:
-    """Part by the operator's name alone, None for operators that any part uses."""
-    return _part_by_operator(name) or None
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
 from lmbench.kernels.findings import Findings, examine_trace
 from lmbench.kernels.recording import TRACE_FILE
-from lmbench.kernels.trace import POINT_TO_POINT, Trace, load_trace
+from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.progress import progress
@@ -158,19 +158,24 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     """The traces of several ranks with the true `cost_ns`, and a row for each kernel that is matched: its `rank`, the
     number of its `collective` with `kind`, `phase` and `cost_ns`, its `wait_ns`, `is_last`.
 
-    Kernels of a group are one collective by their order in the step, or by the collective's own number. Where ranks
-    have others in a step, as when recording began within it, none of that step's are matched. The shortest kernel is
-    the one of the rank that came last: it is the collective's cost, and what the others have more is waiting.
+    Kernels of a group are one collective by their order in the step, or by the collective's own number; those that send
+    and receive by the pair of ranks and their order. Where ranks have others in a step, as when recording began within
+    it, none of that step's are matched. The shortest kernel is the one of the rank that came last: it is the
+    collective's cost, and what the others have more is waiting.
     """
     frames = []
     for rank, trace in traces.items():
-        kernels = trace.kernels[trace.kernels.is_counted & ~trace.kernels.collective.isin(("", POINT_TO_POINT))]
+        kernels = trace.kernels[trace.kernels.is_counted & (trace.kernels.collective != "")]
+        group = [
+            f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
+            for group, messages in zip(kernels.group, kernels.messages, strict=True)
+        ]
         begins_ns = trace.timeline.step_ns[trace.timeline.skipped :, 0]
-        is_clocked, place = kernels.launch_ns >= next(iter(begins_ns), 0), kernels.groupby(_STAGE).cumcount()
-        frames.append(kernels.assign(rank=rank, place=place, kernel=kernels.index, is_clocked=is_clocked))
+        is_clocked, place = kernels.launch_ns >= next(iter(begins_ns), 0), kernels.groupby([group, "stage"]).cumcount()
+        frames.append(kernels.assign(rank=rank, group=group, place=place, kernel=kernels.index, is_clocked=is_clocked))
     every = pd.concat(frames, ignore_index=True)
     order = every.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
-    is_matched = ((order.nunique() == 1) & (order.size() > 1)).rename("is_matched")
+    is_matched = order.agg(lambda orders: len({*orders}) == 1 < len(orders)).rename("is_matched")
     every = every[every.join(is_matched, on=_STAGE).is_matched.astype(bool)]
     members = every.groupby([*_STAGE, "place"], sort=False)
     every = every.assign(

@@ -108,9 +108,10 @@ def attention_times(work: Work, model: Model) -> dict[Phase, AttentionTimes]:
 def annotation_times(trace: Trace) -> pd.DataFrame:
     """Kernel time by the user's own annotations (`record_function`), the longest first, per step.
 
-    The columns are `name`, `calls`, `kernel_s` and `kernel_count` of its kernels, and `own_s` of those in no annotation
-    inside; an annotation within one of the same name counts once. A kernel belongs to the innermost annotation around
-    its launch, on the launch's thread or else on the main one, which waits while autograd's thread works.
+    The columns are `name`, `calls`, `kernel_s` and `kernel_count` of its kernels, and of those in no annotation inside
+    `own_s` and the `share_fraction` of all kernels; an annotation within one of the same name counts once. A kernel
+    belongs to the innermost annotation around its launch, on the launch's thread or else on the main one, which waits
+    while autograd's thread works.
     """
     steps, kernels = trace.timeline.steps, trace.kernels[trace.kernels.is_counted]
     nesting = trace.host.users
@@ -119,16 +120,17 @@ def annotation_times(trace: Trace) -> pd.DataFrame:
         nesting.around(thread, kernels.launch_ns.to_numpy()) for thread in (kernels.thread.to_numpy(), main)
     )
     innermost = np.where(by_thread != NONE, by_thread, by_main)
-    sums = kernels.duration_ns.groupby(np.where(kernels.launch != NONE, innermost, NONE)).agg(["sum", "size"])
+    duration_s = kernels.duration_ns / 1e9
+    sums = duration_s.groupby(np.where(kernels.launch != NONE, innermost, NONE)).agg(["sum", "size"])
     # The outermost of each name.
     rows = [
-        (name, event, ns, count, ns if name == nesting.names[index] else 0)
-        for index, ns, count in sums.itertuples()
+        (name, event, time_s, count, time_s if name == nesting.names[index] else 0.0)
+        for index, time_s, count in sums.itertuples()
         for name, event in {nesting.names[around]: around for around in nesting.climb(index)}.items()
     ]
     frame = pd.DataFrame(rows, columns=["name", "calls", "kernel_s", "kernel_count", "own_s"])
     means = frame.groupby("name").agg({"calls": "nunique", "kernel_s": "sum", "own_s": "sum", "kernel_count": "sum"})
-    means = (means / steps).assign(kernel_s=means.kernel_s / 1e9 / steps, own_s=means.own_s / 1e9 / steps)
+    means = (means / steps).assign(share_fraction=means.own_s / duration_s.sum())
     return means.sort_values("kernel_s", ascending=False, kind="stable").reset_index()
 
 

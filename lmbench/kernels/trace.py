@@ -39,7 +39,6 @@ _foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 #: A message from one rank to one other.
 POINT_TO_POINT = "point-to-point"
 _collective_of = reader("collectives")
-_INTEGERS = (int, np.integer)
 
 
 @dataclass(frozen=True)
@@ -238,19 +237,15 @@ def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes:
         is_counted=is_counted | (not is_counted.any()),
     )
     in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))
-    parts = []
-    for index, (event, phase, kind) in enumerate(zip(around.tolist(), kernels.phase, kernels.kind, strict=True)):
+    parts = [
         # What is done for the update, for the input or between ranks is so whatever the operator.
-        if kind == "comm":
-            part: str | None = "comm"
-        elif phase in ("clip", "optimizer", "zero_grad"):
-            part = "optimizer"
-        elif phase in ("data", "transfer"):
-            part = "data"
-        else:
-            part = in_graph.get(index) or host.part(event)
+        ("comm" if kind == "comm" else NAMES["phase_parts"].get(phase))
+        or in_graph.get(index)
+        or host.part(event)
         # These kinds do a part of the model and nothing else.
-        parts.append(part or (kind if kind in ("attention", "norm") else UNCLASSIFIED))
+        or (kind if kind in ("attention", "norm") else UNCLASSIFIED)
+        for index, (event, phase, kind) in enumerate(zip(around.tolist(), kernels.phase, kernels.kind, strict=True))
+    ]
     return _described(kernels.assign(part=parts), host, timeline)
 
 
@@ -260,11 +255,19 @@ def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd
     `collective` is its kind. `message_bytes` and `bus_bytes` are what algorithm and bus bandwidth are of, as nccl-tests
     define them (NVIDIA/nccl-tests:doc/PERFORMANCE.md): the larger of what a rank sends and receives, and that times
     2(n-1)/n for all-reduce, (n-1)/n for reduce-scatter, all-gather and all-to-all between n ranks. `group` and `stage`
-    say between whom and when: the collective's number, or else the step that launched it. `cost_ns` is what it takes
-    once the last rank has come, the kernel's duration as far as one trace tells.
+    say between whom and when: the collective's number, or else the step that launched it. `messages` are those of a
+    point-to-point kernel, `0>1` from rank 0 to 1 with None for the trace's own; what is noted on the thread since its
+    communication before is launched together. `cost_ns` is what it takes once the last rank has come, the kernel's
+    duration as far as one trace tells.
     """
-    rows = {}
-    for kernel in kernels[kernels.kind == "comm"].itertuples():
+    rows, comm = {}, kernels[kernels.kind == "comm"]
+    noted_by_host = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"])
+    launches = comm.reset_index().sort_values("launch_ns")
+    before_launch = pd.merge_asof(
+        noted_by_host.sort_values("start_ns"), launches, left_on="start_ns", right_on="launch_ns", by="thread",
+        direction="forward",
+    ).groupby("index").arguments_x.agg(list)  # fmt: skip
+    for kernel in comm.itertuples():
         around = [*host.nesting.climb(kernel.around)]
         # Some profilers note the message on the operator alone.
         noted = [kernel.arguments, *(host.events.arguments[event] for event in around)]
@@ -272,15 +275,21 @@ def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd
         names = [str(source.collective_name), *(host.names[event] for event in around), kernel.name]
         kind = next(filter(None, map(_collective_of, names)), "unknown")
         size, elements = source.group_size, [source.in_elements, source.out_elements]
-        most = max((number for number in elements if isinstance(number, _INTEGERS)), default=0)
+        most = max((number for number in elements if isinstance(number, int)), default=0)
         message_bytes = most * NAMES["element_bytes"].get(str(source.element_type), np.nan) or np.nan
-        share = (size - 1) / size if isinstance(size, _INTEGERS) and size > 1 else np.nan
+        share = (size - 1) / size if isinstance(size, int) and size > 1 else np.nan
         bus_bytes = message_bytes * (NAMES["bus_factors"].get(kind, 0) * share or 1.0)
+        messages = set[str]()
+        if kind == POINT_TO_POINT:
+            noted += before_launch.get(kernel.Index, [])
+            messages = {f"{one.source}>{one.target}" for one in noted if one.source != one.target} or {"None>None"}
+        # Each rank numbers messages by itself.
+        number = NONE if messages else source.number
         (step,) = locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], np.array([kernel.launch_ns]))
-        stage = timeline.step_names[step] if source.number == NONE and step != NONE else f"number {source.number}"
-        group = f"{source.group_name} {source.group_ranks}"
-        rows[kernel.Index] = (kind, message_bytes, bus_bytes, group, stage)
-    columns = ["collective", "message_bytes", "bus_bytes", "group", "stage"]
+        stage = timeline.step_names[step] if number == NONE and step != NONE else f"number {number}"
+        group = "" if messages else f"{source.group_name} {source.group_ranks}"
+        rows[kernel.Index] = (kind, message_bytes, bus_bytes, group, stage, messages)
+    columns = ["collective", "message_bytes", "bus_bytes", "group", "stage", "messages"]
     described = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
     blank = {"collective": "", "group": "", "stage": ""}
     return pd.concat([kernels, described.fillna(blank)], axis=1).assign(cost_ns=kernels.duration_ns)

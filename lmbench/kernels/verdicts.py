@@ -11,7 +11,7 @@ import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
-from lmbench.kernels.names import FULL_FP32, PRODUCTS, UNCLASSIFIED
+from lmbench.kernels.names import FULL_FP32, NAMES, PRODUCTS, UNCLASSIFIED
 from lmbench.kernels.sums import Work
 from lmbench.kernels.trace import OUTSIDE
 from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
@@ -45,8 +45,6 @@ _MUCH_COMMUNICATION_FRACTION = 0.05
 #: `stalled`: the device idles, and neither for the host nor in single short gaps.
 TraceWord = Literal[LagWord, "stalled", "communication-bound", "waits for other ranks"]
 
-# Kinds that do little with what they read and write.
-_MEMORY_KINDS = ("softmax", "norm", "pooling", "reduction", "elementwise", "index", "optimizer", "memcpy")
 # Kernels that only change the layout of images for a convolution.
 _LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", re.IGNORECASE)
 _FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
@@ -113,7 +111,7 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
     kernels, parts = work.kernels(phase), work.by("part", phase=phase)
     kinds = work.by("kind", phase=phase).set_index("kind").share_fraction
     products, attention, unknown, memory = (
-        float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], _MEMORY_KINDS)
+        float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], NAMES["memory_kinds"])
     )
     names, is_network = kernels.name, phase not in ("clip", "optimizer")
     computed, fp32 = products + attention, sum(work.fraction("precision", name, phase) for name in FULL_FP32)

@@ -14,15 +14,16 @@ from lmbench.kernels.names import NAMES, module_path, reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, covered, cut, locate, paint, union
 from lmbench.report.console import KERNEL_WIDTH, shortened
-from lmbench.report.units import milliseconds
+from lmbench.report.units import milliseconds, percent
 
 #: What the host does for one kernel after the other: operators, Python between them, launches.
 LAUNCHING = "launching"
-_HOST_CODE, _DATA, _LOADING, _SLOW, _COPYING = "host code", "data", "loading", "slow launch", "copying"
+_HOST_CODE, _DATA, _LOADING, _SLOW, _COPYING = "host code", "data", "loading", "slow call", "copying"
 _call_cause = reader("calls")
 _LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
 # Host time from one launch to the next is tens of us in eager mode, and up to 250 where the profiler notes stacks.
 _LONG_NS = 300_000
+_NEARLY_ALL_FRACTION = 0.95
 _KEYS = ["cause", "call", "under", "phase"]
 
 
@@ -75,9 +76,12 @@ def largest_causes(waits: pd.DataFrame) -> pd.Series:
 
 
 def cause_text(waits: pd.DataFrame, cause: str) -> str:
-    """What held the host up, for one cause of waits: calls and where most of it was."""
-    under = shortened(waits.under[waits.cause == cause].iat[0], KERNEL_WIDTH)
-    return f"{_words(waits, cause)} {under}".rstrip()
+    """What held the host up, for one cause of waits: calls, and where most of it was, with its share if that is not
+    nearly all."""
+    under_s = waits[waits.cause == cause].groupby("under").wait_s.sum()
+    place, share = shortened(under_s.idxmax(), KERNEL_WIDTH), under_s.max() / under_s.sum()
+    most = f", {percent(share)} of it" if place and share < _NEARLY_ALL_FRACTION else ""
+    return f"{_words(waits, cause)}{most} {place}".rstrip()
 
 
 def remedy(waits: pd.DataFrame, cause: str) -> str:
@@ -101,11 +105,11 @@ def _events(trace: Trace) -> pd.DataFrame:
     is_copied = calls.start_ns.isin(linked.launch_ns[is_waited])
     is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
     is_long = calls.end_ns - calls.start_ns > _LONG_NS
-    is_slow = is_long & where(calls.name, _LAUNCH.search)
-    cause = each(calls.name, _call_cause)
-    is_known, is_loading = np.isin(cause, ("allocating", "synchronizing")), is_long & (cause == _LOADING)
-    tests = {_LOADING: is_loading | is_slow & is_first, _COPYING: is_copied, _SLOW: is_slow}
-    calls["cause"] = np.where(is_known, cause, np.select([*tests.values()], [*tests], LAUNCHING))
+    cause, is_launch = each(calls.name, _call_cause), where(calls.name, _LAUNCH.search)
+    tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
+    calls["cause"] = np.where(
+        np.isin(cause, ("allocating", "synchronizing")), cause, np.select([*tests.values()], [*tests], LAUNCHING)
+    )
     nothing = pd.DataFrame({"name": "", "thread": trace.events.main_thread, "start_ns": 0, "end_ns": 0}, index=[0])
     events = [host.assign(is_call=False), calls.assign(is_call=True), nothing.assign(is_call=False)]
     return pd.concat(events, ignore_index=True).fillna({"cause": LAUNCHING})

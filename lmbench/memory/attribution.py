@@ -32,27 +32,30 @@ from lmbench.memory.blocks import (
 )
 from lmbench.memory.snapshot import NO_STACK, Annotation, Replay, Snapshot, Stack
 from lmbench.records.intervals import Integers, locate, paint
-from lmbench.records.vocabulary import MODULE, PHASE, STEP
+from lmbench.records.vocabulary import MODULE, PHASE, PHASES, STEP
 
 #: What a frame ("file name") says of its stack: the category of what it makes, or the phase that it belongs to. Of
 #: several frames the innermost counts: a forward in the closure that an optimizer's step calls is a forward.
-_ROLES: Mapping[str, str] = {
-    "workspaces": r" at::\w+::get\w*(BlasHandle|Workspace)",
+_ROLE = re.compile(
+    r"""
+    (?P<workspaces> [ ]at::\w+::get\w*(BlasHandle|Workspace))
     # Buckets of DistributedDataParallel, which gradients are views of.
-    "gradients": r"/torch/nn/parallel/distributed\.py _ddp_init_helper$| c10d::Reducer::initialize_buckets",
-    "inputs": r"/torch/utils/data/| (move_data_to_device|transfer_batch_to_device|send_to_device|_prepare_inputs?)$",
-    "parameters": r"/torch/nn/\S* (_apply|__init__|reset_parameters|_?load_\w*state_dict|_load_from_state_dict)$"
-    r"|/torch/nn/parallel/replicate\.py | (from_pretrained|module constructor)$"
-    # Shards, and what is gathered of them.
-    r"|/torch/distributed/fsdp/\S* (__init__|_init_\w*param\w*|\w*alloc_\w*|\w*all_gather\w*)$",
-    "zero_grad": r" zero_grad$",
-    "backward": r" (_engine_run_backward|backward)$| torch::autograd::Engine::"
-    r"|/torch/utils/checkpoint\.py (unpack_hook|recompute_fn)$",
-    "forward": r" (forward|_call_impl|training_step|closure)$",
-    "optimizer": r"/torch/optim/",
-}
-_ROLE = re.compile("|".join(f"(?P<{role}>{frame})" for role, frame in _ROLES.items()))
-_PHASES = ("forward", "backward", "optimizer", "zero_grad")
+    |(?P<gradients> /torch/nn/parallel/distributed\.py[ ]_ddp_init_helper$ | [ ]c10d::Reducer::initialize_buckets)
+    |(?P<inputs> /torch/utils/data/
+        | [ ](move_data_to_device|transfer_batch_to_device|send_to_device|_prepare_inputs?)$)
+    |(?P<parameters>
+        /torch/nn/\S*[ ](_apply|__init__|reset_parameters|_?load_\w*state_dict|_load_from_state_dict)$
+        | /torch/nn/parallel/replicate\.py[ ] | [ ](from_pretrained|module[ ]constructor)$
+        # Shards, and what is gathered of them.
+        | /torch/distributed/fsdp/\S*[ ](__init__|_init_\w*param\w*|\w*alloc_\w*|\w*all_gather\w*)$)
+    |(?P<zero_grad> [ ]zero_grad$)
+    |(?P<backward> [ ](_engine_run_backward|backward)$ | [ ]torch::autograd::Engine::
+        | /torch/utils/checkpoint\.py[ ](unpack_hook|recompute_fn)$)
+    |(?P<forward> [ ](forward|_call_impl|training_step|closure)$)
+    |(?P<optimizer> /torch/optim/)
+    """,
+    re.VERBOSE,
+)
 #: What is there when the phase that made it is over.
 _LEFT: Mapping[str, Category] = {
     **{name: name for name in CATEGORIES}, "forward": "activations", "backward": "gradients",
@@ -64,7 +67,7 @@ _LIBRARY = re.compile(
     r"/(site-packages|dist-packages|pytorch|[^/]*link-tree)/(torch|functorch|triton|lightning\w*|pytorch_lightning|accelerate|einops"
     r"|jaxtyping|beartype|IPython|ipykernel)/|/lmbench/(measure|callbacks|fit|memory|kernels)/"
     r"|/torch_compile_debug/|torchinductor|/lib(64)?/python[\d.]+/(?!site-packages|dist-packages)|^<(?!ipython|stdin)"
-    rf"|(?i:/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
+    rf"|^\w:(?i:.*/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
 )
 _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:call|redispatch)\b")
 #: What tells a reader something where no line of the user's is: a module of PyTorch's, or compiled code; but not what
@@ -83,7 +86,7 @@ def user_frame(frames: Stack) -> str:
 
 
 def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:
-    """What the stacks of a history without notes say, by _ROLES.
+    """What the stacks of a history without notes say, by _ROLE.
 
     Returns the categories of the blocks, `unknown` where no stack tells, and the stretches of entries in one phase: its
     name, its first entry, and the one that it ends before. What follows a forward and has no role, such as the loss,
@@ -97,7 +100,7 @@ def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:
     is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
     entries = pd.Series(of_stack[log["stack"]]).mask(is_engine, "backward")
     latest = entries.ffill()
-    phase = latest.where(entries.notna() | (latest == "forward")).where(latest.isin(_PHASES))
+    phase = latest.where(entries.notna() | (latest == "forward")).where(latest.isin(PHASES))
     known = phase.ffill()
     rounds = (known != known.shift()).cumsum()
     start, end, is_older = blocks["start"].clip(0), blocks["end"], blocks["start"] == BEFORE

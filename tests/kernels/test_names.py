@@ -74,6 +74,11 @@ Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV | bf16
 volta_fp16_s884cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1 | fp16
 void gemvx::kernel<int, int, __half, __half>(int) | fp16
 sm90_xmma_gemm_e4m3e4m3_e4m3f32_f32_tn_n | fp8
+bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_sm100f | fp4
+cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1 | fp64
+void internal::gemvx::kernel<int, int, float, float, float, float, false, true>(int) | fp32 off the tensor cores
+void cudnn::cnn::wgrad2d_grouped_direct_kernel<false, true, int, float, float, float>(int) | fp32 off the tensor cores
+void fft2d_r2c_32x32<float, false, 0u, false>(int) | fp32 off the tensor cores
 nvjet_sm90_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT | fp8
 nvjet_qrtst_128x128_128x6_1x2_h_bz_ovscale_TNT | fp8
 void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::float_e4m3_t, int> >(int) | fp8

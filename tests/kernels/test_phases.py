@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.profilers import PyTorchProfiler
+from tables import rows
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader
@@ -47,19 +48,18 @@ def test_lightnings_own_profiler_is_understood(tmp_path):
 
 def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers():
     trace = HandWritten()
-    strategy = "[pl][profile][Strategy]SingleDeviceStrategy."
-    for name, start, end in [
-        ("ProfilerStep#4", 0, 1000),
-        ("[pl][profile][Strategy]SingleDeviceStrategy.batch_to_device", 5, 20),
-        ("[pl][profile]run_training_batch", 30, 900),
-        ("[pl][profile][LightningModule]Net.optimizer_step", 50, 800),
-        ("Optimizer.step#AdamW.step", 60, 790),
-        (f"{strategy}training_step", 100, 200),
-        ("[pl][profile][LightningModule]Net.optimizer_zero_grad", 210, 230),
-        (f"{strategy}backward", 250, 500),
-        ("[pl][profile][LightningModule]Net.configure_gradient_clipping", 510, 520),
-    ]:
-        trace.add("user_annotation", name, start, end - start)
+    for name, start, end in rows("""
+        ProfilerStep#4 | 0 | 1000
+        [pl][profile][Strategy]SingleDeviceStrategy.batch_to_device | 5 | 20
+        [pl][profile]run_training_batch | 30 | 900
+        [pl][profile][LightningModule]Net.optimizer_step | 50 | 800
+        Optimizer.step#AdamW.step | 60 | 790
+        [pl][profile][Strategy]SingleDeviceStrategy.training_step | 100 | 200
+        [pl][profile][LightningModule]Net.optimizer_zero_grad | 210 | 230
+        [pl][profile][Strategy]SingleDeviceStrategy.backward | 250 | 500
+        [pl][profile][LightningModule]Net.configure_gradient_clipping | 510 | 520
+    """):
+        trace.add("user_annotation", name, int(start), int(end) - int(start))
     trace.op("aten::mm", 101, 5)
     found = trace.loaded()
     moments = {10: "transfer", 40: OUTSIDE, 55: "optimizer", 150: "forward", 205: "optimizer", 220: "zero_grad"}
@@ -69,14 +69,23 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
 
 def test_ranges_of_the_users_own_are_phases_around_what_autograd_tells():
     trace = HandWritten()
-    names = ["data_load", "## forward ##", "backward", "clip_grad_norm", "optimizer.step", "## forward:over_arch ##"]
-    for number, name in enumerate(names):
+    named = rows("""
+        data | data_load
+        forward | ## forward ##
+        backward | backward
+        clip | clip_grad_norm
+        optimizer | optimizer.step
+        outside | ## forward:over_arch ##
+        forward | PP:0F3
+        backward | mlp(W)
+        outside | PP:0SEND_F1
+    """)
+    for number, (_, name) in enumerate(named):
         trace.add("user_annotation", name, 100 * number, 90)
     # Autograd's engine goes back within the user's forward, as an implicit layer does.
     trace.op("autograd::engine::evaluate_function: MmBackward0", 130, 10)
     found = trace.loaded()
-    phases = ["data", "forward", "backward", "clip", "optimizer", OUTSIDE]
-    assert [at_us(found, 100 * number + 50) for number in range(len(names))] == phases
+    assert [at_us(found, 100 * number + 50) for number in range(len(named))] == [phase for phase, _ in named]
     assert (at_us(found, 135), found.timeline.inferred) == ("backward", ())
 
 

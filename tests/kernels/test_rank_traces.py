@@ -17,10 +17,11 @@ COLLECTIVES = {
     "all-gather": {"Collective name": "_allgather_base", "In msg nelems": 300, "Out msg nelems": 600, "dtype": "Half"},
     "point-to-point": {"Collective name": "send", "In msg nelems": 8, "dtype": "Long"},
 }
+SENT = {"names": ["point-to-point"] * 2}
 GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
 
 
-def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), first_step=7, **group):
+def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), first_step=7, lasts=3, **group):
     """Two steps of a rank: a product, which takes rank 1 `more_us` longer, then collectives that take 40 us once both
     are there; beside the wait for the first a computing kernel of 30 us and a copy."""
     trace = HandWritten()
@@ -34,9 +35,9 @@ def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), firs
             begin, end = ready + 41 * number, ready + 41 * number + 40
             begin = begin if number else at + 20 + product_us
             known = {**COLLECTIVES[name], **GROUP, **group}
-            # Some profilers note it on the operator alone.
-            trace.op("record_param_comms", at + 5 + 3 * number, 3, **known)
-            trace.launched(at + 6 + 3 * number, "ncclDevKernel_X", begin, end - begin, 9, **({} if step else known))
+            # Some profilers note it on the operator alone, which is over where messages are launched together.
+            trace.op("record_param_comms", at + 5 + 3 * number, lasts, **known)
+            trace.launched(at + 6 + 3 * number, "ncclKernel_SendRecv", begin, end - begin, 9, **({} if step else known))
         if not rank:
             trace.launched(at + 14, "add", at + 530, 30)
             trace.launched(at + 16, "Memcpy DtoD", at + 570, 10)
@@ -88,7 +89,10 @@ def test_waiting_for_a_slow_rank_is_told_from_communication_itself(tmp_path, cap
         ({}, {"names": ["all-gather", "all-reduce"]}, 0),
         ({}, {"names": ["all-reduce"]}, 0),
         ({}, {"Process Group Ranks": "[1, 2]"}, 0),
-        ({"names": ["point-to-point"] * 2}, {"names": ["point-to-point"] * 2}, 0),
+        # Messages by the pair of ranks, which number them by themselves; without a pair nothing tells.
+        ({**SENT, "Dst Rank": 1, "Seq": 3, "lasts": 0.5}, {**SENT, "Src Rank": 0}, 4),
+        ({**SENT, "Dst Rank": 1}, {**SENT, "Dst Rank": 0}, 0),
+        (SENT, SENT, 0),
     ],
     ids=str,
 )

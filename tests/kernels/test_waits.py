@@ -44,14 +44,14 @@ def slow_launch(kernel):
         (paused("", ("cudaMalloc", 100, 2_500), operator="MmBackward0", thread=AUTOGRAD),
          "allocating", "cudaMalloc", "under aten::empty in warm up", 2_500, 1),
         (slow_launch("new"), "loading", "cudaLaunchKernel", "in warm up", 4_000, 1),
-        (slow_launch("first"), "slow launch", "cudaLaunchKernel", "in warm up", 4_000, 1),
+        (paused("", ("cudaGraphInstantiate", 100, 2_500)), "slow call", "cudaGraphInstantiate", "in warm up", 2_500, 1),
+        (slow_launch("first"), "slow call", "cudaLaunchKernel", "in warm up", 4_000, 1),
         (paused("", ("cudaDeviceSynchronize", 45, 3_000)), "synchronizing", "cudaDeviceSynchronize", "in warm up",
          2_995, 1),
         (paused(LOADER, (LOADER, 100, 4_500), ("cudaMalloc", 200, 9)), "data", "", "", 4_500, 2),
         (paused("", operator="aten::sort"), "host code", "", "under aten::sort in warm up", 4_930, 2),
         (paused("mine", ("mine", 100, 3_000)), "host code", "", "in mine", 3_000, 1),
     ],
-    ids=["retry", "autograd", "first_launch", "slow_launch", "synchronize", "loader", "operator", "range"],
 )  # fmt: skip
 def test_the_largest_cause_is_the_planted_one(trace, cause, call, under, wait_us, calls):
     waits = trace.examined().waits
@@ -61,10 +61,13 @@ def test_the_largest_cause_is_the_planted_one(trace, cause, call, under, wait_us
 
 
 def test_causes_and_the_longest_pause_are_on_the_first_screen(tmp_path, capsys):
-    path = paused("", ("cudaMalloc", 100, 4_800), operator="aten::cat").write(tmp_path / "t.json")
+    trace = paused("", ("cudaMalloc", 100, 3_600), ("cudaMalloc", 3_700, 1_200))
+    trace.add("user_annotation", "retry", 90, 3_605)
+    path = trace.write(tmp_path / "t.json")
     assert main(["kernels", str(path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "idle 4.800 of 4.960 ms in cudaMalloc under aten::cat in warm up, most at 0.100 ms" in text
+    assert "idle 4.800 of 4.960 ms in cudaMalloc, 75.0 % of it in retry, most at 0.100 ms" in text
+    assert "ranges warm up 100.0 %" in text
     assert "pause 4.960 ms at 0.050 ms between first and second" in text
     assert "warm up before recording" in text
 

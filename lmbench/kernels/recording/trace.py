@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
+from lmbench.kernels.names import NAMES
 from lmbench.kernels.recording import NOTES, GraphNotes, TraceNotes
 
 # Level 9, gzip's default, takes four times as long for 5 % less.
@@ -140,11 +141,6 @@ def _write(recorded: Any, path: Path) -> int:
 
 
 GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
-#: Operations that make no work of their own: what they are fused into does not belong to their module.
-WEIGHTLESS = frozenset({
-    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "slice", "split", "split_with_sizes", "expand",
-    "unsqueeze", "squeeze", "select", "alias", "detach", "getitem", "full", "scalar_tensor", "arange", "iota", "empty",
-})  # fmt: skip
 
 
 class GraphOrigins(logging.Handler):
@@ -188,7 +184,7 @@ class GraphOrigins(logging.Handler):
     def _begin(self, graph: torch.fx.Graph) -> None:
         """Note the innermost module of every operation of the graph that is about to be made into kernels."""
         self._paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
-        self._weightless = {node.name for node in graph.nodes if _operation(node) in WEIGHTLESS}
+        self._weightless = {node.name for node in graph.nodes if _operation(node) in NAMES["weightless"]}
         _notes().clear()
 
     def emit(self, record: logging.LogRecord) -> None:
