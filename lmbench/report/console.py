@@ -67,7 +67,8 @@ class _Fitted:
         self.column, self.texts, self.width = column, texts, max(map(len, texts))
         words = [min(_LONG_WORD, len(word)) for text in texts for word in text.split()]
         # An interval has no letters.
-        is_whole = column.is_number or self.width <= _WIDE or not re.search("[a-z]", "".join(texts[1:]))
+        has_letters = re.search("[a-z]", "".join(texts[1:]))
+        is_whole = column.is_number or column.is_extra or self.width <= _WIDE or not has_letters
         self.least = self.width if is_whole else max(words)
 
 
@@ -83,8 +84,8 @@ def print_table(table: Table, console: Console) -> None:
     kept, needed = list(fitted), _total(part.least for part in fitted)
     while _total(part.least for part in kept) > console.width and any(part.column.is_extra for part in kept):
         kept.remove([part for part in kept if part.column.is_extra][-1])
-    first = list(takewhile(lambda part: not part.column.is_number, kept))
-    # What tells rows apart; of a table without numbers it is the first column.
+    # Words and settings, which are shown as they are, tell rows apart; without figures the first column does.
+    first = list(takewhile(lambda part: part.column.unit.text is str, kept))
     first = kept[:1] if len(first) == len(kept) or _total(part.least for part in first) > console.width / 2 else first
     blocks = [list(first)]
     for part in kept[len(first) :]:

@@ -16,7 +16,7 @@ from lmbench.masking import masked_message
 from lmbench.records.load import Run
 from lmbench.records.measured import Guard
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import SweepPlace
+from lmbench.records.run import Code, SweepPlace
 from lmbench.records.schema import value_at
 from lmbench.report import answer
 from lmbench.report.answer import Answer, Line, Table
@@ -104,11 +104,13 @@ def _own_view(group: Group, catalogue: Catalogue) -> tuple[View, str]:
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, note = section
     timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
+    # Where rows tell the commits, they differ in nothing else.
+    changes = {"code": Code()} if "commit" in frame.varying() else {}
     measured = {
         line.text
         for row in frame.runs
         if (environment := row.run.record.environment) is not None
-        for line in lines("environment", environment, device=row.facts.get("gpu"))
+        for line in lines("environment", replace(environment, **changes), device=row.facts.get("gpu"))
     }
     # What answers the view's question: the view's own sentences, then those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))

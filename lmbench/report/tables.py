@@ -22,8 +22,6 @@ from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: By its cell, a row's entries beside its facts.
 _Rows = list[tuple[int, list[Cell | None]]]
-#: The unit of a fact whose known values are all numbers: it is aligned like them.
-_FACT_NUMBER = Unit("", 1.0, str)
 _CHANGE = Unit("", 100.0, change_percent)
 
 _UNDECIDED_RATIO = (
@@ -78,7 +76,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     facts = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
-        facts.append(answer.Column(heading(name), _FACT_NUMBER if is_number else units.WORDS, name))
+        facts.append(answer.Column(heading(name), units.SETTING if is_number else units.WORDS, name))
     for cell, figures in rows:
         run_id = frame.runs_of(cell)[0].run_id
         figures[:0] = [Cell(frame.known[cell].get(name), run_id=run_id) for name in names]

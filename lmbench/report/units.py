@@ -123,6 +123,8 @@ class Unit:
 
 #: A column of words; its unit is compared by identity.
 WORDS = Unit("", 1.0, str)
+#: A number that tells rows apart, and is aligned like one.
+SETTING = Unit("", 1.0, str)
 MS = Unit("ms", 1e3, milliseconds)
 SECONDS = Unit("s", 1.0, seconds)
 PERCENT = Unit("%", 100.0, percent_number)

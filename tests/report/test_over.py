@@ -89,6 +89,7 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, p
     told = " ".join(printed("report", "results", "--over=commit").split())
     assert told.count("(+100.00 .. +100 %) at 070707070") == 1
     assert told.count("medium: no change over 10 points") == 1
+    assert "code at" not in told
     rows = list(csv.DictReader(printed("report", "results", "--over=commit", "--format=csv").splitlines()))
     assert [row["commit"] for row in rows] == [commit[:9] for commit in COMMITS] * 2
     (marked,) = [row for row in rows if row["step_change_fraction"]]

@@ -16,7 +16,7 @@ from lmbench.errors import UsageError
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.console import make_console, shortened
 from lmbench.report.render import FORMATS, Output, csv_field, escaped, give, print_answer, render
-from lmbench.report.units import MS, PERCENT, mean_and_std
+from lmbench.report.units import MS, PERCENT, SETTING, mean_and_std
 from lmbench.standard_output import write_what_can_be
 
 KINDS = Table(
@@ -128,17 +128,17 @@ def test_the_ending_of_a_file_says_its_format(tmp_path):
 WIDE = Table(
     "wide",
     "Wide",
-    [Column("cell"), Column("mean", MS), Column("std", MS), Column("max", MS, is_extra=True), Column("verdict")],
-    [["one", 0.12345, 0.00012, 0.13, "slower"]],
+    [Column("cell"), Column("batch", SETTING), Column("mean", MS), Column("result", is_extra=True), Column("verdict")],
+    [["one", 8, 0.12345, "results/20261124T0347", "slower"]],
 )
 
 
 @pytest.mark.parametrize(
     ("width", "left_out", "rows"),
     yaml.safe_load("""
-- [60, "", [[one, "123.45", "0.120", "130.00", slower]]]
-- [40, max, [[one, "123.45", "0.120", slower]]]
-- [22, max, [[one, "123.45"], [one, "0.120"], [one, slower]]]
+- [60, "", [[one, "8", "123.45", results/20261124T0347, slower]]]
+- [50, result, [[one, "8", "123.45", slower]]]
+- [22, result, [[one, "8", "123.45"], [one, "8", slower]]]
 """),
 )
 def test_a_table_too_wide_leaves_out_extra_columns_with_a_word_and_goes_on_below(width, left_out, rows, monkeypatch):
