@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -70,7 +71,8 @@ def parse_yaml(text: str, what: str) -> Any:
 
 
 def lines_of(text: str, source: str) -> dict[str, str]:
-    """Where each setting of a YAML text stands (`mine.yaml:3`), by its dotted name without `init_args`."""
+    """Where each setting of a YAML text stands (`mine.yaml:3`), by its dotted name without `init_args`, and each value
+    by that of its setting and itself: `view.tables.columns.step_s`."""
     import yaml
 
     places, walked = dict[str, str](), set[int]()
@@ -88,10 +90,20 @@ def lines_of(text: str, source: str) -> dict[str, str]:
         elif isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 walk(item, name)
+        elif node is not None and node.value:
+            places.setdefault(f"{name}.{node.value}", f"{source}:{node.start_mark.line + 1}")
 
     with suppress(RecursionError):
         walk(yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), "")
     return places
+
+
+def placed(line: str, places: Mapping[str, str], part: str = "") -> str:
+    """A line about a part of a file with the place of the word or option that it names first, else of the part, before
+    it; as it is where nobody knows."""
+    word = re.search(r"(?:['`]|--)([^'`;\s]*)", line)
+    paths = [path for path in places if word and path.startswith(part) and path.endswith(f".{word[1]}")]
+    return next((f"{places[path]}: {line}" for path in [*paths, part] if path in places), line)
 
 
 def _shipped(pattern: str) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lmbench.commands.parser import PositiveInt
 from lmbench.errors import UsageError
-from lmbench.records.load import Run, find_runs, load_known
+from lmbench.records.load import find_runs, load_known
 from lmbench.records.named import (
     RESULTS,
     Result,
@@ -88,7 +88,13 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     wanted = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
     entries: Sequence[_Entry] = ()
     for back, result in enumerate(newest):
-        runs = [run for run in map(load_known, result.runs) if not wanted or _is_so(run, wanted)]
+        runs = []
+        for run in map(load_known, result.runs):
+            options, facts = leaves(run.record.config or {}), read_facts(run.record)
+            told = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome}
+            # `highest` is that of `highest (fp32)`.
+            if all(f"{plain(told.get(fact))} ".startswith(f"{value} ") for fact, value in wanted.items()):
+                runs.append(run)
         if runs:
             last = f"{home}last~{back}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
             frame = frame_of(runs, sweep_of(runs[0].path))
@@ -107,14 +113,6 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     older = len(newest) - back - 1
     more = [Line("more", f"{older} older; --limit {limit + older} looks at them too")] if older else []
     return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
-
-
-def _is_so(run: Run, wanted: Mapping[str, str]) -> bool:
-    """Whether the run has these values of facts, options or fields of its record."""
-    options, facts = leaves(run.record.config or {}), read_facts(run.record)
-    told = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome}
-    # `highest` is that of `highest (fp32)`.
-    return all(f"{plain(told.get(name))} ".startswith(f"{value} ") for name, value in wanted.items())
 
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 
-from lmbench.configs import shipped_configs
+from lmbench.configs import placed, shipped_configs
 from lmbench.errors import UsageError, suggest
 
 _OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
@@ -46,12 +46,12 @@ def group_options(group: str) -> list[str]:
     return [f"{group}.{name}" for name in dict.fromkeys(names)]
 
 
-def check_options(words: Sequence[str], places: Mapping[str, str] | None = None) -> None:
+def check_options(words: Sequence[str], places: Mapping[str, str] = {}, others: Sequence[str] = ()) -> None:
     """Look for misspelt options of `lmbench fit` among its words; those of a class of the user's are left alone.
 
     Raises:
         UsageError: options that there are not, each with the nearest that there is, and where in a file it stands by
-            `places`.
+            `places`; with them what is wrong with the file otherwise.
     """
     options = dict.fromkeys(_options(words))
     shipped = {name: path.read_text("utf-8") for name, path in shipped_configs().items()}
@@ -65,10 +65,11 @@ def check_options(words: Sequence[str], places: Mapping[str, str] | None = None)
         group, *rest = name.split(".")
         is_free = group in of_classes or rest[:1] == ["init_args"]
         if not is_free and ".".join([group, *rest[:1]]) not in known:
-            place = [f"{place}: " for path, place in (places or {}).items() if path.endswith(name)]
-            lines.append(f"{''.join(place[:1])}unknown option --{name}{suggest(name, known, '--{}')}")
+            lines.append(placed(f"unknown option --{name}{suggest(name, known, '--{}')}", places))
     if lines:
-        raise UsageError(f"{'; '.join(lines)} (`lmbench fit --help` lists them all)")
+        lines[-1] += " (`lmbench fit --help` lists them all)"
+    if lines or others:
+        raise UsageError("; ".join([*lines, *others]))
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -95,8 +95,6 @@ def sweep(
     file = file.changed(options, repeats, timeout_s)
     if file.sides and rounds is None:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
-    if file.view is not None:
-        make_catalogue().view(file.view, file.matrix)
     plan = make_plan(path.name, file, rounds)
     if merge is not None:
         merge_runs(plan, path, merge, dry_run)
@@ -138,7 +136,7 @@ def carry_out(
     progress: Progress,
     pace: Pace | None = None,
     is_dry: bool = False,
-    places: Mapping[str, str] | None = None,
+    places: Mapping[str, str] = {},
     elsewhere: Callable[[Rows], TaskExecution] | None = None,
 ) -> ExitCode:
     """Bring a plan to its end in its folder, or as far as its pace says, and publish what came of it.
@@ -164,13 +162,19 @@ def carry_out(
         # What is measured elsewhere tasks hold.
         folder.open(plan, plan.chosen if tasks is None else (), is_dry=True)
         folder.close()
-        check_options(words, places or {})
+        wrong = list[str]()
+        try:
+            if plan.file.view is not None:
+                make_catalogue().view(plan.file.view, plan.file.matrix, places)
+        except UsageError as error:
+            wrong.append(str(error))
+        check_options(words, places, wrong)
         executor.is_hasty = bool(plan.file.sides)
         # The first round's servers ask the command line, too.
         execution = Execution(rows, executor, partial(_predicted, folder, progress), pace)
         if not is_dry:
             progress.announce(announcement(plan))
-        check_cells(plan, folder, executor, progress.announce)
+        check_cells(plan, folder, executor, progress.announce, places)
         if is_dry:
             for cell in plan.cells:
                 line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)]))

@@ -118,17 +118,14 @@ def _first_step(cache_kind: str) -> Expression:
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
-def _listed() -> Iterator[Column]:
-    """The columns of columns.csv: numbers of a record, or sums of them."""
-    for row in csv.DictReader(shipped("columns.csv").splitlines()):
-        yield Column(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
-
-
 #: Share of the step in phases in which the device waited for the host, by the lag probes.
 HOST_BOUND = Column("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT)
 
 MEASURED: tuple[Column, ...] = (
-    *_listed(),
+    *(
+        Column(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
+        for row in csv.DictReader(shipped("columns.csv").splitlines())
+    ),
     HOST_BOUND,
     Column(
         "host_peak_bytes", "peak host memory",

@@ -43,7 +43,7 @@ class Fact:
     `name` is what `--baseline` and CSV call it. `read` is a field of a run's record by its dotted name; without one
     _READ works it out. `settings` are the dotted options that set it, read from the plan where the run died before it
     could tell. `heading` is what a table calls it (by default its name). `order` lists known values in the order of a
-    table.
+    table; `usual` is what everybody has, which a caption leaves out.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Fact:
     settings: Sequence[str] = ()
     order: Sequence[str] = ()
     heading: str = ""
+    usual: Value = None
 
     def of(self, run: RunRecord, plan: Plan) -> Value:
         """What the run was, or what it was to be."""
@@ -148,11 +149,6 @@ FACT: Mapping[str, Fact] = {
 
 #: Facts that make another cell only among runs that belong to no sweep.
 ENVIRONMENT = {"torch", "commit", "host"}
-#: Facts that a caption leaves out where all rows have what everybody has.
-_USUAL = {
-    "checkpoint": "none", "choices": "plain", "micro_batches": 1, "ranks": 1, "strategy": "none",
-    "zero_grad": "after_step",
-}  # fmt: skip
 #: Facts that follow from others (16-mixed takes another variant of the optimizer): a baseline need not share them.
 CONSEQUENCES = {"optimizer"}
 
@@ -208,7 +204,7 @@ def plain(value: Any) -> Value:
 
 def is_said(name: str, value: Value) -> bool:
     """Whether a caption says the value of a fact: not what everybody has."""
-    return name in FACT and name not in ENVIRONMENT and value != _USUAL.get(name)
+    return name in FACT and name not in ENVIRONMENT and value != FACT[name].usual
 
 
 def heading(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import sys
 from collections import Counter
@@ -14,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from lmbench.errors import UsageError, suggest, tell
+from lmbench.errors import UsageError, tell, unknown
 from lmbench.masking import masked_message, one_line, shown, shown_json
+from lmbench.report import shipped
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table
 from lmbench.report.page import page, svg, template
 from lmbench.standard_output import write_result
@@ -45,8 +47,7 @@ class Output:
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
-            choices = ", ".join(FORMATS)
-            raise UsageError(f"--format is {self.format!r}; choose among {choices}{suggest(self.format, FORMATS)}")
+            raise unknown("--format", self.format, FORMATS)
         if self.output is not None and (self.output.is_dir() or not self.output.absolute().parent.is_dir()):
             raise UsageError(f"--output {str(self.output)!r} cannot be written; name a file in a folder that exists")
 
@@ -85,8 +86,7 @@ def _chosen(answer: Answer, output: Output) -> Answer:
     tables = {table.name: table for table in answer.all_tables()}
     if output.table:
         if output.table not in tables:
-            hint = suggest(output.table, list(tables))
-            raise UsageError(f"--table {output.table!r} is unknown here; choose among {', '.join(tables)}{hint}")
+            raise unknown("--table", output.table, tables)
         chosen = [table for table in answer.all_tables() if table.name == output.table]
         return Answer(tables=chosen, title=answer.title)
     if output.all or output.form != "terminal":
@@ -186,15 +186,10 @@ def escaped(text: str) -> str:
 
 # LaTeX
 
-_LATEX = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "#": r"\#", "_": r"\_", "$": r"\$",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"\textless{}", ">": r"\textgreater{}",
-}  # fmt: skip
-
 
 def _latex(answer: Answer) -> str:
     """The tables, for a document with the package booktabs."""
-    signs = str.maketrans(_LATEX)
+    signs = str.maketrans(json.loads(shipped("latex.json")))
     table = template(
         "table.tex", keep_trailing_newline=True, finalize=lambda value: shown(str(value)).translate(signs),
         block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",

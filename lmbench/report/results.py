@@ -120,14 +120,17 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     for guards in _warned(runs).values():
         text = f"{len(guards)} of {_count(len(runs), 'run')}, the first: {guards[0].message}"
         warnings[len(guards) == len(runs)].append(text)
-
+    outcomes = Counter(outcome_word(row.run.outcome) for row in frame.runs)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
+    dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
             *([Line("question", view.question)] if view.question else []),
             *(Line("answer", text) for text in chain.from_iterable(texts)),
             *(Line("WARN", text) for text in warnings[True]),
-            Line("cells", _tally(frame)),
+            Line("cells", f"{_count(len(frame.known), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
             *(Line("measured", line) for line in _first(sorted(measured))),
         ],
         tables=view_tables(view, timed, catalogue),
@@ -141,16 +144,6 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *(Line("note", note) for note in filter(None, (note, *_notes(group, frame), *warnings[False]))),
         ],
     )
-
-
-def _tally(frame: Frame) -> str:
-    """How many cells and runs there are, how they ended, and when they were measured."""
-    runs = [row.run for row in frame.runs]
-    outcomes = Counter(outcome_word(run.outcome) for run in runs)
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
-    days = sorted(run.record.started_at[:10] for run in runs if run.record.started_at)
-    dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
-    return f"{_count(len(frame.known), 'cell')}, {_count(len(runs), 'run')} ({counts}){dates}"
 
 
 def _count(number: int, word: str) -> str:

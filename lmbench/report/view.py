@@ -4,7 +4,7 @@ what it may name: columns and kinds of charts of the report itself, and what fea
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from lmbench.configs import parse_yaml, read_yaml, shipped_studies
+from lmbench.configs import lines_of, parse_yaml, placed, read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.records.schema import fields
 from lmbench.report import shipped
@@ -38,10 +38,6 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     columns: Annotated[tuple[str, ...], Meta(min_length=1)]
     rows: tuple[str, ...] = ()
     among: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.among and len(self.columns) > 1:
-            raise ValueError(f"{self.title!r} has {len(self.columns)} columns; with `among` it takes one")
 
 
 class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,51 +150,32 @@ class Catalogue:
         shown = {*columns}
         return [feature for feature in self.features if shown & {*feature.columns}]
 
-    def view(self, named: Any, axes: Iterable[str] = ()) -> View:
+    def view(self, named: Any, axes: Iterable[str] = (), places: Mapping[str, str] = {}) -> View:
         """A view by its study's name, by the path of a study's file, or from the mapping under `view:` of one, with its
         patterns of columns written out.
 
         Args:
             named: any of these; what somebody wrote into a file may be anything.
             axes: the study's axes, which rows may name beside the facts.
+            places: where the settings of its file stand.
 
         Raises:
-            UsageError: it is none of these, a mapping with a mistake, or names a column, fact or kind of chart that
-                does not exist.
+            UsageError: it is none of these, a mapping with mistakes, or names columns, facts or kinds of charts that
+                do not exist.
         """
         if named == GENERIC.name:
             return GENERIC
         name, content = "", named
         if isinstance(named, str):
-            name, content, axes = _view_of_study(named)
+            name, content, axes, places = _view_of_study(named)
         try:
-            spec = msgspec.convert(content, View)
-            return self._checked(spec, axes, spec.name or name)
-        except (msgspec.ValidationError, UsageError) as error:
-            raise UsageError(f"view{f' {named}' if name else ''}: {error}") from None
-
-    def _checked(self, view: View, axes: Iterable[str], name: str) -> View:
-        known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
-        facts = [
-            *view.baseline,
-            *(fact for table in view.tables for fact in (*table.rows, *table.among)),
-            *(fact for answer in view.answers for fact in (answer.x, *answer.among)),
-            *(fact for chart in view.charts for fact in (chart.x, *chart.series)),
-        ]
-        for option in filter(None, facts):
-            fact = fact_of(option)
-            if option not in known and (fact != option or "." not in option):
-                hint = suggest(fact, known)
-                raise UsageError(f"fact {option!r} is unknown; choose among {', '.join(known)}{hint}")
-        for chart in view.charts:
-            if chart.kind not in self.chart_kinds:
-                raise unknown("chart kind", chart.kind, self.chart_kinds)
-        self._names([*(chart.y for chart in view.charts), *(y for spec in view.answers for y in (spec.y, *spec.also))])
+            view = msgspec.convert(content, View)
+            wrong = [*self._mistakes(view, axes)]
+        except msgspec.ValidationError as error:
+            wrong = [str(error)]
+        if wrong:
+            raise UsageError("; ".join(placed(line, places, "view") for line in dict.fromkeys(wrong)))
         tables = tuple(replace(table, columns=self._names(table.columns)) for table in view.tables)
-        compared = [table.columns[0] for table in tables if table.among]
-        for y in (*compared, *(answer.y for answer in view.answers if answer.kind in ("fastest", "against"))):
-            if not self.column(y).is_of_one_process:
-                raise UsageError(f"column {y!r} is no number of one process, which can be compared")
         return replace(
             view,
             tables=tables,
@@ -206,8 +183,37 @@ class Catalogue:
             charts=tuple(replace(chart, of=self._names(chart.of)) for chart in view.charts),
             # `matmul: highest` is `highest (fp32)`.
             baseline={name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in view.baseline.items()},
-            name=name,
+            name=view.name or name,
         )
+
+    def _mistakes(self, view: View, axes: Iterable[str]) -> Iterator[str]:
+        """What is said of each name in a view that stands for nothing."""
+        known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
+
+        def named(*keys: str) -> list[str]:
+            specs: list[Struct] = [view, *view.tables, *view.answers, *view.charts]
+            values = [getattr(spec, key, ()) for spec in specs for key in keys]
+            return [name for value in values for name in ([value] if isinstance(value, str) else value) if name]
+
+        for option in named("baseline", "rows", "among", "x", "series"):
+            fact = fact_of(option)
+            if option not in known and (fact != option or "." not in option):
+                yield f"fact {option!r} is unknown; choose among {', '.join(known)}{suggest(fact, known)}"
+        for chart in view.charts:
+            if chart.kind not in self.chart_kinds:
+                yield str(unknown("chart kind", chart.kind, self.chart_kinds))
+        for table in view.tables:
+            if table.among and table.columns[1:]:
+                yield f"{table.title!r} has {len(table.columns)} columns; with `among` it takes one"
+        compared = [table.columns[0] for table in view.tables if table.among]
+        compared += [answer.y for answer in view.answers if answer.kind in ("fastest", "against")]
+        for pattern in named("columns", "y", "of", "also"):
+            try:
+                (name, *_) = self._names([pattern])
+                if pattern in compared and not self.column(name).is_of_one_process:
+                    yield f"column {name!r} is no number of one process, which can be compared"
+            except UsageError as error:
+                yield str(error)
 
     def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
         names: list[str] = []
@@ -219,17 +225,17 @@ class Catalogue:
         return tuple(names)
 
 
-def _view_of_study(name: str) -> tuple[str, Any, Iterable[str]]:
-    """The name of a study, its view as it was written, and its axes."""
+def _view_of_study(name: str) -> tuple[str, Any, Iterable[str], Mapping[str, str]]:
+    """The name of a study, its view as it was written, its axes, and where its settings stand."""
     path = Path(name) if Path(name).suffix in (".yaml", ".yml") else shipped_studies().get(name)
     if path is None:
         names = [GENERIC.name, *(study for study in shipped_studies() if not study.startswith("tiny_"))]
         raise unknown("view", name, names, ", or give a study's file")
-    _, content = read_yaml(path, f"study {str(path)!r}")
+    text, content = read_yaml(path, f"study {str(path)!r}")
     view = content.get("view") if isinstance(content, Mapping) else None
     if view is None or view == name:
         raise UsageError(f"{path}: the study has no `view:`; give one with title and tables, or another study's name")
     if isinstance(view, str):
         return _view_of_study(view)
     matrix = content.get("matrix")
-    return path.stem, view, matrix if isinstance(matrix, Mapping) else ()
+    return path.stem, view, matrix if isinstance(matrix, Mapping) else (), lines_of(text, str(path))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lmbench.configs import placed
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
 from lmbench.interruption import held
@@ -201,14 +202,22 @@ class Execution:
         return [*words, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
 
 
-def check_cells(plan: Plan, folder: SweepFolder, executor: LocalExecutor, say: Callable[[str], None]) -> None:
+def check_cells(
+    plan: Plan,
+    folder: SweepFolder,
+    executor: LocalExecutor,
+    say: Callable[[str], None],
+    places: Mapping[str, str],
+) -> None:
     """Let the command line parse cells without a run (`--print_config`), as few as have each option with each of its
     values. What a cell's parts refuse when they are built is not noticed: that becomes the cell's own outcome.
 
     Raises:
-        UsageError: a cell's options are not understood, or an environment does not work.
+        UsageError: options are not understood, each with its place in the sweep's file, or an environment does not
+            work.
     """
     seen: set[str] = set()
+    wrong = dict[str, str]()
     asked = []
     for cell in plan.cells:
         options = {**cell.options, "command": cell.command, "environment": cell.environment.name, "": cell.config}
@@ -233,9 +242,12 @@ def check_cells(plan: Plan, folder: SweepFolder, executor: LocalExecutor, say: C
                     raise end.cause
                 if end.code != ExitCode.OK:
                     line = end.lost or [f"exit code {end.code}", *last_lines(log)][-1].removeprefix("lmbench: ")
-                    raise UsageError(f"cell {cell.id}: {line}")
+                    line = line.replace(str(config), str(cell.config))
+                    wrong.setdefault(line, placed(f"cell {cell.id}: {line}", places))
     except ServerLost as lost:
         raise UsageError(str(lost)) from None
+    if wrong:
+        raise UsageError("; ".join(wrong.values()))
 
 
 def seek(value: int, most: int, try_value: Callable[[int], bool | None]) -> int:

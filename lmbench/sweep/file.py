@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from lmbench.configs import lines_of, read_yaml
+from lmbench.configs import lines_of, placed, read_yaml
 from lmbench.errors import UsageError, unknown
 from lmbench.masking import is_secret
 from lmbench.records.passes import PASS as PASSES
@@ -127,7 +126,7 @@ def read_sweep_file(path: Path) -> SweepFile:
         raise UsageError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
-def sweep_from(content: Any, places: Mapping[str, str] | None = None) -> SweepFile:
+def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
     """A sweep from a file's content; `places` is where each of its settings stands.
 
     Raises:
@@ -140,7 +139,7 @@ def sweep_from(content: Any, places: Mapping[str, str] | None = None) -> SweepFi
     try:
         sweep = msgspec.convert(content, SweepFile)
     except msgspec.ValidationError as error:
-        raise UsageError("; ".join(_mistakes(content, places or {})) or str(error)) from None
+        raise UsageError("; ".join(_mistakes(content, places)) or str(error)) from None
     _check(sweep)
     return sweep
 
@@ -151,11 +150,7 @@ def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
         try:
             msgspec.convert({key: value}, SweepFile)
         except msgspec.ValidationError as error:
-            # The part that a message names, else the key.
-            part = re.search(r"`([\w.]+)`", str(error))
-            ends = (f".{part[1]}",) if part else ()
-            path = next((name for name in places if name.startswith(f"{key}.") and name.endswith(ends)), str(key))
-            yield f"{places[path]}: {error}" if path in places else str(error)
+            yield placed(str(error), places, str(key))
 
 
 def _check(sweep: SweepFile) -> None:

@@ -33,13 +33,12 @@ _MOST_RUNS = 100
 class Panel(Struct, frozen=True):
     """One panel. Keys are `summary:time/step_ms`, `config:size`, and `series:time/step_ms` of each step.
 
-    `bars`: a bar for each label and number of `y`, the mean over repeats; `series`: `y` over the steps; `differences`:
-    what runs differ in.
+    `bars`: a bar for each label and number of `y`, the mean over repeats; `series`: `y` over the steps.
     """
 
-    kind: Literal["bars", "series", "differences"]
+    kind: Literal["bars", "series"]
     title: str
-    y: tuple[str, ...] = ()
+    y: tuple[str, ...]
 
 
 class Board(Struct, frozen=True):
@@ -171,8 +170,6 @@ def _drawn(panel: Panel) -> Any:
     if panel.kind == "bars":
         grouping = {"groupby": wr.Config("label"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
         return wr.BarPlot(title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS, **grouping)
-    if panel.kind == "differences":
-        return wr.RunComparer(diff_only="split")
     return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")
 
 

@@ -8,6 +8,7 @@ of it are start-up), for files of 0.01, 0.09 and 7.8 MB.
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import os
 import shutil
@@ -43,12 +44,12 @@ def _facts_of(record: RunRecord) -> dict[str, Value]:
 
 
 def _axes(record: RunRecord) -> Mapping[str, Any]:
-    return record.sweep.axes if record.sweep and record.sweep.axes else {}
+    return value_at(record, "sweep.axes") or {}
 
 
 def name_of(record: RunRecord) -> str:
     """`small, bf16-mixed, compiled, batch 4, context 512 r0`: what was measured, and which repeat in a sweep."""
-    repeat = record.sweep.repeat if record.sweep else None
+    repeat = value_at(record, "sweep.repeat")
     return f"{label_of(record)}{'' if repeat is None else f' r{repeat}'}"
 
 
@@ -93,7 +94,7 @@ def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
     if record.error is not None:
         summary |= {f"error/{name}": getattr(record.error, name) for name in ("kind", "message", "phase")}
     for status, name in (("fail", "failed"), ("warn", "warned")) if record.guards else ():
-        names = [guard.name for guard in record.guards or () if guard.status == status]
+        names = [guard.name for guard in record.guards if guard.status == status]
         summary |= {f"guards/{name}_count": len(names), f"guards/{name}": ", ".join(names)}
     for span, verdict in (record.probe.verdicts or {}).items():
         summary[f"verdict/{span}"] = verdict.verdict
@@ -165,25 +166,12 @@ def write_run(result: Path) -> None:
         name=name_of(record),
         project=filed.project or "lmbench",
         entity=filed.entity,
-        group=filed.group or (record.sweep.name if record.sweep else None),
+        group=filed.group or value_at(record, "sweep.name"),
         tags=filed.tags,
         dir=str(result.resolve()),
         config=config_of(record),
-        settings=wandb.Settings(
-            mode="offline",
-            silent=True,
-            console="off",
-            symlink=False,
-            disable_git=True,
-            disable_code=True,
-            disable_job_creation=True,
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_disable_machine_info=True,
-            x_save_requirements=False,
-            # Otherwise wandb takes the time of this writing for the run's; nothing of the summary is derived.
-            x_server_side_derived_summary=True,
-        ),
+        # Without `x_server_side_derived_summary` wandb takes the time of this writing for the run's.
+        settings=wandb.Settings(**json.loads((files("lmbench.wandb") / "settings.json").read_bytes())),
     )
     run.define_metric(STEP, summary="none")
     run.define_metric("*", step_metric=STEP, summary="none")
@@ -191,9 +179,8 @@ def write_run(result: Path) -> None:
         run.log({STEP: step.step, **logged.of_step(step, record)})
     run.summary.update(summary_of(record, loaded.outcome))
     if record.ended_at is not None and (lasted_s := record.milestones.closed_s) is not None:
-        # W&B shows the first, and an older server the second.
-        times = {"_wandb": {"runtime": round(lasted_s)}, "_runtime": lasted_s}
-        run.summary.update(times | {"_timestamp": datetime.fromisoformat(record.ended_at).timestamp()})
+        ended_s = datetime.fromisoformat(record.ended_at).timestamp()
+        run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_timestamp": ended_s})
     for name, rows in tables_of(record).items():
         run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
     if filed.artifact:

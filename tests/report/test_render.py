@@ -111,7 +111,7 @@ def test_the_first_screen_names_the_tables_that_wait(capsys):
     assert "trace        /tmp/trace.json" in capsys.readouterr().out
     give(ANSWER, Output(table="names"))
     assert "By kind" not in capsys.readouterr().out
-    with pytest.raises(UsageError, match="--table 'kind' is unknown here; choose among kinds, names; did you mean"):
+    with pytest.raises(UsageError, match="unknown --table 'kind'; choose one of kinds, names; did you mean"):
         give(ANSWER, Output(table="kind"))
 
 
@@ -119,7 +119,7 @@ def test_the_ending_of_a_file_says_its_format(tmp_path):
     for name, start in {"a.md": "## Kernels", "a.tex": r"\begin{table}", "a.html": "<!DOCTYPE html>"}.items():
         give(ANSWER, Output(output=tmp_path / name))
         assert (tmp_path / name).read_text().startswith(start)
-    with pytest.raises(UsageError, match="--format is 'xml'; choose among terminal, markdown"):
+    with pytest.raises(UsageError, match="unknown --format 'xml'; choose one of terminal, markdown"):
         Output(format="xml")
     with pytest.raises(UsageError, match="cannot be written; name a file in a folder that exists"):
         Output(output=tmp_path / "none" / "a.md")

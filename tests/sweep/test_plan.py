@@ -127,6 +127,10 @@ sweep:
 sweep of options:
   - "base:\n  config: smoke\n  model.sise: 1\nmatrix:\n  data.batch_sizes: [1]\n"
   - {3: "--model.size?", 5: "--data.batch_size?"}
+sweep of options and a view:
+  - "base: {config: smoke, measure.stpes: 1}\nmatrix:\n  data.batch_size: [1]\nview:\n  title: T\n  tables:\n\
+     \  - {title: T, columns: [step_sec]}\n  charts:\n  - {title: C, kind: bar}\n  baseline: {precison: 1}\n"
+  - {1: "--measure.steps?", 7: "'step_sec' is unknown", 9: "chart kind 'bar'", 10: "did you mean precision?"}
 fit:
   - "model:\n  sise: small\n  num_layers: many\ntrainer:\n  accelerator: cpu\n  precision: bf17\n"
   - {2: "--model.size?", 3: "model.num_layers is 'many'", 6: "trainer.precision is 'bf17'"}
