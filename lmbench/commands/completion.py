@@ -64,7 +64,9 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
         return [part.split()[0] for part in text.split(", ")]
     if current.startswith("-"):
         own = arguments(f"lmbench.commands.{module}", command)
-        options = ["-h", *(f"--{name}" for name in own if name != "settings")] + ["--json"] * ("format" in own)
+        options = ["-h", *(f"--{name.rstrip('_')}" for name in own if name != "settings")] + ["--json"] * (
+            "format" in own
+        )
         if command not in MEASURING and "settings" not in own:
             return options
         group = current.removeprefix("--").partition(".")[0]

@@ -124,11 +124,13 @@ def _headline(frame: Frame) -> Iterator[str]:
 def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     """A number along the commits or times with its spread, and a line where its level changes."""
     column = column_of(spec.y)
-    points, place = points_of(column, frame), {cell: facts.get(spec.x) for cell, facts in frame.known.items()}
-    marks = [{"series": "", "x": place[cell], **points[cell]} for cell in frame.ordered([spec.x]) if cell in points]
-    x = {"type": "nominal", "sort": frame.course.get(spec.x), "title": spec.x, "axis": {"labelAngle": -45}}
+    points, known = points_of(column, frame), frame.known
+    marks = [{"series": "", "x": known[n].get(spec.x), **points[n]} for n in frame.ordered([spec.x]) if n in points]
+    # Not `sort`, which Vega-Lite gives up where layers have data of their own.
+    order = {"domain": [mark["x"] for mark in marks]}
+    x = {"type": "nominal", "scale": order, "title": spec.x, "axis": {"labelAngle": -45}}
     y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
-    changes = [{"change": place[cell]} for cell in _changes(frame, column.expression)]
+    changes = [{"change": known[cell][spec.x]} for cell in _changes(frame, column.expression)]
     rule = {"data": {"values": changes}, "mark": "rule", "encoding": {"x": {**x, "field": "change"}, "y": None}}
     return Chart("", picture("lines", marks, [rule], x=x, y=y)) if len(marks) > 1 else None
 
