@@ -67,7 +67,7 @@ _LIBRARY = re.compile(
     r"/(site-packages|dist-packages|pytorch|[^/]*link-tree)/(torch|functorch|triton|lightning\w*|pytorch_lightning|accelerate|einops"
     r"|jaxtyping|beartype|IPython|ipykernel)/|/lmbench/(measure|callbacks|fit|memory|kernels)/"
     r"|/torch_compile_debug/|torchinductor|/lib(64)?/python[\d.]+/(?!site-packages|dist-packages)|^<(?!ipython|stdin)"
-    rf"|^\w:(?i:.*/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
+    rf"|^\w:(?i:.*(python|conda|mamba|forge).*/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
 )
 _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:call|redispatch)\b")
 #: What tells a reader something where no line of the user's is: a module of PyTorch's, or compiled code; but not what

@@ -100,7 +100,7 @@ CLOSURE = (
     [
         ((*CPP, ("einsum", f"{PACKAGES}/einops/einops.py", 9), ("forward", USER, 21), CALL), f"{USER}:21 forward"),
         (((("bmm", rf"{WINDOWS}\site-packages\torch\functional.py", 1), ("inner", rf"{WINDOWS}\contextlib.py", 2),
-           ("loss", r"D:\work\lib\model.py", 3))), r"D:\work\lib\model.py:3 loss"),
+           ("loss", r"D:\work\lib\queue.py", 3))), r"D:\work\lib\queue.py:3 loss"),
         ((*CPP, ("run", "/usr/lib/python3.12/threading.py", 1), ("go", "/home/me/torch/lib/queue.py", 4)),
          "/home/me/torch/lib/queue.py:4 go"),
         ((*CPP, ("<module>", "<ipython-input-3-5bf1>", 2)), "<ipython-input-3-5bf1>:2 <module>"),
