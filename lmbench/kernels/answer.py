@@ -49,9 +49,7 @@ def kernels_answer(source: str | Path) -> Answer:
         UsageError: the trace is not what it has to be.
     """
     findings = examine(source)
-    timeline, clocks, run, count = findings.trace.timeline, findings.clocks, findings.run, findings.completeness
-    roof = roofline(findings)
-    steps = len(timeline.step_ns) or None
+    timeline, run, roof = findings.trace.timeline, findings.run, roofline(findings)
     path = Line("trace", str(findings.trace.path), is_whole=True)
     headline, notes = (run_lines(findings), [path]) if run is not None else ([path], [])
     step_s = np.diff(timeline.step_ns) / 1e9
@@ -64,8 +62,7 @@ def kernels_answer(source: str | Path) -> Answer:
         operators = findings.operators.groupby("phase", sort=False)
         headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
         headline += [_longest(str(phase), "name", rows) for phase, rows in operators]
-        per = per_what(findings)
-        tables = [table("kernels/operators", rows, per=per, phase=phase) for phase, rows in operators]
+        tables = [table("kernels/operators", rows, per=per_what(findings), phase=phase) for phase, rows in operators]
     else:
         headline += _headline(findings)
         tables = _tables(findings)
@@ -80,9 +77,10 @@ def kernels_answer(source: str | Path) -> Answer:
         notes.append(Line("phases", text if timeline.source == "foreign" else "unknown: everything is outside"))
     headline += guard_lines(findings.guards)
     figures = {
-        "trace": str(findings.trace.path), "phase_source": timeline.source, "steps": steps,
-        "kernel_s": findings.work.total_s(), "completeness": count, "devices": records(clocks.devices.reset_index()),
-        "phases": records(findings.phases.reset_index()), "guards": findings.guards,
+        "trace": str(findings.trace.path), "phase_source": timeline.source, "steps": len(timeline.step_ns) or None,
+        "kernel_s": findings.work.total_s(), "completeness": findings.completeness,
+        "devices": records(findings.clocks.devices.reset_index()), "phases": records(findings.phases.reset_index()),
+        "guards": findings.guards,
     }  # fmt: skip
     return Answer(
         headline, [*tables, *roof.tables], [*notes, *roof.notes], figures=figures, data=lambda: _data(findings),
@@ -172,8 +170,8 @@ def _wait_lines(findings: Findings) -> list[Line]:
 
 
 def _longest(label: str, key: str, rows: pd.DataFrame) -> Line:
-    shares = zip(rows[key], rows.share_fraction.map(percent), strict=True)
-    return Line(label, ", ".join(f"{name} {share}" for name, share in [*shares][:_NAMED]))
+    shares = rows[[key, "share_fraction"]][:_NAMED].itertuples(index=False)
+    return Line(label, ", ".join(f"{name} {percent(share)}" for name, share in shares))
 
 
 def _data(findings: Findings) -> Table:

@@ -26,8 +26,6 @@ _SAID_FRACTION = 0.001
 _AXES = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_name"}
 _SUMMED = ["a_s", "b_s", "a_count", "b_count", "difference_s"]
 
-APPEARED, VANISHED, GREW, SHRANK, SAME = "new", "gone", "grew", "shrank", ""
-
 
 def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFrame:
     """Every kind, part, ... (a column of Work) of a phase, or of the step, by `name`, the largest difference first.
@@ -39,9 +37,9 @@ def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFr
     rows = pd.concat(sides, axis=1).set_axis(["a_s", "a_count", "b_s", "b_count"], axis=1).rename_axis("name")
     difference_s, larger_s = rows.b_s.fillna(0) - rows.a_s.fillna(0), rows[["a_s", "b_s"]].max(axis=1)
     is_same = difference_s.abs() <= SAME_FRACTION * larger_s
-    changes = {APPEARED: rows.a_s.isna(), VANISHED: rows.b_s.isna(), SAME: is_same, GREW: difference_s > 0}
+    changes = {"new": rows.a_s.isna(), "gone": rows.b_s.isna(), "": is_same, "grew": difference_s > 0}
     rows = rows.assign(
-        difference_s=difference_s, change=np.select([*changes.values()], [*changes], SHRANK)
+        difference_s=difference_s, change=np.select([*changes.values()], [*changes], "shrank")
     ).reset_index()
     return rows.iloc[np.lexsort((rows.name, -larger_s, -difference_s.abs().round(12)))]
 
@@ -86,8 +84,8 @@ def difference_answer(*sources: str | Path) -> Answer:
     windows = ["window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]
     changes = after[windows].sub(before[windows], fill_value=0.0).assign(a_s=before.window_s, b_s=after.window_s)
     changes = changes.reindex([name for name in PHASE_ORDER if name in changes.index]).reset_index()
-    clocks = table("kernels/clock_differences", changes, name="clocks", per=per)
-    return Answer(lines, [tables[0], clocks, *tables[1:]], first=())
+    tables.insert(1, table("kernels/clock_differences", changes, name="clocks", per=per))
+    return Answer(lines, tables, first=())
 
 
 def _change(before_s: float, after_s: float) -> str:

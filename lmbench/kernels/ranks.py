@@ -165,7 +165,7 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     """
     frames = []
     for rank, trace in traces.items():
-        kernels = trace.kernels[trace.kernels.is_counted & (trace.kernels.collective != "")]
+        kernels = trace.kernels.query("is_counted and collective != ''")
         group = [
             f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
             for group, messages in zip(kernels.group, kernels.messages, strict=True)

@@ -260,13 +260,17 @@ def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd
     communication before is launched together. `cost_ns` is what it takes once the last rank has come, the kernel's
     duration as far as one trace tells.
     """
-    rows, comm = {}, kernels[kernels.kind == "comm"]
+    rows, comm, (begin_ns, end_ns) = {}, kernels[kernels.kind == "comm"], timeline.step_ns.T
     noted_by_host = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"])
     launches = comm.reset_index().sort_values("launch_ns")
     before_launch = pd.merge_asof(
         noted_by_host.sort_values("start_ns"), launches, left_on="start_ns", right_on="launch_ns", by="thread",
         direction="forward",
     ).groupby("index").arguments_x.agg(list)  # fmt: skip
+
+    def elements(noted: Any) -> int:
+        return max((number for number in (noted.in_elements, noted.out_elements) if isinstance(number, int)), default=0)
+
     for kernel in comm.itertuples():
         around = [*host.nesting.climb(kernel.around)]
         # Some profilers note the message on the operator alone.
@@ -274,22 +278,22 @@ def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd
         source: Any = next((arguments for arguments in noted if arguments.collective_name), noted[0])
         names = [str(source.collective_name), *(host.names[event] for event in around), kernel.name]
         kind = next(filter(None, map(_collective_of, names)), "unknown")
-        size, elements = source.group_size, [source.in_elements, source.out_elements]
-        most = max((number for number in elements if isinstance(number, int)), default=0)
+        together, messages = [source], set[str]()
+        if kind == POINT_TO_POINT:
+            together = [one for one in before_launch.get(kernel.Index, []) if one.source != one.target] or together
+            messages = {f"{one.source}>{one.target}" for one in together}
+        source, size = together[0], together[0].group_size
+        most = max(sum(elements(one) for one in together if (one.target is None) == is_in) for is_in in (True, False))
         message_bytes = most * NAMES["element_bytes"].get(str(source.element_type), np.nan) or np.nan
         share = (size - 1) / size if isinstance(size, int) and size > 1 else np.nan
         bus_bytes = message_bytes * (NAMES["bus_factors"].get(kind, 0) * share or 1.0)
-        messages = set[str]()
-        if kind == POINT_TO_POINT:
-            noted += before_launch.get(kernel.Index, [])
-            messages = {f"{one.source}>{one.target}" for one in noted if one.source != one.target} or {"None>None"}
         # Each rank numbers messages by itself.
         number = NONE if messages else source.number
-        (step,) = locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], np.array([kernel.launch_ns]))
+        (step,) = locate(begin_ns, end_ns, np.array([kernel.launch_ns]))
         stage = timeline.step_names[step] if number == NONE and step != NONE else f"number {number}"
         group = "" if messages else f"{source.group_name} {source.group_ranks}"
         rows[kernel.Index] = (kind, message_bytes, bus_bytes, group, stage, messages)
     columns = ["collective", "message_bytes", "bus_bytes", "group", "stage", "messages"]
     described = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
-    blank = {"collective": "", "group": "", "stage": ""}
-    return pd.concat([kernels, described.fillna(blank)], axis=1).assign(cost_ns=kernels.duration_ns)
+    described = described.fillna({"collective": "", "group": "", "stage": ""})
+    return pd.concat([kernels, described], axis=1).assign(cost_ns=kernels.duration_ns)

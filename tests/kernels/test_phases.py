@@ -62,9 +62,20 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
         trace.add("user_annotation", name, int(start), int(end) - int(start))
     trace.op("aten::mm", 101, 5)
     found = trace.loaded()
-    moments = {10: "transfer", 40: OUTSIDE, 55: "optimizer", 150: "forward", 205: "optimizer", 220: "zero_grad"}
-    moments |= {300: "backward", 515: "clip", 600: "optimizer", 850: OUTSIDE, 2000: OUTSIDE}
-    assert {moment: at_us(found, moment) for moment in moments} == moments
+    moments = rows("""
+        10 | transfer
+        40 | outside
+        55 | optimizer
+        150 | forward
+        205 | optimizer
+        220 | zero_grad
+        300 | backward
+        515 | clip
+        600 | optimizer
+        850 | outside
+        2000 | outside
+    """)
+    assert [[moment, at_us(found, int(moment))] for moment, _ in moments] == moments
 
 
 def test_ranges_of_the_users_own_are_phases_around_what_autograd_tells():

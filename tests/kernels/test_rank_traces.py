@@ -101,6 +101,8 @@ def test_only_what_is_surely_one_collective_is_matched(first, second, matched, t
     record = answer(capsys, *paths)
     assert len(record["tables"].get("collectives", ())) == matched
     assert ("rank_wait_fraction" in record) == bool(matched)
+    sizes = {row["collective"]: row.get("message_bytes") for row in record["tables"]["communication"]}
+    assert sizes.get("point-to-point", 128) == 128
     # Rank 1 has the longer product, whatever collectives there are.
     assert "straggler    rank 1 " in shown(capsys, *paths)
 
