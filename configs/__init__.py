@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -53,6 +54,18 @@ def read_yaml(path: Path, what: str) -> tuple[str, Any]:
     except (Unreadable, UnicodeError) as error:
         raise UsageError(f"{what} cannot be read: {error}") from error
     return text, parse_yaml(text, what)
+
+
+# Words and numbers, with the mask of a secret, and lmbench's own classes.
+_HARMLESS = re.compile(r"[\w*-]+|lmbench(?:\.\w+)+")
+
+
+def may_run(value: Any, folder: Path) -> bool:
+    """Whether a setting of a configuration in `folder` may make the command line import, run, read or write something:
+    any text but a plain word, and a word that is a file's name, whose settings are taken in its place."""
+    if not isinstance(value, str):
+        return False
+    return not _HARMLESS.fullmatch(value) or any(map(os.path.lexists, (Path(value), folder / value)))
 
 
 # What PyYAML calls a text whose file it does not know.

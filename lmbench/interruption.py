@@ -76,7 +76,7 @@ def listening(until_exit: bool = False) -> Iterator[None]:
         yield
     finally:
         for signum, handler in replaced.items():
-            signal.signal(signum, _leave if until_exit else handler)
+            signal.signal(signum, (lambda signum, _: os._exit(exit_code(signum))) if until_exit else handler)
         _state.is_listening = False
 
 
@@ -128,7 +128,3 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
             interrupt(signum)
     elif time.monotonic() - _state.received_at_s > PATIENCE_S:
         os._exit(exit_code(signum))
-
-
-def _leave(signum: int, frame: FrameType | None) -> None:
-    os._exit(exit_code(signum))

@@ -23,18 +23,18 @@ MASK = "***"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 #: Words before a `key` that opens something, and before a `token` in the midst of a name: `access_key_id`.
 _OPENING = (
-    "(?:api|access|private|auth|account|storage|service|signing|encryption|ssh|license|hf|huggingface|hub|github|gitlab"
+    "(?:api|access|private|master|subscription|auth|account|storage|service|signing|encryption|ssh|license|hf|huggingface|hub|github|gitlab"
     "|gh|wandb|aws|azure|openai|refresh|login|id)"
 )
 #: Words before a `token` of a tokenizer.
 _SPECIAL = "pad|padding|eos|bos|unk|cls|sep|mask|stop|end|start|special|per|new|image|prompt|next|last|first"
 #: Names of secrets whatever their value, as lower-case words between underscores.
 _SECRET = re.compile(
-    "_(?:secrets|passwords|passwd|pwd|credentials?|bearer|pat|dsn|[a-z]*(?:password|passphrase|apikey|secret))_"
+    "_(?:secrets|passwords|passwd|pwd|credentials?|creds|jwt|bearer|pat|dsn|[a-z]*(?:password|passphrase|apikey|secret))_"
     f"|_{_OPENING}_keys?_"
 )
 #: Names of secrets where all of the name is in capitals, as variables are.
-_SECRET_VARIABLE = re.compile(r"_(?:keys?|pass|connection_string|webhook(?:_url)?)_(?:\d+_)*$")
+_SECRET_VARIABLE = re.compile(r"_(?:keys?|pass|pw|sas|connection_string|webhook(?:_url)?)_(?:\d+_)*$")
 #: Names of secrets where the value is text: `hf_token` and `token_2`, not `token_type` or `eos_token`.
 _SECRET_TEXT = re.compile(
     rf"_{_OPENING}_tokens?_|(?:^|_(?!(?:{_SPECIAL})_)[a-z0-9]+)"
@@ -44,27 +44,31 @@ _SECRET_TEXT = re.compile(
 #: What the keys of well-known makers begin with, as in the rules of gitleaks and detect-secrets; letters and digits
 #: follow.
 _PREFIX = (
-    r"hf_|api_org_|gh[pousr]_|sk-|sk[-_]live_|[rps]k_(?:live|test)_|whsec_|npm_|r8_|gsk_|xai-|pplx-|fw_|tgp_v1_|pcsk_"
+    r"gh[pousr]_|sk-|sk_(?=[0-9a-f]{48})|sk[-_]live_|[rps]k_(?:live|test)_|whsec_|npm_|r8_|gsk_|xai-|pplx-|fw_"
     r"|lsv2_(?:pt|sk)_|KGAT_|wandb_v\d_|dapi|do[opr]_v1_|shp(?:at|ca|pa|ss)_|sbp_|nfp_|rnd_|lin_api_|ntn_|secret_"
-    r"|gls?[ac]_|dckr_[op]at_|sntry[su]_|PMAK-|NRAK-|AGE-SECRET-KEY-1|rubygems_|pscale_(?:tkn|pw)_|AT[AC]TT3|EAAC"
-    r"|key-|SK|AC"
+    r"|gls?[ac]_|dckr_[op]at_|sntry[su]_|PMAK-|NRAK-|AGE-SECRET-KEY-1|rubygems_|AT[AC]TT3|EAA[AC]"
+    r"|key-|SK|AC|rp[as]_|phx_|a[ks]-|bkua_|sgp_|xkeysib-|mlsn\.|AKCp|LTAI|ABSK|ops_|oy2|rdme_|pnu_|tfp_|aio_|fm2_"
+    r"|csk-|tvly-|jina_|e2b_"
 )
 #: Beginnings after which `-`, `_` or `.` may follow soon.
 _LONG_PREFIX = (
-    r"github_pat_|gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent)-|sk-(?:ant|proj|svcacct|admin|or)-|pypi-|nvapi-|SG\.|GOCSPX-"
-    r"|ya29\.|hv[sbr]\.|figd_|sq0[a-z]{3}-|dp\.[a-z]+\.|pul-|sl\."
+    r"github_pat_|gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|imt|oas)-|sk-(?:ant|proj|svcacct|admin|or)-|pypi-|nvapi-|SG\."
+    r"|GOCSPX-|ya29\.|hv[sbr]\.|figd_|sq0[a-z]{3}-|dp\.[a-z]+\.|pul-|sl\.|tgp_v1_|pcsk_"
+    r"|pscale_(?:tkn|pw)_|sb_secret_|tskey-|HRKU-|CFPAT-|CCIPAT_|vercel_blob_rw_|dt0[cs]\d\d\.|bedrock-api-key-"
 )
-#: Keys with another form: AWS, Slack, Google, Azure, Telegram, Discord, Mailchimp, Airtable, Terraform, JSON Web Tokens
-#: (RFC 7519), PEM (RFC 7468).
+#: Keys with another form: Hugging Face (letters alone), AWS, Slack, Google, Azure, Telegram, Discord, Mailgun,
+#: Mailchimp, Airtable, Terraform, JSON Web Tokens (RFC 7519), PEM (RFC 7468).
 _LOOKS = re.compile(
     rf"(?<![\w-])(?:(?:{_PREFIX})(?=[A-Za-z]*\d)[A-Za-z0-9]{{20,}}[\w.=-]*"
     rf"|(?:{_LONG_PREFIX})(?=\D*\d)[\w.=-]{{20,}}"
+    r"|(?:hf_|api_org_)[A-Za-z0-9]{34,}"
     r"|(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}|(?:xox[abeoprs]|xapp)-[\w-]{10,}|AIza[\w-]{35}"
     r"|\w{3}\dQ~[\w.~-]{31,34}|\d{8,10}:AA[\w-]{33}|[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,38}"
-    r"|[0-9a-f]{32}-us\d{1,2}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)(?![\w-])"
+    r"|[0-9a-f]{32}-(?:us\d{1,2}|[0-9a-f]{8}-[0-9a-f]{8})"
+    r"|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|eyJ[\w+/=-]{40,})(?![\w-])"
     r"|(?<=//hooks\.slack\.com/services/)[\w/]+|(?<=/api/webhooks/)[\w/-]+"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     re.DOTALL,
 )
 #: Credentials of HTTP: `Authorization: Basic ...`.
@@ -77,7 +81,7 @@ _ORDINARY_WORDS = re.compile(r"[A-Z]?[a-z]+(?:[-_.:/][A-Za-z]?[a-z]*)*")
 _USER = re.compile(r"""(?<![\w+.-])([A-Za-z][\w+.-]*://)(?:[^\s"'<>?#/]*|[^\s"'<>?#/:]*:(?!\d+/)[^\s"'<>?#]*)@""")
 #: A name before its value, and by its quotation mark the value: `Pwd=...;`, `?sig=...&`, `"api_key": "..."`, and of an
 #: option also `--token ...` and `'--token', '...'`. What is called or indexed is code.
-_NAME = re.compile(r"""(?<!\w)(--)?([A-Za-z_][\w.-]*)["']?(\s*[=:]\s*|(?(1),?[ \t]+|(?!)))(["']?)""")
+_NAME = re.compile(r"""(?<!\w)(--)?([A-Za-z_][\w.-]*)["']?\]?(\s*[=:]>?\s*|(?(1),?[ \t]+|(?!)))(?:b(?=["']))?(["']?)""")
 _VALUE = {
     "": re.compile(r"""[^\s"'&;,#<>(){}\[\]]+(?![\w.]*[(\[])"""),
     "'": re.compile(r"[^'\n]+"),

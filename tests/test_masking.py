@@ -23,7 +23,8 @@ from lmbench.sweep.plan import make_plan
 SECRETS = """hf_token token secret client_secret db.password PASSWD passphrase GH_PAT pat auth basicAuth bearer api_key
     apiKey APIKEY access_key AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY privateKey credential credentials.user cookie
     session sentry_dsn CUDA_SECRET_TOKEN TORCH_password NCCL_Credentials X_KEY HFTOKEN model.init_args.hf_token
-    auth.user accessToken hf_token_read SSH_PASSPHRASE OMP_BEARER wandb_key X_AUTH"""
+    auth.user accessToken hf_token_read SSH_PASSPHRASE OMP_BEARER wandb_key X_AUTH SLURM_JWT DB_PW MY_CREDS AZURE_SAS
+    masterKey"""
 INNOCENT = """path pattern author authors tokenizer num_tokens max_tokens tokens_per_s compat token_type_ids eos_token
     pad_token_id session_length auth_mode num_key_value_heads key_dim key target_key data.source patience patch_size
     passes keyword PATH PWD dispatch bypass trainer.accumulate_grad_batches CUDA_MODULE_LOADING joules_per_token"""
@@ -37,13 +38,17 @@ KEYS = [
     f"dop_v1_{_HEX}", f"dapi{_HEX[:32]}", f"sk_test_{_LETTERS[:24]}", f"glpat-{_LETTERS[:20]}", f"hvs.{_LETTERS[:24]}",
     f"nvapi-{_LETTERS[:64]}", f"AIza{_LETTERS[:35]}", f"123456789:AA{_LETTERS[:33]}", f"{_HEX[:32]}-us12",
     f"shpat_{_HEX[:32]}", f"abc8Q~{_LETTERS[:34]}", f"eyJ{'abcd' * 4}.eyJ{'abcd' * 4}.{'abcd' * 4}",
+    f"hf_{'aBcD' * 8}eF", f"csk-{_HEX[:48]}", f"pcsk_a1B2_{_LETTERS[:60]}", f"eyJhcGlf{_LETTERS[:60]}",
+    f"{_HEX[:32]}-{_HEX[:8]}-{_HEX[:8]}",
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\nabcd\n-----END PGP PRIVATE KEY BLOCK-----",
     "-----BEGIN RSA PRIVATE KEY-----\nabcd\n-----END RSA PRIVATE KEY-----",
 ]  # fmt: skip
 #: What stands around a secret, which is `planted7value8text` there.
 AROUND = """Server=tcp:x,1433;Uid=me;Pwd=%;Encrypt=yes|AccountName=a;AccountKey=%;EndpointSuffix=core|{'api_key': '%'}
     |https://a.blob.core.windows.net/c?sv=2020&sig=%&se=1|Authorization: Basic %|{"Authorization": "Bearer %"}
     |Basic %|https://hooks.slack.com/services/%|password: %|--client_secret=%
-    |{"password": "correct horse, %"}|token = %|tool --password % --user me|['--hub.token', '%']|--api-key=% -v"""
+    |{"password": "correct horse, %"}|token = %|tool --password % --user me|['--hub.token', '%']|--api-key=% -v
+    |os.environ['HF_TOKEN'] = '%'|{'api_key': b'%'}|password => %"""
 ORDINARY = rows("""
 ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn
 0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f

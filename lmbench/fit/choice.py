@@ -84,8 +84,15 @@ def choose(command: str, words: list[str]) -> Choice:
     settings, rest, places = list[dict[str, Any]](), list[str](), dict[str, str]()
     for option, value in sorted(_pairs(words), key=lambda pair: pair[0] in ("--model", "--data")):
         if option == "--config":
-            content, is_shipped, lines = read_config(value)
-            places |= lines
+            # A file of the user's own comes first.
+            complaint = f"config {value!r} is no file and no shipped configuration"
+            text, content = read_yaml(find_shipped(value, shipped_configs(), "configs", complaint), f"config {value!r}")
+            if not isinstance(content, dict):
+                raise UsageError(
+                    f"a configuration is YAML with a setting a line (`key: value`); given: {text.strip()[:80]!r}"
+                )
+            is_shipped = any(text == file.read_text() for file in shipped_configs().values())
+            places |= lines_of(text, value)
             for key in BASES.keys() & content.keys():
                 subjects[key].append(_subject(content.pop(key), is_shipped))
             settings.append(content)
@@ -153,23 +160,6 @@ def _data_class(model: type, command: str, parts: list[Subject], is_asked_for: b
             "lmbench's tokens with --data.batch_size 4"
         )
     return None
-
-
-def read_config(name: str) -> tuple[dict[str, Any], bool, dict[str, str]]:
-    """The content of a configuration, whether it is a shipped one, and where its settings stand.
-
-    A file of the user's own comes first; `configs/large_bf16.yaml` also finds the shipped one where there is no such
-    file.
-
-    Raises:
-        UsageError: neither a file nor a shipped configuration, or its content is no mapping.
-    """
-    path = find_shipped(name, shipped_configs(), "configs", f"config {name!r} is no file and no shipped configuration")
-    text, content = read_yaml(path, f"config {name!r}")
-    if not isinstance(content, dict):
-        raise UsageError(f"a configuration is YAML with a setting a line (`key: value`); given: {text.strip()[:80]!r}")
-    is_shipped = any(text == file.read_text() for file in shipped_configs().values())
-    return content, is_shipped, lines_of(text, name)
 
 
 def _arguments(choice: Choice, key: str, part: Subject) -> dict[str, Any]:

@@ -62,7 +62,11 @@ class Prediction:
     def __init__(self, words: list[str]) -> None:
         self._line = line = CommandLine("fit", words)
         self._flags = vars(line.build("trainer"))
-        self._devices = _device_count(self._flags["devices"])
+        devices = self._flags["devices"]
+        count = str(len(devices) if isinstance(devices, list) else devices)
+        if not count.isdecimal() or not int(count):
+            raise UsageError(f"trainer.devices is {devices}; a prediction needs a number, as in --trainer.devices 8")
+        self._devices = int(count)
         check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
         #: Ranks of the configuration, one for each device on each node.
         self.world_size = self._devices * self._flags["num_nodes"]
@@ -173,18 +177,6 @@ class Prediction:
             if self._batch is None:
                 raise UsageError("nothing to predict with: the training data has no batch")
         return self._batch
-
-
-def _device_count(devices: Any) -> int:
-    """How many devices the Trainer's flag names.
-
-    Raises:
-        UsageError: as many as there are, which nobody knows here; or none.
-    """
-    count = str(len(devices) if isinstance(devices, list) else devices)
-    if not count.isdecimal() or not int(count):
-        raise UsageError(f"trainer.devices is {devices}; a prediction needs a number, as in --trainer.devices 8")
-    return int(count)
 
 
 def _leading_sizes(batch: Any) -> list[int]:

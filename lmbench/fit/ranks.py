@@ -211,7 +211,13 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
         return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it{last}", None)
     late = list[str]()
     if re.search("timed? ?out", str(error.message), re.I):
-        late = [f"rank {end.rank} hung in {_last_place(end.log)}; " for end in ends if end.was_waited_for]
+        for end in (end for end in ends if end.was_waited_for):
+            # By the stack in its log: its innermost line of no library.
+            stack = end.log.rpartition("(most recent call first):")[2]
+            frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
+            frames.sort(key=lambda frame: bool(re.search(r"/(torch|lightning)/", frame[0])))
+            places = (f"{name} at {file}:{line}" for file, line, name in frames)
+            late.append(f"rank {end.rank} hung in {next(places, 'no place that it could tell')}; ")
     if not cause.rank and not late:
         return None
     error.message = f"{''.join(late)}rank {cause.rank}: {error.message}"
@@ -221,13 +227,6 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
 def is_watched() -> bool:
     """Whether this process is a rank that `run_ranks` started, and watches."""
     return _LOG in os.environ
-
-
-def _last_place(log: str) -> str:
-    """Where a rank was when it was asked, by the stack in its log: its innermost line of no library."""
-    frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', log.rpartition("(most recent call first):")[2], re.M)
-    own = [frame for frame in frames if not re.search(r"/(torch|lightning)/", frame[0])]
-    return next((f"{name} at {file}:{line}" for file, line, name in [*own, *frames]), "no place that it could tell")
 
 
 def _run_of(path: Path, rank: int) -> Run:

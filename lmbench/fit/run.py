@@ -209,8 +209,10 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     """Print the result; returns the exit code."""
     assert recorder.folder is not None
     path, code = recorder.folder.path, int(recorder.exit_code or 0)
-    if code in _TOLD_BY_THE_RESULT and {"--json", "--quiet"} & flags:
-        error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
+    error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
+    # A rank that was killed or hung says nothing itself.
+    is_told = code in _TOLD_BY_THE_RESULT or (error and str(error.message).startswith("rank "))
+    if is_told and {"--json", "--quiet"} & flags:
         tell("; ".join([error.message or error.kind or ""] if error is not None else failed))
     try:
         if "--json" in flags:

@@ -63,12 +63,6 @@ def is_of_other_checkpoint(exception: BaseException) -> bool:
     return isinstance(exception, RuntimeError | ValueError | KeyError) and str(exception).startswith(begins)
 
 
-def _is_of_shared_tensors(exception: BaseException) -> bool:
-    """Whether PyTorch's distributed tensors refused an operator."""
-    frames = [frame for frame, _ in walk_tb(exception.__traceback__)]
-    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.distributed.tensor.")
-
-
 def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> Ending:
     """The ending that an exception makes; once a signal came, whatever is raised is its doing.
 
@@ -95,7 +89,8 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
         )
     facts = error_facts(type(exception).__name__, message, phase)
     facts.location = place(lines[-1]) if lines else None
-    if not lines and _is_of_shared_tensors(exception):
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(exception.__traceback__)]
+    if not lines and "".join(modules[-1:]).startswith("torch.distributed.tensor."):
         reason = "PyTorch cannot do that with what several devices share: choose another optimizer, or ddp"
         facts.message = f"{facts.message}; {reason}"
         return Ending("error", ExitCode.USAGE, facts)
@@ -280,7 +275,7 @@ def _is_in(file: str, folders: list[str]) -> bool:
 def failed_collective(exception: BaseException) -> str | None:
     """The collective that an exception is about, by PyTorch's flight recorder; None where it is about none."""
     dump: Callable[..., bytes] | None = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None or not (isinstance(exception, DistError) or "gloo" in str(exception)):
+    if dump is None or not (isinstance(exception, DistError) or re.search("gloo|pair closure", str(exception))):
         return None
     entries = json.loads(dump(True, False)).get("entries", [])
     # Gloo's all stay `scheduled`, and it raises from the last one; NCCL's begin later than they are issued.

@@ -193,7 +193,7 @@ def advice(shortage: Shortage) -> str:
         # The one with the highest peak changes the least that has to be changed.
         least = max(fitting, key=lambda change: change.peak_bytes)
         return f"{least.change}: {shlex.join(least.words)}"
-    return "none of these is enough alone; combine them, and ask: lmbench memory --config CONFIG OPTIONS"
+    return "no change alone is known to be enough; combine some, and ask: lmbench memory --config CONFIG OPTIONS"
 
 
 # a configuration to come

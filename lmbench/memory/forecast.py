@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 from msgspec import Struct
 
+from lmbench.configs import may_run, read_yaml
 from lmbench.errors import UsageError
+from lmbench.masking import leaves
 from lmbench.memory.blocks import Category
 from lmbench.precision import matmul_workspace_bytes, named_gpu
 from lmbench.progress import progress
@@ -184,15 +187,20 @@ class Shortage:
 def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forecast) -> Shortage:
     """Predict the run as it was and with each change that may help; takes some 10 s each, two at a time.
 
-    `path` is the run's folder, whose configuration is predicted. `ask` is who predicts.
+    `path` is the run's folder, whose configuration is predicted; none that may run more than lmbench's own code, since
+    the run may come from anywhere. `ask` is who predicts.
     """
-    gpu = gpu_of(run)
+    gpu, config = gpu_of(run), path / "config.yaml"
+    for name, value in leaves(read_yaml(config, "config.yaml")[1]):
+        if may_run(value, path) and not name.startswith(("measure.", "wandb.")):
+            reason = f"{name} may run code; if you trust it: lmbench memory --config {quote(str(config))}"
+            return Shortage(run, gpu, Remedy("as it is", (), reason=reason), [])
 
     def predicted(remedy: Remedy) -> Remedy:
         finds_largest = not remedy.words and gpu is not None
         task.begin(remedy.change)
         try:
-            forecast = ask([f"--config={path / 'config.yaml'}", *remedy.words], Request(gpu, finds_largest), task.note)
+            forecast = ask([f"--config={config}", *remedy.words], Request(gpu, finds_largest), task.note)
         except (UsageError, ProcessFailed) as error:
             return replace(remedy, reason=str(error))
         return replace(remedy, forecast=forecast)

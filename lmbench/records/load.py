@@ -58,7 +58,11 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
     record, run_damage = _read_run(folder)
     steps, steps_damage = _read_steps(folder / STEPS_FILE) if with_steps else ([], None)
     damage = "; ".join(filter(None, (run_damage, steps_damage)))
-    return Run(folder, record, steps, _outcome(record), damage or None)
+    outcome = record.outcome if record.outcome in OUTCOMES else DAMAGED
+    if record.outcome == RUNNING:
+        is_alive = record.pid is not None and is_running(record.pid, record.boot_id, record.process_start_s)
+        outcome = RUNNING if is_alive else KILLED
+    return Run(folder, record, steps, outcome, damage or None)
 
 
 def load_known(folder: Path) -> Run:
@@ -161,10 +165,3 @@ def read_steps(path: Path) -> Iterator[tuple[int, StepRecord | None]]:
             except DamagedRecord:
                 if ends or len(piece) == MAX_LINE_BYTES:
                     yield number, None
-
-
-def _outcome(record: RunRecord) -> str:
-    if record.outcome != RUNNING:
-        return record.outcome if record.outcome in OUTCOMES else DAMAGED
-    alive = record.pid is not None and is_running(record.pid, record.boot_id, record.process_start_s)
-    return RUNNING if alive else KILLED

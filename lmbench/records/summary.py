@@ -11,7 +11,7 @@ import numpy as np
 
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import evaluate_guards
-from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput, Window
+from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
 from lmbench.records.run import Environment, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.statistics import (
@@ -37,10 +37,19 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     Args:
         raw_wall_s: the window's wall time with its pauses in it; None where no window was closed.
     """
-    _complete_window(run.window, steps, raw_wall_s)
+    # Pauses are no part of the wall time, which is compared with the sum of the steps.
+    window, selected = run.window, select_window(steps, run.window.micro_batches)
+    measured = [step for step in steps if step.stage == "window"]
+    pauses_s = [step.excluded_s for step in measured if step.excluded_s]
+    window.steps_sum_s = math.fsum(step.step_s or 0.0 for step in measured)
+    window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
+    window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
+    if raw_wall_s is not None:
+        window.wall_s = raw_wall_s - window.excluded_s
+        window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
     run.phases = summarize_steps(steps)
     # Skipped steps have no update to describe.
-    updated = [step for step in steps if step.stage == "window" and not step.is_skipped]
+    updated = [step for step in measured if not step.is_skipped]
     series = {name: _known(updated, name) for name in SCALARS}
     run.scalars = ScalarMeans(**{name: statistics.fmean(values) for name, values in series.items() if values})
     run.throughput = _throughput(run)
@@ -98,18 +107,6 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
     if max(steps_s) - min(steps_s) > wait_s / 2 or wait_s < 0.02 * max(steps_s):
         return None
     return ranks[late].rank, phases[int(delays_s.argmax())], wait_s
-
-
-def _complete_window(window: Window, records: Sequence[StepRecord], raw_wall_s: float | None) -> None:
-    """Subtract the pauses from the wall time, and compare it with the sum of the steps."""
-    steps, selected = [step for step in records if step.stage == "window"], select_window(records, window.micro_batches)
-    pauses_s = [step.excluded_s for step in steps if step.excluded_s]
-    window.steps_sum_s = math.fsum(step.step_s or 0.0 for step in steps)
-    window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
-    window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
-    if raw_wall_s is not None:
-        window.wall_s = raw_wall_s - window.excluded_s
-        window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
 
 
 def _throughput(run: RunRecord) -> Throughput:

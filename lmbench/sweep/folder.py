@@ -21,7 +21,7 @@ import psutil
 import yaml
 from msgspec import Struct
 
-from lmbench.configs import MAX_YAML_BYTES, parse_yaml
+from lmbench.configs import MAX_YAML_BYTES, may_run, parse_yaml
 from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_file
 from lmbench.masking import leaves, masked, masked_whole
@@ -43,9 +43,6 @@ CHILD_LOG = "child.log"
 #: The environment variable that every process of a sweep has: which folder it works for.
 MARK = "LMBENCH_SWEEP"
 _LOCK = ".lock"
-
-#: Settings that may name code, a file or a server: paths, dotted names, and names of classes.
-_NAMES_CODE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]|[/~]|^[A-Z]\w*$")
 
 #: Outcomes that are not tried again.
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
@@ -93,7 +90,14 @@ class SweepFolder:
             # processes may measure other rounds; ranges of bytes are what network file systems lock, too.
             for repeat in rounds:
                 fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, repeat, 1, 0))
-            self._refuse_other_cells(plan)
+            # A run is named by its cell and its repeat, in between stands the value that a search tries.
+            ids = {cell.id for cell in plan.cells}
+            for path in filter(is_run_folder, sorted(self.runs.iterdir())):
+                if not any(path.name[: dash.start()] in ids for dash in re.finditer("-", path.name)):
+                    raise UsageError(
+                        f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "
+                        "its settings were changed; give another --name, or remove that run"
+                    )
             if not is_dry:
                 self._write_plan(plan)
         except BlockingIOError:
@@ -106,16 +110,6 @@ class SweepFolder:
     def close(self) -> None:
         """Let others have it; may be called again."""
         self._open.close()
-
-    def _refuse_other_cells(self, plan: Plan) -> None:
-        # A run is named by its cell and its repeat, in between stands the value that a search tries.
-        ids = {cell.id for cell in plan.cells}
-        for path in filter(is_run_folder, sorted(self.runs.iterdir())):
-            if not any(path.name[: dash.start()] in ids for dash in re.finditer("-", path.name)):
-                raise UsageError(
-                    f"{self.path} holds {path.name}, which is no cell of this sweep as it is now: "
-                    "its settings were changed; give another --name, or remove that run"
-                )
 
     def _write_plan(self, plan: Plan) -> None:
         file = plan.file.as_mapping()
@@ -224,19 +218,20 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
         raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE}: {error}") from error
     if not _is_trusted(contents, adds=trusts):
         tell(f"{path} was not begun here by you, or was changed since; going on would use")
-        for line in dict.fromkeys(_actions(content, contents)):
+        for line in dict.fromkeys(_actions(path, content, contents)):
             tell(f"  {line}")
         raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {path} --trust` takes it over")
     return file
 
 
-def _actions(file: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[str]:
-    """In a line each, the settings of a sweep that may run, import or read something, or send."""
+def _actions(path: Path, file: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[str]:
+    """In a line each, the settings of a folder's sweep that may run, import or read something, or send."""
     copies = {f"base.{CONFIG}", f"sides.A.{CONFIG}", f"sides.B.{CONFIG}"}
     for source, text in contents.items():
         tree = file if source == SWEEP_FILE else parse_yaml(text.decode(errors="replace"), source)
         for name, value in leaves(masked(tree)):
-            is_code = isinstance(value, str) and _NAMES_CODE.search(value) and not value.startswith("lmbench.")
+            # A class may be named without its module.
+            is_code = may_run(value, path) or (isinstance(value, str) and value[:1].isupper())
             if name.startswith("environments."):
                 yield f"program {name.removeprefix('environments.')}: {value}"
             elif "wandb" in name and value is not None:

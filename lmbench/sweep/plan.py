@@ -207,7 +207,14 @@ def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
         config = options.pop(CONFIG, None)
         content = None if config is None else configs[str(config)]
         # The copy of the configuration that the cell's process reads has no secrets.
-        options = {**_secrets(content), **options}
+        secrets = dict(secrets_of(content))
+        for name, secret in secrets.items():
+            value = content
+            for key in name.split("."):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value != secret:
+                raise UsageError(f"config: {name} is a secret in a list, which no option sets; export it instead")
+        options = {**secrets, **options}
         for name in to_fill_in(options):
             raise UsageError(f"{name} is not stored in a sweep's folder; go on with --{name} VALUE, or with its file")
         mode = point.get(MODE)
@@ -227,18 +234,6 @@ def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
         if (same := cells.setdefault((digest, axes.get(SIDE)), cell)) is not cell:
             raise UsageError(f"two cells are the same: {same.axes} and {axes}; remove one of them")
     return list(cells.values())
-
-
-def _secrets(config: Any) -> Options:
-    """A configuration's secrets as options. Raises UsageError for a secret in a list."""
-    secrets = dict(secrets_of(config))
-    for name, secret in secrets.items():
-        value = config
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value != secret:
-            raise UsageError(f"config: {name} is a secret in a list, which no option sets; export it instead")
-    return secrets
 
 
 def _part(axis: str, value: Any) -> str:

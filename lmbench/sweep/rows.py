@@ -13,7 +13,7 @@ from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.process import load_per_core, now
 from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
-from lmbench.records.store import RunFolder
+from lmbench.records.store import RunFolder, write_whole
 from lmbench.records.vocabulary import DAMAGED
 from lmbench.sweep.folder import CHILD_LOG, SweepFolder
 from lmbench.sweep.outcome import End, judge, new_record
@@ -111,7 +111,7 @@ class Rows:
         )
         log = self.folder.log_path(job)
         with suppress(FileNotFoundError), log.open(errors="replace") as lines:
-            (folder.path / CHILD_LOG).write_text("".join(map(masked_message, lines)))
+            write_whole(folder.path / CHILD_LOG, "".join(map(masked_message, lines)))
             log.unlink()
         folder.write_run(record)
         return record

@@ -133,7 +133,10 @@ class TaskExecution:
             UsageError: the engine refuses.
             KeyboardInterrupt, SystemExit: an interruption; the tasks were left or ended.
         """
-        before = self._submission()
+        # None where there is no file, or one that is not lmbench's.
+        before = _Submission("", {}, {})
+        with suppress(Unreadable, DamagedRecord):
+            before = decode(read_file(self._path / TASKS_FILE, MAX_SWEEP_BYTES), _Submission)
         states = self.engine.states([*before.tasks], self._path) if before.tasks else {}
         alive = {task: repeat for task, repeat in before.tasks.items() if task in states and not states[task].is_over}
         taken = {*alive.values()}
@@ -227,12 +230,6 @@ class TaskExecution:
     def _commands(self, rounds: Sequence[int], probe: str) -> list[list[str]]:
         head = [sys.executable, "-P", "-m", "lmbench.sweep.tasks", str(self._path)]
         return [[*head, str(repeat), probe] for repeat in rounds]
-
-    def _submission(self) -> _Submission:
-        """The last one; none where there is no file, or one that is not lmbench's."""
-        with suppress(Unreadable, DamagedRecord):
-            return decode(read_file(self._path / TASKS_FILE, MAX_SWEEP_BYTES), _Submission)
-        return _Submission("", {}, {})
 
     def _write(self, submission: _Submission) -> None:
         write_whole(self._path / TASKS_FILE, indented_json(to_builtins(submission)))

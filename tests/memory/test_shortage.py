@@ -75,6 +75,14 @@ def test_nothing_is_offered_that_the_run_had_or_that_a_strangers_module_has_not(
     assert [change.words[0] for change in shortage.remedies] == ["--data.batch_size=48"]
 
 
+def test_a_run_whose_configuration_may_run_code_is_not_predicted_unasked(tmp_path):
+    run = out_of_memory(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("model: {attention: 'evil:attend'}")
+    shortage = explain(run, tmp_path / "run", ask)
+    assert shortage.as_it_is.reason.startswith("model.attention may run code; if you trust it: lmbench memory --config")
+    assert shortage.remedies == []
+
+
 @pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")])
 def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
     def refuses(words, request, heard):

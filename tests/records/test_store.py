@@ -11,16 +11,8 @@ import yaml
 
 from lmbench.errors import UsageError
 from lmbench.records import store
-from lmbench.records.load import load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RunFolder
-
-
-def test_a_taken_run_id_is_refused_and_left_alone(tmp_path):
-    RunFolder.create(tmp_path, run_id="mine").write_run(RunRecord(SCHEMA_VERSION, "ok"))
-    with pytest.raises(UsageError, match="'mine' exists already"):
-        RunFolder.create(tmp_path, run_id="mine")
-    assert load_run(tmp_path / "mine").outcome == "ok"
 
 
 # Root may write anywhere but into the kernel's own file systems.

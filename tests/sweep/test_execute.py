@@ -105,8 +105,12 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
     run = json.loads(path.read_text())
     place = run.pop("sweep")
     path.write_text(json.dumps(run))
+    # What its process said goes through no link that somebody planted.
+    path.with_name("child.log").unlink()
+    path.with_name("child.log").symlink_to(tmp_path / "private")
+    (path.parents[1] / f".{servers.started[0]}.log").touch()
     sweep(tmp_path, again, ONE)
-    assert again.started == []
+    assert (again.started, (tmp_path / "private").exists()) == ([], False)
     assert json.loads(path.read_text())["sweep"] == {**place, "cost": None, "load_per_core": None}
 
 

@@ -89,6 +89,8 @@ variable: [{environments: {x: {variables: {LD_PRELOAD: evil.so}}}}, {}, "LD_PREL
 revision: [{environments: {x: {revision: HEAD}}}, {}, "x.revision: HEAD"]
 class: [{matrix: {case: [{model: {class_path: evil.Model}}]}}, {}, "class_path: evil.Model"]
 callback: [{}, {trainer: {callbacks: [{class_path: evil.Call}]}}, evil.Call (base.yaml)]
+function: [{}, {model: {attention: "evil:attend"}}, "model.attention: evil:attend"]
+settings: [{}, {trainer: {callbacks: dl, compile: true}}, "trainer.callbacks: dl"]
 logger: [{base: {trainer.logger: WandbLogger}}, {}, "trainer.logger: WandbLogger"]
 destination: [{}, {wandb: {mode: online, entity: thief}}, "wandb.entity: thief"]
 """)
