@@ -121,20 +121,22 @@ def _headline(findings: Findings) -> list[Line]:
     for device, clock in findings.clocks.devices.iterrows():
         lines.append(Line(f"device {device}", f"{per_what(findings)} {verdict_of(clock)}: {idle_reason(clock)}"))
         if clock.comm_s:
-            hidden, exposed = milliseconds(clock.comm_s - clock.comm_exposed_s), milliseconds(clock.comm_exposed_s)
-            lines.append(Line("", f"communication: {exposed} ms exposed, {hidden} ms beside computing"))
+            exposed = f"communication: {milliseconds(clock.comm_exposed_s)} ms exposed"
+            beside = f"{milliseconds(clock.comm_s - clock.comm_exposed_s)} ms beside computing"
+            lines.append(Line("", f"{exposed}, {beside}"))
     for where, key in (("before the trace", "before_s"), ("outside the traced steps", "outside_steps_s")):
         if uncounted_s := findings.completeness[key]:
             lines.append(Line("", f"{where}: {milliseconds(uncounted_s)} ms, not counted"))
     if total.idle_s >= _LARGE_FRACTION * total.window_s:
         lines += _wait_lines(findings)
-    phases = findings.phases[findings.phases.verdict.notna()]
-    for phase, clock in phases.nlargest(_NAMED, "window_s").sort_index(key=phases.index.get_indexer).iterrows():
-        if clock.window_s >= _LARGE_FRACTION * total.window_s:
-            is_other = clock.lag_verdict not in (None, clock.verdict)
-            lag = f" (without the profiler {clock.lag_verdict})" if is_other else ""
-            busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
-            lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
+    phases = findings.phases.dropna(subset="verdict")
+    phases = phases[phases.window_s >= _LARGE_FRACTION * total.window_s]
+    phases = phases[phases.window_s.rank(ascending=False) <= _NAMED]
+    for phase, clock in phases.iterrows():
+        is_same = clock.lag_verdict in (None, clock.verdict)
+        lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
+        busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
+        lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
     lines.append(_longest("kinds", "kind", work.by("kind")))
     if len(precisions := work.by("precision").query("precision != ''")):
         lines.append(_longest("products", "precision", precisions))

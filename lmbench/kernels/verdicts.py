@@ -18,6 +18,7 @@ from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED
+from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import milliseconds, percent
 
 # Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
@@ -117,7 +118,7 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
     computed, fp32 = products + attention, sum(work.fraction("precision", name, phase) for name in FULL_FP32)
     layout = kernels.share_fraction[names.str.contains(_LAYOUT)].sum()
     softmax = parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum()
-    communication = next(iter(kernels.short_name[kernels.kind == "comm"]), "communication")
+    communication = shortened(next(iter(kernels.short_name[kernels.kind == "comm"]), "communication"), KERNEL_WIDTH)
     can_fuse_update = phase == "optimizer" and not names.str.contains(_FUSED_OPTIMIZER).any()
     can_compile = is_network and not (run.compile.is_enabled or names.str.startswith(TRITON).any())
     compiling = "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
