@@ -101,8 +101,7 @@ def board(
     project = project or os.environ.get("WANDB_PROJECT") or WandbSettings.project
     request = Request(project, entity, tuple({board.name: board for board in boards}.values()))
     if dry_run:
-        titles = ("board", "section", "panel", "kind")
-        columns = [*map(Column, titles), Column("shows")]
+        columns = [*map(Column, ("board", "section", "panel", "kind", "shows"))]
         rows = [
             [board.name, section, panel.title, panel.kind, ", ".join(panel.y)]
             for board in request.boards

@@ -36,7 +36,10 @@ class _Pipe(Console):
 def make_console(stream: IO[str] | None = None) -> Console:
     """A console as wide as the terminal, or as COLUMNS says, 80 elsewhere; no colour unless on a terminal."""
     width = max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
-    return _Pipe(file=stream or sys.stdout, width=width, highlight=False, markup=False, soft_wrap=True)
+    # In a notebook rich would show each line by itself, and leave the stream empty.
+    return _Pipe(
+        file=stream or sys.stdout, width=width, highlight=False, markup=False, soft_wrap=True, force_jupyter=False
+    )
 
 
 def print_lines(lines: Iterable[Line], console: Console) -> None:

@@ -127,8 +127,8 @@ def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
     points, known = points_of(column, frame), frame.known
     marks = [{"series": "", "x": known[n].get(spec.x), **points[n]} for n in frame.ordered([spec.x]) if n in points]
     # Not `sort`, which Vega-Lite gives up where layers have data of their own.
-    order = {"domain": [mark["x"] for mark in marks]}
-    x = {"type": "nominal", "scale": order, "title": spec.x, "axis": {"labelAngle": -45}}
+    x = {"type": "nominal", "scale": {"domain": [mark["x"] for mark in marks]}, "title": spec.x,
+         "axis": {"labelAngle": -45}}  # fmt: skip
     y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
     changes = [{"change": known[cell][spec.x]} for cell in _changes(frame, column.expression)]
     rule = {"data": {"values": changes}, "mark": "rule", "encoding": {"x": {**x, "field": "change"}, "y": None}}

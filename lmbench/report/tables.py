@@ -51,7 +51,8 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     """The table; None if no cell has anything to show in it. Where nothing ran, the first one says how runs ended."""
     columns = catalogue.columns_of(spec)
     values = {column.name: column.of(frame) for column in columns}
-    differing = [name for name in frame.varying() if name not in spec.among]
+    # An axis of optimizers tells them apart by itself.
+    differing = [name for name in frame.varying() if name not in spec.among and f"model.{name}" not in frame.values]
     sorting = list(dict.fromkeys([*spec.rows, *differing]))
     shared = frame.shared()
     # A single row still says what it is.

@@ -191,8 +191,8 @@ class Catalogue:
         known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
 
         def named(*keys: str) -> list[str]:
-            specs: list[Struct] = [view, *view.tables, *view.answers, *view.charts]
-            values = [getattr(spec, key, ()) for spec in specs for key in keys]
+            parts = view, *view.tables, *view.answers, *view.charts
+            values = (getattr(part, key, ()) for part in parts for key in keys)
             return [name for value in values for name in ([value] if isinstance(value, str) else value) if name]
 
         for option in named("baseline", "rows", "among", "x", "series"):
