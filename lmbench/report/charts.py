@@ -24,7 +24,7 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _MOST_STEPS = 5_000
 #: Phases that take less of the steps are not drawn.
 _SMALL_FRACTION = 0.01
-_WHISKERS = "Whiskers: mean ± standard deviation between processes; none where there is one process."
+_WHISKERS = "Whiskers: ± standard deviation between processes, of a ratio its 95 % interval; none of one process."
 #: Lengths of thousands as `16k`, which is 16 x 1024.
 _IN_SHORT = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
 #: An axis of lengths: each twice as long as the one before.
@@ -116,6 +116,8 @@ def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
                 # As wide in logarithms, where it would reach below zero.
                 low = value - spread if spread < value else value**2 / (value + spread)
                 points[cell] |= {"low": low, "high": value + spread}
+            elif entry.high:
+                points[cell] |= {"low": entry.low * unit.scale, "high": entry.high * unit.scale}
     return points
 
 

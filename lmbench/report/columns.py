@@ -140,14 +140,14 @@ STEP = MEASURED[0]
 # against the baseline
 
 
-def _ratio(frame: Frame, expression: str, cell: int, base: int) -> Any:
+def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
     """How many times the mean of a cell's processes is that of the base's, with its 95 % interval by Welch's t on
-    logarithms."""
+    logarithms; `over` is which mean, as of a Column."""
     below, above = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not below or not above or min(*below, *above) <= 0:
         return None
     interval = ratio_of(below, above)
-    return Cell(statistics.fmean(above) / statistics.fmean(below), low=interval.low, high=interval.high)
+    return Cell(_OVER[over](above) / _OVER[over](below), low=interval.low, high=interval.high)
 
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:
@@ -157,7 +157,9 @@ def _against(read: Callable[[Frame, int, int], Any]) -> Read:
 
 def _speedup(frame: Frame, cell: int, base: int) -> Any:
     """How many times faster: by tokens/s, as steps need not be of one size; by step time where nobody counts tokens."""
-    return _ratio(frame, "throughput.tokens_per_s", cell, base) or _ratio(frame, STEP.expression, base, cell)
+    return _ratio(frame, "throughput.tokens_per_s", cell, base, "harmonic") or _ratio(
+        frame, STEP.expression, base, cell
+    )
 
 
 def _efficiency(frame: Frame, cell: int, base: int) -> Any:

@@ -25,7 +25,6 @@ Value = str | int | float | None
 Plan = tuple[Mapping[str, Any], Any]
 
 EAGER = "eager"
-CAUSAL = "causal"
 
 
 def planned(plan: Plan, option: str) -> Any:
@@ -138,7 +137,7 @@ _PLANNED: Mapping[str, Callable[..., str | None]] = {
     "choices": lambda *settings: choices(*settings) or "plain",
 }
 _LABELS: Mapping[str, Callable[[Any], Any]] = {
-    "matmul": matmul_label, "compile": _compile_label, "causal": lambda is_causal: CAUSAL if is_causal else "none",
+    "matmul": matmul_label, "compile": _compile_label, "causal": lambda is_causal: "causal" if is_causal else "none",
 }  # fmt: skip
 _ORDERS = {"mode": MODES, "precision": (*PRECISIONS,), "matmul": (FP32_MATMUL, TF32_MATMUL)}
 

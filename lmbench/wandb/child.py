@@ -35,7 +35,6 @@ from lmbench.wandb.publish import SERVER
 
 #: Facts that a run's name tells first; then those of its sweep's axes.
 _NAMED = ("size", "mode", "precision", "compile", "batch", "context")
-_NAME_WIDTH = 120
 
 
 def _facts_of(record: RunRecord) -> dict[str, Value]:
@@ -61,7 +60,7 @@ def label_of(record: RunRecord) -> str:
     words = in_words(facts, list(dict.fromkeys([*_NAMED, *map(fact_of, axes)])))
     if (looked_at := pass_of(record, axes).name) != TIMING:
         words += f", {looked_at}"
-    return shown(words)[:_NAME_WIDTH] or str(record.run_id)
+    return shown(words)[:120] or str(record.run_id)
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
         step_s, peak = (0.2, 8000) if run["precision"] == "32-true" else (0.1, 6000)
         step_s *= 1 + 0.01 * repeat
         rate = run["data"]["batch_size"] * 512 / step_s
+        # One of them stands out.
+        rate *= 3 if rate == 40960 else 1
         return {STEP: step_s, "throughput.tokens_per_s": rate, "memory.run_peak_allocated_bytes": peak}
 
     pairs = [("32-true", 4), ("bf16-mixed", 4), ("bf16-mixed", 8)]
@@ -57,9 +59,10 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
     assert (base["speedup"], faster["baseline"]) == (pytest.approx(1.0), "fp32 eager")
     assert (faster["speedup"], faster["memory_change_fraction"]) == pytest.approx((2.0, -0.25))
     assert faster["speedup_low"] < 2 < faster["speedup_high"]
-    # A step of twice as many tokens is twice as much work.
+    # A step of twice as many tokens is twice as much work; the ratio is that of the rates beside it.
     by_tokens = rows_of(home, baseline="precision=32-true,batch=4")
-    assert [row["speedup"] for row in by_tokens if row["batch"] == 8] == [pytest.approx(4.0)]
+    expected = pytest.approx(rows["bf16-mixed", 8]["tokens_per_s"] / base["tokens_per_s"])
+    assert [row["speedup"] for row in by_tokens if row["batch"] == 8] == [expected]
 
 
 def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path):
