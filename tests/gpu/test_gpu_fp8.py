@@ -24,7 +24,7 @@ def fitted(tmp_path, precision, *words):
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys):
-    compiled = ["--trainer.compile", "true", "--trainer.profiler", "kernels"]
+    compiled = ["--trainer.compile.regional", "true", "--trainer.profiler", "kernels"]
     plain, run = fitted(tmp_path, "bf16-mixed").record, fitted(tmp_path, f"fp8-{recipe}", *compiled)
     assert run.record.loss.mean == pytest.approx(plain.loss.mean, rel=0.01)
     assert run.record.compile.graph_break_count == 0
