@@ -7,9 +7,9 @@ The evidence against "the typical difference is m" is a ratio of likelihoods, th
 whose size in units of the spread is N(0, g), over that of no difference (Lai, Annals of Statistics 4, 1976; that it may
 be looked at after every round: Perez-Ortiz et al., Annals of Statistics 52, 2024). Where no difference is allowed to
 come from noise that persists over rounds, as in a first-order process, evidence is the smallest against any of
-`_NOISES`: what could be a side's slow noise proves nothing. A difference counts for
-less from `_FAR` times the median on, and beyond twice that not at all: this depends on its size alone, which is the
-same in both directions where nothing changed.
+`_NOISES`, each weighed by how persistent the sides' own step times are: what could be a side's slow noise proves
+nothing. A difference counts for less from `_FAR` times the median on, and beyond twice that not at all: this depends on
+its size alone, which is the same in both directions where nothing changed.
 
 **The condition of the 5 %**: a side's own noise is independent from round to round, or persists with an
 autocorrelation up to 0.9, on one side or on both. What persists longer cannot be told from a change in so few rounds.
@@ -17,25 +17,25 @@ autocorrelation up to 0.9, on one side or on both. What persists longer cannot b
 Of 10 000 simulated comparisons each, 60 rounds, gate 1 % (`python tests/experiments/simulated_rounds.py`; `false` are
 `faster` and `slower` together, `rounds` the median until the verdict):
 
-                                A/A: false  same in 20  in 60  rounds   +2 %: found in 20  in 60  rounds
-    spread 0.3 %                      0.0%       84.7% 100.0%      15              93.7% 100.0%      12
-    spread 0.5 %                      0.0%       15.1%  98.1%      28              83.7% 100.0%      15
-    spread 1 %                        0.1%        0.0%  58.0%      56              13.2%  97.4%      30
-    spread 2 %                        0.1%        0.0%   0.4%      60               0.3%  58.7%      56
-    spread 3 %                        0.1%        0.0%   0.0%      60               0.0%  27.3%      60
-    0.5 %, drift 1 % a round          0.0%        4.9%  99.5%      28              93.4% 100.0%      15
-    0.3 %, two clocks, 2 %            0.2%        0.1%  55.9%      57               8.8%  96.1%      32
-    0.3 %, two clocks, 5 %            0.2%        0.2%   0.9%      60               0.4%  43.7%      60
-    0.3 %, clock by round, 5 %        0.0%       84.7% 100.0%      15              93.7% 100.0%      12
-    0.5 %, 1 in 5 slow by 5 %         0.1%        0.2%   9.5%      60               1.7%  55.7%      57
-    0.5 %, 1 in 5 slow by 10 %        0.0%        0.3%  74.7%      48               4.5%  52.3%      58
-    1 %, 1 in 5 slow by 30 %          0.1%        0.0%  39.8%      60               0.2%  75.9%      47
-    1 %, 0.3 persists                 0.2%        0.0%  12.3%      60              11.1%  69.6%      43
-    1 %, 0.6 persists                 0.4%        0.0%   1.1%      60               7.5%  21.7%      60
-    1 %, 0.9 persists                 3.5%        0.8%   1.2%      60              12.7%  14.8%      60
-    4 %, 0.9 persists                 3.5%        0.0%   0.0%      60               2.7%   3.6%      60
-    1 %, B's 0.6 persists             0.5%        0.0%  10.3%      60              13.0%  64.6%      44
-    1 %, B's 0.9 persists             4.6%        0.0%   5.8%      60              23.5%  57.0%      44
+                                A/A: false  same in 20  in 60  rounds  +2 %: found in 20  in 60  rounds
+    spread 0.3 %                      0.0%       91.0% 100.0%      13              94.9% 100.0%      12
+    spread 0.5 %                      0.1%       69.5%  99.9%      17              90.0% 100.0%      13
+    spread 1 %                        0.9%        8.2%  94.4%      33              66.1%  99.9%      18
+    spread 2 %                        1.0%        0.0%   1.1%      60              19.0%  95.7%      30
+    spread 3 %                        1.0%        0.0%   0.0%      60               6.0%  63.2%      50
+    0.5 %, drift 1 % a round          0.0%        1.1%  99.5%      31              82.4% 100.0%      17
+    0.3 %, two clocks, 2 %            1.0%        4.8%  92.2%      35              62.8% 100.0%      18
+    0.3 %, two clocks, 5 %            0.9%        0.4%   0.5%      60              10.5%  81.1%      39
+    0.3 %, clock by round, 5 %        0.0%       93.7% 100.0%      13              97.1% 100.0%      11
+    0.5 %, 1 in 5 slow by 5 %         0.7%        3.1%  16.9%      60              22.9%  95.9%      28
+    0.5 %, 1 in 5 slow by 10 %        0.1%       27.7%  97.9%      25              12.2%  46.3%      60
+    1 %, 1 in 5 slow by 30 %          0.6%        1.2%  77.9%      46              28.5%  99.4%      25
+    1 %, 0.3 persists                 1.7%        2.0%  33.8%      60              24.8%  85.2%      30
+    1 %, 0.6 persists                 0.8%        0.3%   1.8%      60               7.2%  19.3%      60
+    1 %, 0.9 persists                 2.2%        0.5%   0.8%      60               9.3%  10.9%      60
+    4 %, 0.9 persists                 2.2%        0.0%   0.0%      60               1.7%   2.3%      60
+    1 %, B's 0.6 persists             1.9%        1.6%  18.7%      60              21.3%  66.0%      39
+    1 %, B's 0.9 persists             4.5%        0.9%   5.1%      60              21.1%  52.8%      51
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ _EFFECTS = (2.0, 50.0)
 #: (all where both sides' noise persists, half where one side's does).
 _NOISES = ((0.0, 0.0), (0.5, 1.0), (0.9, 1.0), (0.9, 0.5))
 _FAR = 2.2
+#: How far the sides' own step times must speak for independent rounds before it counts, and what they may say for noise
+#: that persists, at most, since drift that both share looks like it: logarithms of likelihoods.
+_DOUBT, _MOST_PERSISTENCE = 1.5, 0.5
 #: Ends of intervals are sought at these distances from the median, in standard deviations.
 _DISTANCES = np.geomspace(1e-3, 1e3, 700)
 #: Standard errors of an autocorrelation from which on it is told.
@@ -80,20 +83,22 @@ _MAX_ROUNDS = 200
 class RoundsRatio(Ratio):
     """A ratio of sides that were measured in turn, judged by the evidence of its rounds."""
 
+    weights: tuple[float, ...] = (0.0,) * len(_NOISES)
+
     def lies_within(self, tolerance: float) -> bool:
         if self.n_a < FIRST_LOOK or self.equal_low is None or self.equal_high is None:
             return False
         is_inside = max(1 / self.equal_low, self.equal_high) <= 1 + tolerance
-        return is_inside and bool(is_same(np.array(self.differences), tolerance))
+        return is_inside and bool(is_same(np.array(self.differences), np.array(self.weights), tolerance))
 
 
-def is_same(differences: Floats, tolerance: float) -> npt.NDArray[np.bool_]:
+def is_same(differences: Floats, weights: Floats, tolerance: float) -> npt.NDArray[np.bool_]:
     """Whether there is evidence of less than the tolerance, along the last axis: two one-sided tests at 5 % each.
 
     Against either end of the tolerance, both directions of which share 0.1, and the median lies between them.
     """
     limit = math.log1p(tolerance)
-    evidence = [log_evidence(differences - end) for end in (-limit, limit)]
+    evidence = [log_evidence(differences - end, weights) for end in (-limit, limit)]
     same: npt.NDArray[np.bool_] = np.min(evidence, axis=0) > _threshold(EQUIVALENCE_CONFIDENCE)
     return same & (np.abs(np.median(differences, axis=-1)) < limit)
 
@@ -107,11 +112,35 @@ def _threshold(confidence: float) -> float:
     return -math.log(2 * (1 - confidence))
 
 
-def log_evidence(differences: Floats) -> Floats:
-    """The logarithm of the evidence of all rounds (the last axis) against "no difference"."""
-    sizes, n = np.abs(differences), differences.shape[-1]
+def weights_of_noises(sides: Floats) -> Floats:
+    """How much more likely each of `_NOISES` is than independent rounds, as logarithms, for the more persistent of two
+    series of rounds (the last axis; the sides are the one before), in doubt for persistence. The first axis is kinds.
+
+    The likelihoods are restricted ones, since the mean is unknown (Patterson and Thompson, Biometrika 58, 1971).
+    """
+    n, x = sides.shape[-1], _trimmed(sides - np.median(sides, axis=-1, keepdims=True))
+
+    def log_likelihood(autocorrelation: float) -> Floats:
+        whitening = _whitening(autocorrelation, 1.0)[:n, :n]
+        white, ones = np.einsum("...i,ji->...j", x, whitening), whitening.sum(axis=1)
+        square = (white**2).sum(axis=-1) - (white @ ones) ** 2 / (ones @ ones)
+        constant: float = np.log(np.diag(whitening)).sum() - np.log(ones @ ones) / 2
+        likelihood: Floats = constant - (n - 1) / 2 * np.log(np.maximum(square, EQUAL**2))
+        return likelihood
+
+    ratios = [(log_likelihood(kind) - log_likelihood(0.0)).max(axis=-1) for kind, _ in _NOISES[1:]]
+    return np.array([np.zeros(sides.shape[:-2]), *np.minimum(np.array(ratios) + _DOUBT, _MOST_PERSISTENCE)])
+
+
+def _trimmed(values: Floats) -> Floats:
+    sizes = np.abs(values)
     medians = np.maximum(np.median(sizes, axis=-1, keepdims=True), EQUAL)
-    x = differences * np.clip(2 - sizes / (_FAR * medians), 0, 1)
+    return values * np.clip(2 - sizes / (_FAR * medians), 0, 1)
+
+
+def log_evidence(differences: Floats, weights: Floats) -> Floats:
+    """The logarithm of the evidence of all rounds (the last axis) against "no difference", with the noises' weights."""
+    x, n = _trimmed(differences), differences.shape[-1]
     squares = np.maximum((x * x).sum(axis=-1), EQUAL**2)
 
     def log_likelihood(rest: Floats) -> Floats:
@@ -123,11 +152,11 @@ def log_evidence(differences: Floats) -> Floats:
         log_likelihood(squares - x.sum(axis=-1) ** 2 * g / (1 + n * g)) - 0.5 * math.log1p(n * g) for g in _EFFECTS
     ]
     noises = []
-    for kind in _NOISES:
+    for kind, weight in zip(_NOISES, weights, strict=True):
         whitening = _whitening(*kind)[:n, :n]
         # Without BLAS, whose threads wait for each other on a busy machine.
         white = np.einsum("...i,ji->...j", x, whitening)
-        noises.append(log_likelihood((white**2).sum(axis=-1)) + np.log(np.diag(whitening)).sum())
+        noises.append(log_likelihood((white**2).sum(axis=-1)) + np.log(np.diag(whitening)).sum() + weight)
     evidence: Floats = np.logaddexp.reduce(effects, axis=0) - math.log(len(effects)) - np.max(noises, axis=0)
     return evidence
 
@@ -159,7 +188,8 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
         return RoundsRatio(point, end, end, p, n, n, None, None, end, end, rounds)
     # No change is one of the points, so that the interval excludes it where the test does.
     points = np.sort(np.concatenate([center - std * _DISTANCES, [center, 0.0], center + std * _DISTANCES]))
-    evidence = log_evidence(differences - points[:, None])
+    weights = weights_of_noises(np.array([logs_a, logs_b]))
+    evidence = log_evidence(differences - points[:, None], weights)
 
     def interval(confidence: float) -> tuple[float | None, float | None]:
         beyond = points[evidence > _threshold(confidence)]
@@ -169,9 +199,9 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
         inside = points[(points > below.max()) & (points < above.min())]
         return ratio_from(inside.min()), ratio_from(inside.max())
 
-    p = min(1.0, math.exp(-float(log_evidence(differences))) / 2)
+    p = min(1.0, math.exp(-float(log_evidence(differences, weights))) / 2)
     persistence = tuple(lag1_autocorrelation(values) or 0.0 for values in (logs_a, logs_b, differences))
     return RoundsRatio(
         point, *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE), rounds,
-        persistence if persistence[-1] > _PERSISTS / math.sqrt(n) else (),
+        persistence if persistence[-1] > _PERSISTS / math.sqrt(n) else (), tuple(weights.tolist()),
     )  # fmt: skip

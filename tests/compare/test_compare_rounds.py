@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from comparison_runs import make_run
-from simulated_rounds import CONDITIONS, Noise, differences, simulate
+from simulated_rounds import CONDITIONS, Noise, logarithms, simulate
 
 from lmbench.compare.comparison import compare, decide
 from lmbench.compare.rounds import is_same, log_evidence, ratio_by_rounds
@@ -37,7 +37,8 @@ def test_noise_that_persists_is_what_independent_rounds_do_not_survive(monkeypat
     yaml.safe_load("""
 - [spread 0.3 %, 0.05, 9, 0, 0.90]
 - [spread 0.3 %, 0.02, 20, 0, 0.90]
-- ["0.5 %, drift 1 % a round", 0.02, 20, 0, 0.90]
+- ["0.5 %, drift 1 % a round", 0.02, 25, 0, 0.90]
+- [spread 1 %, 0.02, 25, 0, 0.75]
 - [spread 1 %, 0.02, 60, 0, 0.90]
 - ["0.3 %, two clocks, 2 %", 0.02, 60, 0, 0.90]
 - ["1 %, 1 in 5 slow by 30 %", 0.02, 60, 0, 0.60]
@@ -65,12 +66,12 @@ def test_the_ratio_of_a_comparison_says_what_the_looks_say():
     words = set()
     for seed in range(40):
         ratio = ratio_by_rounds(*draws(seed, 14, 0.004, 0.012 * (seed % 3)))
-        differences = np.array(ratio.differences)
+        differences, weights = np.array(ratio.differences), np.array(ratio.weights)
         word = decided(ratio).word
         # What is shown is what was tested.
-        assert (math.exp(-log_evidence(differences)) < 0.1) == ratio.excludes_one
+        assert (math.exp(-log_evidence(differences, weights)) < 0.1) == ratio.excludes_one
         assert (word == "same", word == "undecided") == (
-            is_same(differences, 0.01), not ratio.excludes_one and word != "same",
+            is_same(differences, weights, 0.01), not ratio.excludes_one and word != "same",
         )  # fmt: skip
         assert ratio.low <= ratio.equal_low <= ratio.point <= ratio.equal_high <= ratio.high
         words.add(word)
@@ -80,8 +81,8 @@ def test_the_ratio_of_a_comparison_says_what_the_looks_say():
 def test_noise_that_persists_over_rounds_is_said_with_its_autocorrelation_and_shared_drift_is_none():
     def ratios(noise, rounds, count):
         shared = np.exp(np.arange(rounds) * 0.01)
-        drawn = differences(noise, count, rounds, 0.0, np.random.default_rng(0))
-        return [ratio_by_rounds(shared, shared * np.exp(values)) for values in drawn]
+        drawn = logarithms(noise, count, rounds, 0.0, np.random.default_rng(0))
+        return [ratio_by_rounds(*(shared * np.exp(sides))) for sides in drawn]
 
     persistent, drift = Noise(0.01, persistence=0.9, sides=1), Noise(0.005, drift=0.01)
     reasons = [decided(ratio).reason for ratio in ratios(persistent, 20, 100)]
@@ -128,8 +129,8 @@ def test_slow_processes_of_one_side_are_no_same(tmp_path):
 
 def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_path):
     failed = {"guards": [{"name": "window_identity", "status": "fail", "message": "1.4 % apart"}]}
-    (cell,) = compare(*make_rounds(tmp_path / "c", quiet(20), {("B", 2): failed}), 0.01).cells
-    assert (cell.verdict, len(cell.used_a)) == ("same", 19)
+    (cell,) = compare(*make_rounds(tmp_path / "c", quiet(24), {("B", 2): failed}), 0.01).cells
+    assert (cell.verdict, len(cell.used_a)) == ("same", 23)
     assert [run.reason for run in cell.left_out_b] == ["guard window_identity failed: 1.4 % apart"]
     (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), {("B", at): failed for at in (0, 2, 5)}), 0.01).cells
     assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]

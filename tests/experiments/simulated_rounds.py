@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.compare.rounds import FIRST_LOOK, is_same, log_evidence
+from lmbench.compare.rounds import FIRST_LOOK, is_same, log_evidence, weights_of_noises
 
 GATE = 0.01
 EFFECT = 0.02
@@ -72,8 +72,8 @@ class Rates:
     median_rounds: float
 
 
-def differences(noise, trials, rounds, effect, generator):
-    """Differences of the logarithms of a round's two step times, B's first in every other round."""
+def logarithms(noise, trials, rounds, effect, generator):
+    """Logarithms of the step times of A and of B by round, B's first in every other round."""
     values = generator.normal(0.0, noise.spread, (trials, rounds, 2))
     kept, fresh = noise.persistence, math.sqrt(1 - noise.persistence**2)
     for at in range(1, rounds):
@@ -85,19 +85,21 @@ def differences(noise, trials, rounds, effect, generator):
     values += math.log1p(noise.slow) * (generator.random((trials, rounds, 2)) < noise.slow_share)
     states = generator.random((trials, rounds, 1 if noise.by_round else 2)) < 0.5
     values += math.log1p(noise.clock) * states
-    return values[..., 1] - values[..., 0] + math.log1p(effect)
+    values[..., 1] += math.log1p(effect)
+    return np.moveaxis(values, -1, -2)
 
 
 def simulate(noise, trials, effect=0.0, rounds=ROUNDS):
     """Verdicts at the first look that has one."""
-    drawn = differences(noise, trials, rounds, effect, np.random.default_rng(0))
+    drawn = logarithms(noise, trials, rounds, effect, np.random.default_rng(0))
     words, ends = np.full(trials, "undecided"), np.full(trials, rounds)
     for look in range(FIRST_LOOK, rounds + 1):
         open_ones = np.flatnonzero(words == "undecided")
-        seen = drawn[open_ones, :look]
+        sides = drawn[open_ones, :, :look]
+        seen, weights = sides[:, 1] - sides[:, 0], weights_of_noises(sides)
         changed = np.where(np.median(seen, axis=-1) > 0, "slower", "faster")
         words[open_ones] = np.select(
-            [is_same(seen, GATE), np.exp(-log_evidence(seen)) < 0.1], ["same", changed], "undecided"
+            [is_same(seen, weights, GATE), np.exp(-log_evidence(seen, weights)) < 0.1], ["same", changed], "undecided"
         )
         ends[open_ones] = look
     shares = [float((words == word).mean()) for word in ("same", "slower", "faster")]
