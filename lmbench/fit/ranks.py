@@ -68,7 +68,13 @@ def count_to_start(flags: dict[str, Any]) -> int:
         return 1
     # Lightning warns where `srun` is installed and did not start this process.
     with warnings.catch_warnings(action="ignore", category=PossibleUserWarning):
-        if "LOCAL_RANK" in os.environ or any(launcher.detect() for launcher in _LAUNCHERS):
+        if any(launcher.detect() for launcher in _LAUNCHERS):
+            return 1
+        if "LOCAL_RANK" in os.environ:
+            if "MASTER_ADDR" not in os.environ:
+                raise UsageError(
+                    "LOCAL_RANK is set, and MASTER_ADDR is not; unset it, or start every rank by `torchrun`"
+                )
             return 1
         if flags["num_nodes"] > 1:
             raise UsageError(
