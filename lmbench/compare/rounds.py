@@ -121,10 +121,10 @@ def weights_of_noises(sides: Floats) -> Floats:
     n, x = sides.shape[-1], _trimmed(sides - np.median(sides, axis=-1, keepdims=True))
 
     def log_likelihood(autocorrelation: float) -> Floats:
-        whitening = _whitening(autocorrelation, 1.0)[:n, :n]
-        white, ones = np.einsum("...i,ji->...j", x, whitening), whitening.sum(axis=1)
-        square = (white**2).sum(axis=-1) - (white @ ones) ** 2 / (ones @ ones)
-        constant: float = np.log(np.diag(whitening)).sum() - np.log(ones @ ones) / 2
+        white, log_determinant = _whitened(x, autocorrelation, 1.0)
+        ones, _ = _whitened(np.ones(n), autocorrelation, 1.0)
+        square = (white**2).sum(axis=-1) - (white * ones).sum(axis=-1) ** 2 / (ones**2).sum()
+        constant: float = log_determinant - np.log((ones**2).sum()) / 2
         likelihood: Floats = constant - (n - 1) / 2 * np.log(np.maximum(square, EQUAL**2))
         return likelihood
 
@@ -153,12 +153,18 @@ def log_evidence(differences: Floats, weights: Floats) -> Floats:
     ]
     noises = []
     for kind, weight in zip(_NOISES, weights, strict=True):
-        whitening = _whitening(*kind)[:n, :n]
-        # Without BLAS, whose threads wait for each other on a busy machine.
-        white = np.einsum("...i,ji->...j", x, whitening)
-        noises.append(log_likelihood((white**2).sum(axis=-1)) + np.log(np.diag(whitening)).sum() + weight)
+        white, log_determinant = _whitened(x, *kind)
+        noises.append(log_likelihood((white**2).sum(axis=-1)) + log_determinant + weight)
     evidence: Floats = np.logaddexp.reduce(effects, axis=0) - math.log(len(effects)) - np.max(noises, axis=0)
     return evidence
+
+
+def _whitened(values: Floats, autocorrelation: float, share: float) -> tuple[Floats, float]:
+    """Rounds (the last axis) made independent of each other, and the logarithm of what that does to their volume."""
+    whitening = _whitening(autocorrelation, share)[: values.shape[-1], : values.shape[-1]]
+    # Without BLAS, whose threads wait for each other on a busy machine.
+    white: Floats = np.einsum("...i,ji->...j", values, whitening)
+    return white, float(np.log(np.diag(whitening)).sum())
 
 
 @cache

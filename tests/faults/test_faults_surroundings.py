@@ -60,12 +60,14 @@ def test_one_process_of_several_is_refused_in_one_line_whatever_measures(variabl
         assert main(words) == 2
         line = capsys.readouterr().err
         assert (line.startswith(f"lmbench: {name} is "), "unset" in line, line.count("\n")) == (True, True, 1)
-    if name == "LOCAL_RANK":
-        monkeypatch.setenv(name, "0")
-        assert main(["fit", "smoke", "--trainer.devices=2", "--trainer.strategy=ddp"]) == 2
-        assert capsys.readouterr().err.startswith("lmbench: LOCAL_RANK is set, and MASTER_ADDR is not")
-        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=name):
         BenchTrainer()
     assert list(tmp_path.iterdir()) == []
     assert main(["fit", "-h"]) == 0
+
+
+def test_a_rank_without_the_address_of_the_others_is_refused_and_does_not_wait(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "smoke", "--trainer.devices=2", "--trainer.strategy=ddp"]) == 2
+    assert capsys.readouterr().err.startswith("lmbench: LOCAL_RANK is set, and MASTER_ADDR is not")
