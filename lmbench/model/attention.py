@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmbench.errors import UsageError, import_named, unknown
-from lmbench.model.layers import Projection, RotaryEmbedding
+from lmbench.model.layers import Projection, RotaryEmbedding, SplitParts
 from lmbench.sizes import ModelShape
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, tables: Tables) -> Any:
         if self._is_fused:
-            q, k, v = self.qkv(x).chunk(3, -1)
+            q, k, v = SplitParts.apply(self.qkv(x), 3)  # type: ignore[no-untyped-call]
             # A copy: v is kept for the backward pass, and as a view it would keep the q and k that rotation replaces.
             # Of `large` at batch 64 x 1024 that is 11.3 GiB less, for 0.3 % of the step (estimated from its bytes).
             q, k, v = self._rotate(q, tables), self._rotate(k, tables), v.contiguous()
