@@ -117,7 +117,7 @@ def test_in_fp8_no_copies_of_weights_are_kept():
 def test_a_compiled_peak_is_within_two_percent_of_an_h200s():
     """The README's run."""
     made = predict("--config=flagship_bf16", gpu="H200")
-    assert made.highest.total_bytes / 2**30 == pytest.approx(127.08, rel=0.02)
+    assert made.highest.total_bytes / 2**30 == pytest.approx(127.10, rel=0.02)
 
 
 # by hand
