@@ -354,7 +354,8 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     if ratio.std_a is None or ratio.std_b is None:
         return Decision(UNDECIDED, reach)
     detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
-    return Decision(UNDECIDED, f"{reach}; at this spread {repeats} repeats tell {percent_short(detectable)} from none")
+    told = percent_short(detectable) if detectable < 1 else f"a factor of {1 + detectable:.2g}"
+    return Decision(UNDECIDED, f"{reach}; at this spread {repeats} repeats tell {told} from none")
 
 
 def interval(low: float | None, high: float | None) -> str:

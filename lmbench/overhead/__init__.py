@@ -55,8 +55,9 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
     rows: list[list[Value | Cell]] = [["bare", fmean(rounds["bare"]), None, None]]
     for arm in list(ARMS)[1:]:
         pairs = list(zip(rounds[arm], rounds["bare"], strict=True))
-        over_s = _interval([step_s - bare_s for step_s, bare_s in pairs], 1e3, "+.3f")
-        over_fraction = _interval([step_s / bare_s - 1 for step_s, bare_s in pairs], 100, "+.2f")
+        over_s = _interval([step_s - bare_s for step_s, bare_s in pairs], "+.3f", 1e3)
+        # Of logarithms, so that no end is below -100 %.
+        over_fraction = _interval([math.log(step_s / bare_s) for step_s, bare_s in pairs], "+.2f", 100, math.expm1)
         rows.append([arm, fmean(rounds[arm]), over_s, over_fraction])
     columns = [
         Column("arm"), Column("mean", MS, "step_s"), Column("over bare", MS, "over_bare_s"),
@@ -73,9 +74,9 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], comma
     )
 
 
-def _interval(values: Sequence[float], scale: float, form: str) -> Cell:
-    """A mean over rounds with Student's 95 % interval."""
-    mean, (low, high) = fmean(values), mean_interval(values)
+def _interval(values: Sequence[float], form: str, scale: float, result: Callable[[float], float] = float) -> Cell:
+    """A mean over rounds with Student's 95 % interval, as what `result` makes of it."""
+    mean, low, high = map(result, (fmean(values), *mean_interval(values)))
     shown = [format(value * scale, form) for value in (mean, low, high)]
     return Cell(mean, low=low, high=high, text=f"{shown[0]} [{shown[1]}, {shown[2]}]")
 

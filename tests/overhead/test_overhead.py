@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import shlex
 from functools import partial
 from statistics import fmean, stdev
@@ -87,10 +88,10 @@ def test_differences_are_paired_by_round_and_compared_with_bares():
     assert [row["over_bare_s"] for row in rows[1:]] == pytest.approx([0.4e-3, 0.6e-3])
     assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in rows[1:])
     # t of 0.975 with 3 degrees of freedom is 3.182; steps of bare are 10, 11, 12 and 13 ms.
-    fractions = [0.6 / step_ms for step_ms in (10, 11, 12, 13)]
-    half = 3.1824 * stdev(fractions) / 2
+    logs = [math.log1p(0.6 / step_ms) for step_ms in (10, 11, 12, 13)]
+    half = 3.1824 * stdev(logs) / 2
     interval = [harness[f"over_bare{part}_fraction"] for part in ("", "_low", "_high")]
-    assert interval == pytest.approx([fmean(fractions) + part for part in (0, -half, half)], rel=1e-4)
+    assert interval == pytest.approx([math.expm1(fmean(logs) + part) for part in (0, -half, half)], rel=1e-4)
     assert trainer["over_bare_fraction"] < harness["over_bare_fraction"]
 
 
