@@ -11,7 +11,8 @@ from lmbench.commands.fit import daily_options
 from lmbench.commands.signatures import GROUPS, arguments, group_options
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode
-from lmbench.records.named import RESULTS, given_names
+from lmbench.records.named import given_names
+from lmbench.records.store import RESULTS
 from lmbench.standard_output import write_result
 
 #: What a command takes beside results.

@@ -12,7 +12,8 @@ from textwrap import fill
 from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.named import RESULTS, find_result
+from lmbench.records.named import find_result
+from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
 

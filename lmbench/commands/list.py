@@ -12,7 +12,6 @@ from lmbench.commands.parser import PositiveInt
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs, load_known
 from lmbench.records.named import (
-    RESULTS,
     Result,
     find_result,
     given_names,
@@ -23,6 +22,7 @@ from lmbench.records.named import (
 )
 from lmbench.records.passes import pass_of
 from lmbench.records.schema import leaves, recorded
+from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
 from lmbench.report.frame import Frame, frame_of

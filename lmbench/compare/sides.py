@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 from lmbench.records.load import Run, find_runs, load_known
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.passes import pass_of
@@ -143,9 +143,11 @@ def read_side(given: str) -> Side:
         raise UsageError(f"{given!r} has nothing to compare: {side.left_out[0].reason}")
     for axis, _, value in pairs:
         values = sorted({_on_axis(run, axis) for run in side.runs})
+        known = set[str]().union(*map(_places, side.runs))
         side.runs[:] = [run for run in side.runs if _on_axis(run, axis) == value]
         if not side.runs:
-            raise UsageError(f"no run of {name!r} is {selector}: {axis} has {', '.join(values)}")
+            near = "" if axis in known else suggest(axis, known)
+            raise UsageError(f"no run of {name!r} is {selector}: {axis} has {', '.join(values)}{near}")
     return side
 
 
@@ -157,10 +159,13 @@ def _axes(record: RunRecord) -> dict[str, Any] | None:
     return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
 
 
+def _places(run: Run) -> dict[str, Any]:
+    return settings(run.record) | (_axes(run.record) or {})
+
+
 def _on_axis(run: Run, name: str) -> str:
     """A run's value on an axis: of its sweep, else of its settings or its record."""
-    known = settings(run.record) | (_axes(run.record) or {})
-    return as_text(known.get(name, value_at(run.record, name)))
+    return as_text(_places(run).get(name, value_at(run.record, name)))
 
 
 def home_of(runs: Sequence[Run]) -> Path:

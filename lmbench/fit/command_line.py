@@ -144,7 +144,7 @@ class CommandLine:
 
     def _mistakes(self, error: ArgumentError) -> UsageError:
         """One line for what the parser refuses: every setting of a file that is wrong, with its place."""
-        lines = list[str]()
+        found = list[tuple[str, int, str]]()
         for content in self._choice.settings:
             for group, settings in content.items():
                 # Each alone, since the parser ends with the first.
@@ -155,10 +155,12 @@ class CommandLine:
                         alone = {group: {key: value} if key else value}
                         self._parser.parse_args([f"--config={json.dumps(alone, default=str)}"])
                     except ArgumentError as refusal:
-                        line, place = str(_translated(refusal, self._parser)), self._choice.places.get(name)
+                        line = str(_translated(refusal, self._parser))
+                        source, _, number = self._choice.places.get(name, "").rpartition(":")
                         # Others are about what is missing then.
-                        if name in line and place is not None:
-                            lines.append(f"{place}: {line}")
+                        if name in line and source:
+                            found.append((source, int(number), line))
+        lines = [f"{source}:{number}: {line}" for source, number, line in sorted(found)]
         first = str(_translated(error, self._parser))
         return UsageError("; ".join([*([] if any(first in line for line in lines) else [first]), *lines]))
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 from lmbench.files import Unreadable, open_file, read_file
 from lmbench.records.codec import DamagedRecord, OtherSchema, decode_run, decode_step
 from lmbench.records.process import is_running
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.store import RUN_FILE, STEPS_FILE
+from lmbench.records.store import RESULTS, RUN_FILE, STEPS_FILE
 from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING
 
 #: A real run.json has 20 kB; its content takes up to twenty times as much memory.
@@ -91,7 +91,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     for path in paths:
         root = _folder_of(Path(path))
         if not os.path.isdir(root):  # noqa: PTH112 (which knows of no name that is too long)
-            raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs")
+            near = suggest(root.name, (result.name for result in RESULTS.glob("*")), f"{RESULTS}/{{}}")
+            raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs{near}")
         below = set()
         # Links to folders are not followed, so that one to a folder above does not go round.
         for folder, subfolders, files in os.walk(root):

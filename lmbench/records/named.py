@@ -11,10 +11,8 @@ from typing import NamedTuple
 from lmbench.errors import UsageError
 from lmbench.files import is_file
 from lmbench.records.load import find_runs, load_known
-from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE
+from lmbench.records.store import RESULTS, RUNS_FOLDER, SWEEP_FILE
 
-#: Where commands leave results unless they are told otherwise, and where names are looked up.
-RESULTS = Path("results")
 _LAST = re.compile(r"(?P<folder>[^@]*/)?last(?:~(?P<back>\d+))?(?P<rest>[/@].*)?")
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9_.-]*)(?P<rest>[/@].*)?")
 

@@ -28,6 +28,8 @@ SWEEP_FILE = "sweep.json"
 #: Its file has 500 bytes a cell.
 MAX_SWEEP_BYTES = 64 * 2**20
 RUNS_FOLDER = "runs"
+#: Where commands leave results unless they are told otherwise, and where names are looked up.
+RESULTS = Path("results")
 CELLS_FILE = "cells.csv"
 
 #: Steps that may wait while the disk is full; later ones are dropped and counted.

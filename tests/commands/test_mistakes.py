@@ -19,6 +19,7 @@ FILES = {
     "largest.yaml": f"largest: data.context_length\n{GRID}",
     "a.yaml": "trainer: {accelerator: cpu}\n", "typo.yaml": "model:\n  sizee: tiny\n", "empty.txt": "",
     "none.yaml": "matrix: {}", "itself.yaml": "view: itself.yaml", "list.yaml": "- 1", "torn.yaml": "view: {",
+    "wrong.yaml": "data:\n  batch_size: x\ntrainer:\n  max_stps: 4\n",
     "flat.yaml": "axes: {precision: [bf16-mixed]}",
     "cpu.json": '[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 9}]',
 }  # fmt: skip
