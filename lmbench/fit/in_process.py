@@ -201,7 +201,10 @@ def measure(
         compile = settings_of("compile", CompileOptions, **compile)
     flags = {**TRAINER_DEFAULTS, "precision": precision, "compile": compile, **(trainer or {})}
     refuse_least(flags)
-    if count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags}) > 1:
+    with undisturbed():
+        quiet()
+        rank_count = count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags})
+    if rank_count > 1:
         raise UsageError("several devices need a process each: `lmbench fit` starts them, or torchrun your own program")
     if instrument not in PASS:
         raise unknown("instrument", str(instrument), PASS)

@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -47,6 +47,7 @@ GRACE_S = 5.0
 ANOTHERS_END_S = 2.0
 #: The variable that tells a rank where its log is.
 _LOG = "RANK_LOG_OF_LMBENCH"
+_STACK = "stack-of-lmbench"
 _LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
 
 
@@ -86,8 +87,8 @@ def count_to_start(flags: dict[str, Any]) -> int:
 
 
 class End(NamedTuple):
-    """How a rank ended: its exit code, or minus the number of the signal that ended it; what it printed; and whether
-    it had to be ended after another one had failed."""
+    """How a rank ended: its exit code, or minus the number of the signal that ended it; what it printed, or its stack;
+    and whether it had to be ended after another one had failed, or still runs."""
 
     rank: int
     code: int
@@ -114,20 +115,17 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
             for process, log in zip(ranks, logs, strict=True):
                 log.touch()
                 process.start()
-            running, late, deadline_s = set(range(count)), set[int](), math.inf
+            running, late, deadline_s = set(range(count)), dict[int, str](), math.inf
             while running:
                 timeout_s = None if deadline_s == math.inf else max(deadline_s - time.monotonic(), 0.0)
                 if not wait([ranks[rank].sentinel for rank in running], timeout_s):
-                    late = set(running)
-                    for rank in late:
-                        # It tells its log where it is, also where Python hears of no signal.
-                        os.kill(ranks[rank].pid or 0, signal.SIGUSR1)
-                    time.sleep(0.2)
+                    late = {rank: _stack_of(ranks[rank].pid) for rank in running}
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
                     code = ranks[rank].exitcode or int(_run_of(path, rank).outcome == KILLED)
-                    ends.append(End(rank, code, logs[rank].read_text(errors="replace"), rank in late))
+                    told = late.get(rank) or logs[rank].read_text(errors="replace")
+                    ends.append(End(rank, code, told, rank in late))
                     if code:
                         deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
         finally:
@@ -161,12 +159,27 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
     os.environ.update(variables)
     # As Lightning's own launcher does: the ranks of a host share its cores.
     _set_num_threads_if_needed(int(variables["WORLD_SIZE"]))
-    output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    faulthandler.register(signal.SIGUSR1, output, all_threads=False)
     if rank:
+        output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
     end_after(lambda: sys.exit(measure()))
+
+
+def tell_stack() -> None:
+    """Let whoever asks by SIGUSR1 read where this rank is, also while Python hears of no signal."""
+    if hasattr(os, "memfd_create") and _get_rank() is not None:
+        faulthandler.register(signal.SIGUSR1, os.memfd_create(_STACK), all_threads=False)
+
+
+def _stack_of(pid: int | None) -> str:
+    """Where a process of this machine is that tells it; nothing of one that is gone."""
+    with suppress(OSError, ValueError):
+        (stack,) = (file for file in Path(f"/proc/{pid}/fd").iterdir() if _STACK in file.readlink().name)
+        os.kill(pid or 0, signal.SIGUSR1)
+        time.sleep(0.2)
+        return stack.read_text()
+    return ""
 
 
 def ends_by_records(path: Path, count: int) -> list[End]:
@@ -174,10 +187,12 @@ def ends_by_records(path: Path, count: int) -> list[End]:
     to tell more than that they heard of another one's end."""
     deadline_s = time.monotonic() + ANOTHERS_END_S
     while True:
-        outcomes = [_run_of(path, rank).outcome for rank in range(count)]
-        ends = [End(rank, int(outcome != "ok"), "", outcome == RUNNING) for rank, outcome in enumerate(outcomes)]
+        runs = [_run_of(path, rank) for rank in range(count)]
+        ends = [End(rank, int(run.outcome != "ok"), "", run.outcome == RUNNING) for rank, run in enumerate(runs)]
         if min(_silence(path, end) for end in ends) < 2 or time.monotonic() > deadline_s:
-            return ends
+            return [
+                end._replace(log=_stack_of(runs[end.rank].record.pid)) if end.was_waited_for else end for end in ends
+            ]
         time.sleep(0.1)
 
 

@@ -26,6 +26,7 @@ from lmbench.fit.ranks import (
     is_watched,
     rank_of_process,
     run_ranks,
+    tell_stack,
 )
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import as_list, quiet
@@ -119,6 +120,7 @@ def _measure(
 ) -> int:
     """Measure in this process, as the rank that it is, and tell what went wrong; returns the exit code."""
     is_first, recorder = rank_of_process() == 0, measurement.recorder
+    tell_stack()
     failure = measurement.run(build, seed=seed, announces=is_loud and is_first, **options)
     if failure is not None:
         with in_its_log():

@@ -258,11 +258,12 @@ def test_one_process_of_srun_for_two_devices_is_refused(monkeypatch, capsys):
 
 
 @pytest.mark.filterwarnings("error")
-def test_in_a_notebook_several_devices_are_refused_without_advice_to_use_srun(tmp_path, monkeypatch):
+def test_in_a_notebook_several_devices_are_refused_without_a_word_of_others(tmp_path, monkeypatch, capfd):
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(lmbench.UsageError, match="several devices need a process each"):
         lmbench.measure(Uneven("sleep"), trainer={"accelerator": "cpu", "devices": 2})
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_signal_for_the_command_ends_all_ranks_and_is_what_the_result_says(tmp_path):
@@ -292,11 +293,19 @@ def test_torchrun_starts_the_ranks_and_one_result_is_printed():
     assert (len(run.record.per_rank), (run.path / "rank1" / "run.json").is_file()) == (2, True)
 
 
-def test_under_torchrun_too_the_rank_that_failed_is_the_reason(monkeypatch):
+@pytest.mark.parametrize(
+    ("deed", "error"),
+    [
+        ("die", "rank 1 left in the middle, and the measurement with it"),
+        ("hang", r"rank 1 hung in hang at .*test_ranks.py:\d+; rank 0: .*in gloo:all_reduce.*"),
+    ],
+)
+def test_under_torchrun_too_the_rank_that_failed_is_the_reason(deed, error, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    done, run = torchrun("--config=smoke", f"--model={__name__}.Uneven", "--model.deed=die")
+    words = ["--config=smoke", f"--model={__name__}.Uneven", "--measure.collective_timeout_s=2"]
+    done, run = torchrun(*words, f"--model.deed={deed}")
     assert done.returncode != 0
-    assert run.record.error.message == "rank 1 left in the middle, and the measurement with it"
+    assert re.fullmatch(error, run.record.error.message)
     assert done.stderr.count("ignored model.size") == 1
 
 
