@@ -24,13 +24,13 @@ from lmbench.records.passes import pass_of
 from lmbench.records.schema import leaves, recorded
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
-from lmbench.report.facts import FACT, Value, in_words, plain, read_facts
+from lmbench.report.facts import FACT, Value, in_words, is_said, plain, read_facts
 from lmbench.report.frame import Frame, frame_of
 from lmbench.report.units import COUNT, GIB, MS
 from lmbench.runs import read_run
 
 #: Facts that tell what a run was. The first two stand in every line, the others where they differ between lines.
-_WORDS = ("size", "precision", "matmul", "compile", "batch", "context", "mode", "attention", "optimizer")
+_WORDS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
 _FIGURES = (
     (Column("step", MS, "step_s"), "phases.step.mean_s"),
     (Column("tokens/s", COUNT, "tokens_per_s"), "throughput.tokens_per_s"),
@@ -107,7 +107,8 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     # A run that was never built knows little: what it lacks is no difference.
     built = [entry.facts for entry in entries if "precision" in entry.facts]
     common = [name for name in _WORDS[2:] if len({facts.get(name) for facts in built}) == 1]
-    caption = f"all {in_words(built[0], common)}" if built and common else ""
+    words = built and in_words(built[0], [name for name in common if is_said(name, built[0].get(name))])
+    caption = f"all {words}" if words else ""
     rows = [_row(entry, [name for name in _WORDS if name not in common]) for entry in entries]
     table = Table("results", "Results, the newest first", _COLUMNS, rows, caption).without_empty_columns()
     older = len(newest) - back - 1
@@ -120,7 +121,8 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     look = pass_of(runs[0].record)
     count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x " if runs[1:] else ""
     label = "" if look.has_timing or runs[1:] else look.label
-    words = count + ", ".join(filter(None, [in_words(entry.facts, names) or runs[0].damage, label]))
+    told = [name for name in names if is_said(name, entry.facts.get(name))]
+    words = count + ", ".join(filter(None, [in_words(entry.facts, told) or runs[0].damage, label]))
     # Of several cells a mean tells nothing.
     numbers = [frame.numbers(0, field) if len(frame.rows) == 1 else [] for _, field in _FIGURES]
     figures = [fmean(values) if values else None for values in numbers]

@@ -226,7 +226,7 @@ def in_words(facts: Mapping[str, Value], names: Sequence[str]) -> str:
         elif name == "precision":
             words.append(short_label(str(value), str(facts.get("matmul"))))
         else:
-            is_word = isinstance(value, str) and name in FACT and value != "none"
+            is_word = isinstance(value, str) and name in FACT and name != "checkpoint" and value != "none"
             words.append(str(value) if is_word else f"{heading(name)} {value}")
     return ", ".join(words)
 

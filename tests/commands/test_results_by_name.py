@@ -71,6 +71,13 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed)
     assert "small, fp32" in lines[2]
 
 
+def test_lines_tell_what_their_runs_differ_in(results, listed):
+    changes = {"world_size": 2, "model.checkpoint": "block", "started_at": "2026-11-09T10:00:00+00:00"}
+    make_run(results / "new", {"model.size": "small", "trainer.strategy": "ddp"}, changes)
+    assert listed("--limit=1")[0]["what"] == "small, fp32"
+    assert listed()[0]["what"] == "small, fp32, checkpoint block, ranks 2, ddp"
+
+
 def test_of_many_the_newest_and_how_to_see_the_others(results, listed, printed):
     assert [row["name"] for row in listed("--limit=2")] == ["last", "last~1"]
     assert "2 older; --limit 4 looks at them too" in printed("list", "--limit=2")
