@@ -122,16 +122,7 @@ def _measure(
     is_first, recorder = rank_of_process() == 0, measurement.recorder
     tell_stack()
     failure = measurement.run(build, seed=seed, announces=is_loud and is_first, **options)
-    if failure is not None:
-        with in_its_log():
-            if recorder.folder is None:
-                return _complain(failure, ExitCode.USAGE)
-            # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
-            if recorder.exit_code is ExitCode.INTERNAL:
-                _print_lines("".join(traceback.format_exception(failure)))
-            elif recorder.exit_code is ExitCode.USER_CODE:
-                _print_own_lines(failure, recorder)
-    count = recorder.run.world_size or 1
+    count, is_others = recorder.run.world_size or 1, False
     if is_first and failure is not None and recorder.folder is not None and count > 1 and not is_watched():
         # A launcher ends the other ranks by a signal when one has failed.
         with suppress(Terminated), held():
@@ -140,6 +131,16 @@ def _measure(
             cause = cause_of(path, ends)
             if cause is not None and (ending := ending_of(path, cause, ends)) is not None:
                 recorder.take_over(path, ending)
+                is_others = True
+    if failure is not None and not is_others:
+        with in_its_log():
+            if recorder.folder is None:
+                return _complain(failure, ExitCode.USAGE)
+            # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
+            if recorder.exit_code is ExitCode.INTERNAL:
+                _print_lines("".join(traceback.format_exception(failure)))
+            elif recorder.exit_code is ExitCode.USER_CODE:
+                _print_own_lines(failure, recorder)
     if is_first:
         complete_record(recorder, is_predicted=is_predicted)
     return int(recorder.exit_code or 0)

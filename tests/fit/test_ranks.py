@@ -306,6 +306,8 @@ def test_under_torchrun_too_the_rank_that_failed_is_the_reason(deed, error, monk
     done, run = torchrun(*words, f"--model.deed={deed}")
     assert done.returncode != 0
     assert re.fullmatch(error, run.record.error.message)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("lmbench: ") and "in forward: " not in line]
+    assert [line for line in lines if "ignored" not in line] == [f"lmbench: {run.record.error.message}"]
     assert done.stderr.count("ignored model.size") == 1
 
 
