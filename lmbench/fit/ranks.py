@@ -169,13 +169,13 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
 def tell_stack() -> None:
     """Let whoever asks by SIGUSR1 read where this rank is, also while Python hears of no signal."""
     if hasattr(os, "memfd_create") and _get_rank() is not None:
-        faulthandler.register(signal.SIGUSR1, os.memfd_create(_STACK), all_threads=False)
+        faulthandler.register(signal.SIGUSR1, os.memfd_create(f"{_STACK}{os.getpid()}"), all_threads=False)
 
 
 def _stack_of(pid: int | None) -> str:
     """Where a process of this machine is that tells it; nothing of one that is gone."""
     with suppress(OSError, ValueError):
-        (stack,) = (file for file in Path(f"/proc/{pid}/fd").iterdir() if _STACK in file.readlink().name)
+        (stack,) = (file for file in Path(f"/proc/{pid}/fd").iterdir() if f"{_STACK}{pid} " in file.readlink().name)
         os.kill(pid or 0, signal.SIGUSR1)
         time.sleep(0.2)
         return stack.read_text()
