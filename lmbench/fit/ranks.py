@@ -167,16 +167,17 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
 
 
 def tell_stack() -> None:
-    """Let whoever asks by SIGUSR1 read where this rank is, also while Python hears of no signal."""
+    """Let whoever asks by SIGURG read where this rank is, also while Python hears of no signal."""
     if hasattr(os, "memfd_create") and _get_rank() is not None:
-        faulthandler.register(signal.SIGUSR1, os.memfd_create(f"{_STACK}{os.getpid()}"), all_threads=False)
+        # Nobody else uses this signal, and unasked it does nothing: SIGUSR1 is Lightning's under SLURM.
+        faulthandler.register(signal.SIGURG, os.memfd_create(f"{_STACK}{os.getpid()}"), all_threads=False)
 
 
 def _stack_of(pid: int | None) -> str:
     """Where a process of this machine is that tells it; nothing of one that is gone."""
     with suppress(OSError, ValueError):
         (stack,) = (file for file in Path(f"/proc/{pid}/fd").iterdir() if f"{_STACK}{pid} " in file.readlink().name)
-        os.kill(pid or 0, signal.SIGUSR1)
+        os.kill(pid or 0, signal.SIGURG)
         time.sleep(0.2)
         return stack.read_text()
     return ""
