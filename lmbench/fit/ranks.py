@@ -115,17 +115,20 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
             for process, log in zip(ranks, logs, strict=True):
                 log.touch()
                 process.start()
-            running, late, deadline_s = set(range(count)), dict[int, str](), math.inf
+            running, late, deadline_s = set(range(count)), set[int](), math.inf
             while running:
                 timeout_s = None if deadline_s == math.inf else max(deadline_s - time.monotonic(), 0.0)
                 if not wait([ranks[rank].sentinel for rank in running], timeout_s):
-                    late = {rank: _stack_of(ranks[rank].pid) for rank in running}
+                    late = set(running)
+                    for rank in late:
+                        # It tells its log where it is, also where Python hears of no signal.
+                        os.kill(ranks[rank].pid or 0, signal.SIGURG)
+                    time.sleep(0.2)
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
                     code = ranks[rank].exitcode or int(_run_of(path, rank).outcome == KILLED)
-                    told = late.get(rank) or logs[rank].read_text(errors="replace")
-                    ends.append(End(rank, code, told, rank in late))
+                    ends.append(End(rank, code, logs[rank].read_text(errors="replace"), rank in late))
                     if code:
                         deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
         finally:
@@ -159,18 +162,24 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
     os.environ.update(variables)
     # As Lightning's own launcher does: the ranks of a host share its cores.
     _set_num_threads_if_needed(int(variables["WORLD_SIZE"]))
+    output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    _tell_stack(output)
     if rank:
-        output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
     end_after(lambda: sys.exit(measure()))
 
 
+def _tell_stack(file: int) -> None:
+    """Let this process write down where it is when it is asked to, also while Python hears of no signal."""
+    # Nobody else uses this signal, and unasked it does nothing: SIGUSR1 is Lightning's under SLURM.
+    faulthandler.register(signal.SIGURG, file, all_threads=False)
+
+
 def tell_stack() -> None:
-    """Let whoever asks by SIGURG read where this rank is, also while Python hears of no signal."""
-    if hasattr(os, "memfd_create") and _get_rank() is not None:
-        # Nobody else uses this signal, and unasked it does nothing: SIGUSR1 is Lightning's under SLURM.
-        faulthandler.register(signal.SIGURG, os.memfd_create(f"{_STACK}{os.getpid()}"), all_threads=False)
+    """Let a rank that another launcher started be asked where it is, by `ends_by_records` on its machine."""
+    if hasattr(os, "memfd_create") and _get_rank() is not None and not is_watched():
+        _tell_stack(os.memfd_create(f"{_STACK}{os.getpid()}"))
 
 
 def _stack_of(pid: int | None) -> str:
