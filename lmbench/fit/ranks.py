@@ -172,6 +172,9 @@ def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -
 
 def _tell_stack(file: int) -> None:
     """Let this process write down where it is when it is asked to, also while Python hears of no signal."""
+    # A Trainer that ended in this process put back the default, and faulthandler does not notice: it would go on
+    # believing that it has the signal.
+    faulthandler.unregister(signal.SIGURG)
     # Nobody else uses this signal, and unasked it does nothing: SIGUSR1 is Lightning's under SLURM.
     faulthandler.register(signal.SIGURG, file, all_threads=False)
 

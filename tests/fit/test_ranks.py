@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
@@ -193,6 +194,9 @@ def test_communication_that_no_work_hides_is_the_step_less_the_step_without_it(c
 
 
 def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_others_wait_in(capfd):
+    # As after a rank of another launcher in this process: its Trainer puts back the signals that Python knows of.
+    faulthandler.register(signal.SIGURG)
+    signal.signal(signal.SIGURG, signal.SIG_DFL)
     words = [f"--model={__name__}.Uneven", "--model.deed=hang", "--trainer.strategy=ddp"]
     code, run = fit(*words, "--measure.collective_timeout_s=2")
     assert (code, run.outcome) == (5, "error")
