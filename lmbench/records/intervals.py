@@ -1,6 +1,6 @@
-"""Intervals of time as arrays of starts and ends: unions, how much they cover, and which of several has a moment.
+"""Intervals of time as arrays of starts and ends: their union, the time they cover, and the owner of each moment.
 
-All times are int64 of any unit; an interval holds its start and not its end.
+All times are int64 in any one unit. An interval includes its start and excludes its end.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-#: No interval, and the index of nothing.
+#: The index for a moment outside all intervals.
 NONE = -1
 
 
 def union(start: Integers, end: Integers) -> tuple[Integers, Integers]:
-    """What intervals in any order cover: starts and ends of the stretches, in order, apart from each other."""
+    """Merge intervals, in any order, that overlap or touch: starts and ends of the disjoint stretches, sorted."""
     order = np.argsort(start, kind="stable")
     start, reached = start[order], np.maximum.accumulate(end[order])
     is_first = np.append(True, start[1:] > reached[:-1])[: len(start)]
@@ -27,28 +27,29 @@ def union(start: Integers, end: Integers) -> tuple[Integers, Integers]:
 
 
 def covered(start: Integers, end: Integers) -> Callable[[Integers], Integers]:
-    """A function of moments: how much of the time before each lies within these intervals.
+    """A function of moments: how much of the time before each moment lies within the intervals.
 
-    The intervals are in order and do not overlap, as `union` and `paint` give them.
+    The intervals must be sorted and disjoint, as `union` and `paint` return them.
     """
-    moments = np.column_stack((start, end)).ravel()
+    borders = np.column_stack((start, end)).ravel()
     lengths = np.cumsum(np.column_stack((np.zeros_like(start), end - start)).ravel())
-    if not len(moments):
+    if not len(borders):
         return np.zeros_like
-    return lambda at: np.interp(at - moments[0], moments - moments[0], lengths).astype(np.int64)
+    # `interp` computes in float64, which holds nanoseconds exactly when they are counted from the first border.
+    return lambda moments: np.interp(moments - borders[0], borders - borders[0], lengths).astype(np.int64)
 
 
 def paint(start: Integers, end: Integers, rank: Integers | None = None) -> tuple[Integers, Integers, Integers]:
-    """Cut time into pieces that have one interval each: starts, ends and the index of the interval, in order.
+    """Cut time into pieces that one interval each owns: starts, ends and the owner's index, in order of time.
 
-    Where several overlap, the lowest rank has the time. Without ranks the one that began last has it, of two that began
-    together the shorter: of nested ranges the innermost.
+    Where intervals overlap, the lowest rank owns the time, and among equal ranks the one that began last. Without
+    ranks the interval that began last owns it, among those the shortest: the innermost of nested ranges.
     """
     order = np.lexsort((-end, start)) if rank is None else np.lexsort((start, -rank))
     borders = _distinct(start, end)
     first, past = np.searchsorted(borders, start), np.searchsorted(borders, end)
     owner = np.full(max(len(borders) - 1, 0), NONE, dtype=np.int64)
-    # The later paints over the earlier.
+    # Each interval paints over those before it.
     for index in order.tolist():
         owner[first[index] : past[index]] = index
     begins = np.flatnonzero(np.diff(owner, prepend=NONE - 1) != 0)
@@ -59,7 +60,7 @@ def paint(start: Integers, end: Integers, rank: Integers | None = None) -> tuple
 
 
 def locate(start: Integers, end: Integers, moments: Integers) -> Integers:
-    """The index of the interval around each moment, NONE where there is none; intervals as `paint` gives them."""
+    """The index of the interval that contains each moment, or NONE. The intervals are as `paint` returns them."""
     index = np.searchsorted(start, moments, side="right") - 1
     if not len(start):
         return index
@@ -67,7 +68,7 @@ def locate(start: Integers, end: Integers, moments: Integers) -> Integers:
 
 
 def cut(start: Integers, end: Integers, moments: Integers) -> tuple[Integers, Integers, Integers]:
-    """Cut intervals as `paint` gives them at these moments: starts, ends and the index of the interval, in order."""
+    """Cut intervals, as `paint` returns them, at these moments: starts, ends and interval's index of each piece."""
     borders = _distinct(start, end, moments)
     index = locate(start, end, borders[:-1])
     is_inside = index != NONE
@@ -75,6 +76,6 @@ def cut(start: Integers, end: Integers, moments: Integers) -> tuple[Integers, In
 
 
 def _distinct(*moments: Integers) -> Integers:
-    """All moments in order, each once. NumPy's `unique` goes by a hash, which takes ten times as long for a million."""
+    """The distinct moments, sorted. `np.unique` hashes, which takes ten times as long for a million moments."""
     ordered = np.sort(np.concatenate(moments))
     return ordered[np.diff(ordered, prepend=ordered[:1] - 1) > 0]

@@ -1,4 +1,4 @@
-"""The words that records are made of : phases, modes, outcomes, stages."""
+"""The vocabulary of records: phases, modes, stages and outcomes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import re
 from enum import StrEnum
 from typing import Literal, get_args
 
-#: The parts of a step; their spans sum to the step's.
+#: The parts of a step; their times sum to the time of the step.
 Phase = Literal["data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "other"]
-#: A phase, or the step that they make up.
-Span = Literal["step", "data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "other"]
-#: What has a lag at its end: every phase with a border of its own (`other` is a remainder), and the step.
-Border = Literal["data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "step"]
+#: A phase or the whole step.
+Span = Literal["step", Phase]
 Mode = Literal["inference", "forward", "forward_backward", "train_step"]
 
-#: In the order of a table.
+#: In the order of the columns of a table.
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SPANS: tuple[Span, ...] = get_args(Span)
-BORDERS: tuple[Border, ...] = get_args(Border)
+#: Spans whose end has a measured lag. `other`, the last phase, is a remainder and has no end of its own.
+BORDERS: tuple[Span, ...] = (*PHASES[:-1], "step")
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-#: Time inside a step that is not the step's: validation, checkpoints, writing records. Subtracted and counted.
+#: Validation, checkpoints and writing of records inside a step. This time is subtracted from the step and counted.
 EXCLUDED = "excluded"
 
 #: Modes whose steps compute gradients.
@@ -28,7 +27,7 @@ BACKWARD_MODES: tuple[Mode, ...] = ("forward_backward", "train_step")
 
 
 class Stage(StrEnum):
-    """Where a run stands. Only steps of the first two are recorded."""
+    """The stages of a run, in their order."""
 
     WARMUP = "warmup"
     WINDOW = "window"
@@ -36,31 +35,32 @@ class Stage(StrEnum):
     DONE = "done"
 
 
+#: Stages whose steps are recorded.
 STAGES = (Stage.WARMUP, Stage.WINDOW)
 
-#: The axis of a sweep of two sides, which are measured in turn to be compared.
+#: The axis of the sweep that `compare --run` measures: its values are the sides A and B, measured in turn.
 SIDE = "side"
 
 #: How a run can end.
 OUTCOMES = ("ok", "oom", "timeout", "error", "interrupted", "skipped")
 
-#: How the message of an `error` begins where attention of the user's own was found to be wrong.
+#: First word of an error's message where the user's own attention function gave wrong results.
 INCORRECT = "incorrect"
 
-#: Written while a run is going on; read as KILLED once its process is gone.
+#: The outcome in run.json while a run is going on; readers say KILLED once its process is gone.
 RUNNING = "running"
 KILLED = "killed"
 
-#: Read where run.json cannot tell the outcome.
+#: The outcome that readers give a run whose run.json is damaged.
 DAMAGED = "damaged"
 
-#: Names of the ranges that lmbench sets around what runs, and that a recording's reader looks for, each before a step's
-#: number, a phase or a module's path.
+#: Prefixes of the ranges that lmbench sets in traces and memory recordings. Behind them comes the number of a step, the
+#: name of a phase or the path of a module.
 STEP, PHASE, MODULE = "lmbench.step:", "lmbench.phase:", "lmbench.module:"
-#: An index in a module's path.
+#: An index in the path of a module.
 INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def collapsed(path: str) -> str:
-    """A module's path with `*` for its indices: `blocks.3.attention.q` is one of `blocks.*.attention.q`."""
+    """The path of a module with `*` for its indices: `blocks.3.attention.q` becomes `blocks.*.attention.q`."""
     return INDEX.sub("*", path)
