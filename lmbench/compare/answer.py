@@ -1,4 +1,4 @@
-"""A comparison as an answer: verdict with its reasons, step times, what else changed, and why runs do not count."""
+"""The answer of `lmbench compare`: verdict with its reasons, step times, other changes, and runs that do not count."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import unit_of
 
-#: A sentence that more cells or runs share than this counts them instead of naming them.
-_NAMED = 4
+#: A line that belongs to more cells or runs than this says their number instead of their names.
+_MAX_NAMES = 4
 _FIGURE = re.compile(r"[-+±]?\d[\d.,]*")
 COMPARISON_SCHEMA_VERSION = 3
 
-#: Which test was used, and why.
+#: The notes on the test that was used.
 BY_WELCH = (
     "Welch's t on logarithms of process means, since the sides were measured apart; same by two one-sided tests at 5 % "
     "(the 90 % interval lies within the gate)"
 )
 BY_ROUNDS = (
-    "paired by round, since both sides were measured in turn: what drifts on both is out. At most 5 % are false over "
-    "all looks together, where a side's own noise is independent from round to round or persists with an "
+    "paired by round, since both sides were measured in turn: drift that both share cancels. At most 5 % of verdicts "
+    "are false over all looks together, if a side's own noise is independent from round to round or persists with an "
     "autocorrelation up to 0.9"
 )
 _FIGURES = (
     Column("A", name="a"), Column("B", name="b"), Column("B / A", name="ratio"), Column("95 % interval"),
     Column("finding"),
 )  # fmt: skip
-
-
-#: Labels of lines with what of a cell, and what of all, they tell.
-_OF_CELLS = {"differs": "differences", "note": "notes", "reason": "reasons", "slow": "slow"}
-_OF_ALL = {"only A": "only_a", "only B": "only_b"}
+#: Labels of headline lines, with the field of a cell that holds their texts.
+_CELL_LINES = {"differs": "differences", "note": "notes", "reason": "reasons", "slow": "slow"}
 
 
 def comparison_answer(comparison: Comparison) -> Answer:
-    """The verdict with its reasons and what keeps it from being more, then the step times. Tables of phases and memory,
-    which test was used and what a sample is come with `--all`; `figures` hold everything in SI units."""
+    """The verdict with its reasons, differences, notes and left-out runs, then the table of step times.
+
+    `--all` adds the other tables, the test that was used, and what a sample is. `figures` hold everything in SI units.
+    """
     cells, sides = comparison.cells, {"A": comparison.a, "B": comparison.b}
     counts = Counter(cell.verdict for cell in cells)
     tally = ", ".join(f"{counts[word]} {word}" for word in EXIT_CODES if counts[word]) or "none can be judged"
@@ -51,15 +50,15 @@ def comparison_answer(comparison: Comparison) -> Answer:
     lines += [Line(name, side.given) for name, side in sides.items()]
     if any(cell.metrics for cell in cells) and not any(cell.differences for cell in cells):
         lines.append(Line("differs", "nothing that is recorded: an A/A comparison"))
-    for label, field in _OF_CELLS.items():
-        # The reasons of one cell are the verdict's, and a verdict that stands needs none.
-        told = [
-            cell for cell in cells if label != "reason" or (len(cells) > 1 and cell.verdict in (UNDECIDED, INVALID))
-        ]
-        texts = [(str(text), cell.name) for cell in told for text in getattr(cell, field)]
+    for label, field in _CELL_LINES.items():
+        shown = cells
+        if label == "reason":
+            # The verdict's own lines have the reasons of a single cell. A verdict that stands needs no reason.
+            shown = [cell for cell in cells if len(cells) > 1 and cell.verdict in (UNDECIDED, INVALID)]
+        texts = [(str(text), cell.name) for cell in shown for text in getattr(cell, field)]
         lines += _grouped(label, texts, len(cells), by_kind=label in ("note", "reason"))
-    for label, field in _OF_ALL.items():
-        lines += [Line(label, text) for text in getattr(comparison, field)]
+    lines += [Line("only A", name) for name in comparison.only_a]
+    lines += [Line("only B", name) for name in comparison.only_b]
     lines += [Line("neither", ": ".join(filter(None, cell.values()))) for cell in comparison.neither]
     for name, side in sides.items():
         left_out = [*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))]
@@ -84,30 +83,35 @@ def comparison_answer(comparison: Comparison) -> Answer:
     )
 
 
-def _grouped(label: str, texts: Sequence[tuple[str, str]], everyone: int = 0, *, by_kind: bool = False) -> list[Line]:
-    """A line for each text with the names that it belongs to, their number where they are many, nothing where it
-    belongs to everyone. By kind texts that differ in their figures, or after a colon, have one line, the first's."""
+def _grouped(label: str, texts: Sequence[tuple[str, str]], count: int = 0, *, by_kind: bool = False) -> list[Line]:
+    """One line for each distinct text, with the names of its cells or runs in brackets.
+
+    Args:
+        texts: pairs of a text and the name of a cell or run.
+        count: the number of all cells: a text that belongs to all of them has no names.
+        by_kind: texts that differ only in figures, or after a colon, share one line, which shows the first of them.
+    """
     kinds: dict[str, tuple[str, list[str]]] = {}
     for text, name in texts:
         kind = _FIGURE.sub("", text.partition(":")[0]) if by_kind else text
         kinds.setdefault(kind, (text, []))[1].append(name)
     lines = []
     for text, names in kinds.values():
-        where = f"{len(names)} of them" if len(names) > _NAMED else "; ".join(names)
-        exact = sum(other == text for other, _ in texts)
-        if exact < len(names):
+        where = f"{len(names)} of them" if len(names) > _MAX_NAMES else "; ".join(names)
+        exact_count = sum(other == text for other, _ in texts)
+        if exact_count < len(names):
             where = f"{names[0]}; alike in {len(names) - 1} others"
-        lines.append(Line(label, text if exact == everyone else f"{text} ({where})"))
+        lines.append(Line(label, text if exact_count == count else f"{text} ({where})"))
     return lines
 
 
 def _tables(comparison: Comparison) -> list[Table]:
-    """One cell's figures; of many cells their step times, and which other figures changed."""
+    """All figures of a single cell; for several cells their step times, and the other figures that changed."""
     cells, name = comparison.cells, Column("cell")
     if len(cells) == 1:
         rows = [[figure.title, *_row(figure)] for figure in cells[0].metrics]
-        counted = f"geometric means of {len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
-        caption = f"{counted}; findings of phases and memory after Holm's correction"
+        means = f"geometric means of {len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
+        caption = f"{means}; findings of phases and memory after Holm's correction"
         return [Table("figures", "Compared", [Column("figure"), *_FIGURES], rows, caption)]
     steps = [[cell.name, *(_row(cell.metrics[0]) if cell.metrics else [None] * 4 + [cell.verdict])] for cell in cells]
     changes: list[list[Value | Cell]] = [

@@ -1,7 +1,7 @@
-"""Two sides compared, cell by cell: ratios with intervals, verdicts with their reasons.
+"""Compare two sides cell by cell: ratios with intervals, and verdicts with their reasons.
 
-Sides are read and joined to cells; a cell is checked for what makes it invalid; its figures become ratios; their p
-values are corrected over all cells; then each ratio has its verdict, and each cell its notes.
+`compare` reads both sides and joins their runs to cells. `_compare_cell` checks whether a cell is valid and computes
+its ratios. `_judge` corrects their p values over all cells and decides the verdicts.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from lmbench.records.statistics import (
 from lmbench.report.units import change_percent, change_range, percent_short
 
 Floors = Mapping[NoiseKey, Mapping[str, Noise]]
-#: A guard that fails in more of a side's rounds than this is no accident.
+#: A comparison is invalid where guards failed in more than this fraction of a side's rounds; fewer are accidents.
 _ACCIDENTS_FRACTION = 1 / 3
-#: A process is slow from so many standard deviations on, of the differences of all rounds (from their median absolute
-#: deviation), and from this share of the step.
+#: A process is slow if the difference of its round is this many standard deviations, and this fraction of the step, off
+#: the median over rounds. The median absolute deviation estimates the standard deviation if there are `_SLOW_ROUNDS`.
 _SLOW_STDS, _SLOW_FRACTION, _SLOW_ROUNDS = 4.0, 0.01, 4
-#: A machine that was not seen to be busy may be slower by so much an hour later.
+#: Without a sign of load, a machine may still be this much slower an hour later.
 DRIFT_FRACTION = 0.1
 
 SAME, UNDECIDED, INVALID = "same", "undecided", "invalid"
 SLOWER, FASTER = TIME_WORDS
 
-#: The verdict of many cells together is the first of these that occurs, with its exit code. A cell proven slower stays
-#: so whatever the others are; a comparison that cannot be made is graver than one that needs more repeats.
+#: Verdicts in order of gravity, with their exit codes: the verdict of several cells is the gravest of theirs. A cell
+#: proven slower outweighs everything; an invalid comparison is graver than one that needs more repeats.
 EXIT_CODES = {
     SLOWER: ExitCode.SLOWER,
     INVALID: ExitCode.INVALID,
@@ -75,8 +75,11 @@ EXIT_CODES = {
 
 
 class Figure(Struct):
-    """A metric on both sides: geometric means over processes (SI), their ratio, the A/A floor (None if not measured),
-    p after Holm's correction (None with fewer than two repeats a side), and the finding with its reason."""
+    """A metric on both sides: geometric means over processes in SI units, their ratio, and the finding with its reason.
+
+    `noise_floor_fraction` is None if no A/A floor was measured. `adjusted_p` is p after Holm's correction, None with
+    fewer than two repeats on a side.
+    """
 
     name: str
     title: str
@@ -91,7 +94,10 @@ class Figure(Struct):
 
 
 class SlowProcess(Struct):
-    """A process that took longer than the other one of its round (from 1) says."""
+    """A process that took longer than its pair, the process of the other side in this round, leads to expect.
+
+    Rounds count from 1.
+    """
 
     side: str
     round: int
@@ -104,9 +110,12 @@ class SlowProcess(Struct):
 
 
 class CellComparison(Struct):
-    """One cell on both sides. `verdict` is that of the step time; `metrics` begins with it and is empty where a side
-    has no run that counts. `by_rounds`: runs are paired by the round that they were measured in; `busy`: why a change
-    may be one of the machine's load, None where it may not; `is_apart`: one side was measured before the other."""
+    """The comparison of one cell.
+
+    `verdict` is the finding on the step time. `metrics` begins with the step time, and is empty where no run of a side
+    counts. `by_rounds`: runs are paired by the round in which they were measured. `busy`: why the load of the machine
+    may explain a change, or None. `is_apart`: one side was measured before the other.
+    """
 
     name: str
     used_a: list[str]
@@ -125,9 +134,12 @@ class CellComparison(Struct):
 
 
 class Comparison(Struct):
-    """What `compare` found: cells on both sides, names of those on one side only, and, with the reason, of those where
-    no run counts on either side (out of memory on both, say), which are not judged. `family` is how many step times
-    were tested together."""
+    """The comparison of two sides.
+
+    `cells` are on both sides; `only_a` and `only_b` name the cells of one side. `neither` has name and reason of each
+    cell without a run that counts on either side (out of memory on both, for example): these are not judged. `family`
+    is the number of step times that were tested together.
+    """
 
     a: Side
     b: Side
@@ -141,34 +153,35 @@ class Comparison(Struct):
 
     @property
     def verdict(self) -> str:
-        """The gravest of the cells' verdicts; `undecided` where there are none."""
+        """The gravest of the cells' verdicts; `undecided` without cells."""
         words = [cell.verdict for cell in self.cells]
         return next((word for word in EXIT_CODES if word in words), UNDECIDED)
 
 
 def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comparison:
-    """Compare what `a` and `b` name (see `read_side`); a ratio is B over A.
+    """Compare the results that `a` and `b` name, in a form that `read_side` reads. Ratios are B over A.
 
     Args:
         a: before.
         b: after.
         tolerance: changes up to this fraction count as none.
-        about: dotted names of what is compared; with some, any other difference is invalid.
+        about: dotted names of what is compared; with names, any other difference makes a cell invalid.
 
     Raises:
-        UsageError: a side names no result, both hold the same run, nothing is on both sides, or noise.json is damaged.
+        UsageError: a side names no result, both hold the same run, no cell is on both sides, or noise.json is damaged.
     """
-    sides = (read_side(a), read_side(b))
-    processes = {process_of(run) for run in sides[1].runs}
-    if same := [str(run.path) for run in sides[0].runs if process_of(run) in processes]:
+    side_a, side_b = read_side(a), read_side(b)
+    processes = {process_of(run) for run in side_b.runs}
+    if same := [str(run.path) for run in side_a.runs if process_of(run) in processes]:
         raise UsageError(
             f"A ({a}) and B ({b}) hold the same results, {len(same)} runs such as {same[0]!r}; give two that were "
             "measured apart"
         )
-    runs = [*sides[0].runs, *sides[1].runs]
+    runs = [*side_a.runs, *side_b.runs]
     check_about(about, runs)
-    joined, floors = join_cells(sides[0].runs, sides[1].runs), read_floors(home_of(runs))
-    only_a, only_b = ([name for name, cell in joined.items() if not cell[other]] for other in (1, 0))
+    joined, floors = join_cells(side_a.runs, side_b.runs), read_floors(home_of(runs))
+    only_a = [name for name, (_, runs_b) in joined.items() if not runs_b]
+    only_b = [name for name, (runs_a, _) in joined.items() if not runs_a]
     cells = [_compare_cell(name, cell, about, floors) for name, cell in joined.items() if all(cell)]
     if not cells:
         raise UsageError(
@@ -178,19 +191,22 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
     judged = [cell for cell in cells if cell.used_a or cell.used_b]
     neither = [{"name": cell.name, "reason": "; ".join(cell.reasons)} for cell in cells if cell not in judged]
     family = _judge(judged, tolerance)
-    return Comparison(*sides, tolerance, about, judged, only_a, only_b, neither, family)
+    return Comparison(side_a, side_b, tolerance, about, judged, only_a, only_b, neither, family)
 
 
 def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[str], floors: Floors) -> CellComparison:
-    """A cell's samples and ratios, and what makes it invalid; its other verdicts need the ratios of all cells."""
-    # A run whose guard failed is measured again in another round. Where many failed it was no accident.
+    """The samples and ratios of a cell, and the verdict `invalid` where it applies.
+
+    `_judge` decides all other verdicts, because they depend on the ratios of all cells.
+    """
+    # A further round makes up for a run whose guard failed, unless guards failed in many rounds.
     in_rounds = are_rounds(*runs)
     (a, left_out_a), (b, left_out_b) = (split_usable(side, takes_failed=not in_rounds) for side in runs)
     by_rounds = in_rounds and bool(a and b)
     if by_rounds:
-        sides = by_round(a), by_round(b)
-        shared = sorted(sides[0].keys() & sides[1].keys())
-        a, b = ([rounds[place] for place in shared] for rounds in sides)
+        rounds_a, rounds_b = by_round(a), by_round(b)
+        shared = sorted(rounds_a.keys() & rounds_b.keys())
+        a, b = [rounds_a[key] for key in shared], [rounds_b[key] for key in shared]
     used_a, used_b = ([run.run_id for run in side] for side in (a, b))
     cell = CellComparison(name, used_a, used_b, left_out_a, left_out_b, by_rounds)
     invalid = []
@@ -210,20 +226,20 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
 
 
 def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: Floors, is_invalid: bool) -> None:
-    """Fill in a cell's figures, and what is to be known of them."""
+    """Fill in the figures of a cell, its differences and notes, and signs of load, drift and slow processes."""
     cell.differences = differences(a[0].record, b[0].record)
     noises = [] if cell.by_rounds else [floors.get(noise_key(run.record), {}) for run in (a[0], b[0])]
     for metric in METRICS:
-        known = metric.of_all(a), metric.of_all(b)
-        if all(known):
-            mean_a, mean_b = map(geometric_mean, known)
-            ratio = ratio_by_rounds(*known) if cell.by_rounds else ratio_of(*known)
+        values = metric.of_all(a), metric.of_all(b)
+        if all(values):
+            mean_a, mean_b = map(geometric_mean, values)
+            ratio = ratio_by_rounds(*values) if cell.by_rounds else ratio_of(*values)
             floor = max((noise[metric.name].floor_fraction for noise in noises if metric.name in noise), default=None)
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor))
     step = cell.metrics[0]
     cell.notes = notes(a, b, step.ratio)
     if cell.by_rounds:
-        # Rounds measure both sides under the same load, and take out drift from one side to the other.
+        # Both sides of a round run under the same load, and no side runs before the other one.
         cell.slow = slow_processes(a, b, step.ratio)
         return
     cell.busy, cell.is_apart = busy_reason(a, b), are_apart(a, b)
@@ -236,8 +252,11 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
 
 
 def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
-    """Give every figure of valid cells its finding, and these cells their verdicts; returns how many step times were
-    tested together. Holm's correction is over the step times of all cells, and over everything else of all cells."""
+    """Decide the finding on every figure of the valid cells, and the verdicts of these cells.
+
+    Holm's correction is taken over the step times of all cells, and separately over all other figures of all cells.
+    Returns the number of step times that were tested together.
+    """
     valid = [cell for cell in cells if cell.metrics and cell.verdict != INVALID]
     steps = [(cell, cell.metrics[0]) for cell in valid]
     others = [(cell, figure) for cell in valid for figure in cell.metrics[1:]]
@@ -268,11 +287,14 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
 
 
 def slow_processes(a: Sequence[Run], b: Sequence[Run], ratio: Ratio) -> list[SlowProcess]:
-    """The slow ones among the processes of both sides, in the order of their rounds. Nothing is dropped for it: the
-    rule of `rounds` weighs what lies far out, and knows no sides."""
+    """The slow processes of both sides, in the order of their rounds.
+
+    No round is dropped for a slow process: the test of `compare.rounds` gives outlying rounds less weight, whichever
+    side was slow.
+    """
     if len(a) < _SLOW_ROUNDS:
         return []
-    # Of the two the one that took longer than the difference of the other rounds lets expect.
+    # In an outlying round, the slow process is the one of the side that took longer than usual against the other.
     excess = np.array(ratio.differences) - np.median(ratio.differences)
     limit = max(_SLOW_STDS * STD_PER_MAD * np.median(np.abs(excess)), math.log1p(_SLOW_FRACTION))
     slow = []
@@ -284,7 +306,7 @@ def slow_processes(a: Sequence[Run], b: Sequence[Run], ratio: Ratio) -> list[Slo
 
 
 def one_sided(slow: Sequence[SlowProcess]) -> str | None:
-    """The side that slow processes belong to, where chance would hardly have it so (two-sided sign test at 5 %)."""
+    """The side that most slow processes belong to, if that is significant (two-sided sign test at 5 %), else None."""
     count_b = sum(process.side == "B" for process in slow)
     fewer, side = min((count_b, "A"), (len(slow) - count_b, "B"))
     return side if 2 * scipy.special.bdtr(fewer, len(slow), 0.5) < 0.05 else None
@@ -294,13 +316,13 @@ def one_sided(slow: Sequence[SlowProcess]) -> str | None:
 
 
 class Decision(NamedTuple):
-    """A verdict's word and, in one line with the figures, why."""
+    """The word of a verdict and its reason, one line with figures."""
 
     word: str
     reason: str
 
 
-def decide(  # noqa: PLR0911 (the order of decisions)
+def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     ratio: Ratio,
     *,
     tolerance: float,
@@ -311,15 +333,16 @@ def decide(  # noqa: PLR0911 (the order of decisions)
     is_apart: bool = False,
     busy: str | None = None,
 ) -> Decision:
-    """The verdict of a comparison that is valid.
+    """The verdict on one ratio of a valid comparison.
 
     Args:
         tolerance: changes up to this fraction count as none (`--gate`).
-        floor: the change that the same configuration shows against itself (`lmbench noise`), None if not measured.
-        adjusted_p: p after Holm's correction over a family of so many tests.
-        is_time: it is a time, to which the machine's load and drift belong.
-        is_apart: one side was measured before the other: a drift of the machine is in the ratio.
-        busy: why the ratio may be one of the machine's load, None where it may not.
+        adjusted_p: p after Holm's correction, None with fewer than two repeats on a side.
+        floor: the change that a configuration shows against itself (`lmbench noise`), None if not measured.
+        family: the number of tests that Holm's correction was taken over.
+        is_time: the figure is a time, so that load and drift of the machine affect it.
+        is_apart: one side was measured before the other, so that the ratio contains any drift of the machine.
+        busy: why the load of the machine may explain the ratio, or None.
     """
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
@@ -339,25 +362,27 @@ def decide(  # noqa: PLR0911 (the order of decisions)
             remedy = "`lmbench noise` measures it, `lmbench compare --run` takes turns"
             drift = f"one side was measured before the other, and no A/A noise floor is known: {remedy}"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
-        above = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
-        above = f"after {ratio.n_a} rounds" if by_rounds else above
+        basis = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
+        if by_rounds:
+            basis = f"after {ratio.n_a} rounds"
         corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
-        words = TIME_WORDS if is_time else SIZE_WORDS
-        return Decision(words[ratio.point < 1], f"{change}, interval {limits} excludes 0, {above}{corrected}")
+        more, less = TIME_WORDS if is_time else SIZE_WORDS
+        word = more if ratio.point >= 1 else less
+        return Decision(word, f"{change}, interval {limits} excludes 0, {basis}{corrected}")
     if ratio.excludes_one:
-        holm_words = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
-        return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {holm_words}")
-    reach = f"{change}, interval {limits}: neither a change nor `same` within {gate} is shown"
+        correction = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
+        return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {correction}")
+    unclear = f"{change}, interval {limits}: neither a change nor `same` within {gate} is shown"
     if ratio.persistence:
-        shares = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
-        return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {shares}): {reach}")
+        autocorrelations = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
+        return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {autocorrelations}): {unclear}")
     if ratio.std_a is None or ratio.std_b is None:
-        return Decision(UNDECIDED, reach)
+        return Decision(UNDECIDED, unclear)
     detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
-    told = percent_short(detectable) if detectable < 1 else f"a factor of {1 + detectable:.2g}"
-    return Decision(UNDECIDED, f"{reach}; at this spread {repeats} repeats tell {told} from none")
+    smallest = percent_short(detectable) if detectable < 1 else f"a factor of {1 + detectable:.2g}"
+    return Decision(UNDECIDED, f"{unclear}; at this spread {repeats} repeats tell {smallest} from none")
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """An interval of ratios as changes: `-0.31 .. +0.42 %`, or `none yet`."""
+    """The text of an interval of ratios, as changes in percent: `-0.31 .. +0.42 %`; `none yet` without an interval."""
     return "none yet" if low is None or high is None else change_range(low - 1, high - 1)

@@ -1,7 +1,7 @@
-"""The A/A noise floor: how far the same configuration is from itself when its repeats are split in two.
+"""The A/A noise floor: the change that a configuration shows against itself when its repeats are split in two.
 
-`survey` measures it, `store_noise` keeps it beside the results, `read_floors` finds it there for a comparison, and
-`noise_answer` shows it.
+`survey` measures floors, `store_noise` keeps them beside the results, `read_floors` reads them for a comparison, and
+`noise_answer` shows them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
-#: A configuration takes 3 kB.
+#: One configuration takes 3 kB.
 _MAX_NOISE_BYTES = 16 * 2**20
-#: Two halves have at least as many repeats as a comparison takes.
+#: Each half needs as many repeats as one side of a comparison.
 MIN_NOISE_REPEATS = 2 * MIN_REPEATS
 _SPLITS = 500
 
 
 class Noise(Struct, frozen=True):
-    """What one figure of one configuration did over its repeats.
+    """The noise of one figure of one configuration over its repeats.
 
-    `std_fraction` is the spread between processes (of logarithms). `drift_fraction` is the change from the earlier half
-    of the repeats to the later one. `floor_fraction` is the larger of that and of what 95 % of random splits into
-    halves stay under.
+    `std_fraction` is the standard deviation between processes, of logarithms. `drift_fraction` is the change from the
+    earlier half of the repeats to the later half. `floor_fraction` is the larger of the drift's size and the change
+    that 95 % of random splits into halves stay below.
     """
 
     n: int
@@ -53,7 +53,7 @@ class Noise(Struct, frozen=True):
 
 
 class NoiseKey(Struct, frozen=True):
-    """What a floor belongs to: host, device, and the settings. Not the code: that is what comparisons change."""
+    """The host, device and settings that a floor belongs to. Not the code, because comparisons are of changed code."""
 
     host: str | None
     device: str | None
@@ -61,7 +61,7 @@ class NoiseKey(Struct, frozen=True):
 
 
 class NoiseEntry(Struct, frozen=True):
-    """One configuration's floors as noise.json holds them, by the names of a comparison's figures."""
+    """The floors of one configuration in noise.json, by the name of the metric."""
 
     key: NoiseKey
     metrics: dict[str, Noise]
@@ -75,8 +75,7 @@ class NoiseFile(Struct, frozen=True):
 
 
 class Survey(NamedTuple):
-    """The noise of some runs' configurations on a machine, with their names; why others have none; and the folder where
-    noise.json belongs."""
+    """Pairs of a cell's name and its noise; lines that say why a cell has no floor; and the folder of noise.json."""
 
     entries: list[tuple[str, NoiseEntry]]
     problems: list[Line]
@@ -84,56 +83,58 @@ class Survey(NamedTuple):
 
 
 def measure_noise(values: Sequence[float]) -> Noise:
-    """The noise of one value a process, six at least, in the order they were measured."""
+    """The noise of the values of at least six processes, in the order of measurement."""
     logs, half = logs_of(values), len(values) // 2
     shuffled = np.random.default_rng(0).permuted(np.tile(logs, (_SPLITS, 1)), axis=1)
     splits = shuffled[:, :half].mean(axis=1) - shuffled[:, half : 2 * half].mean(axis=1)
     drift = float(logs[-half:].mean() - logs[:half].mean())
-    usual = float(np.quantile(np.abs(splits), CONFIDENCE))
-    return Noise(len(values), std_of_logs(logs) or 0.0, math.expm1(drift), math.expm1(max(usual, abs(drift))))
+    limit = float(np.quantile(np.abs(splits), CONFIDENCE))
+    return Noise(len(values), std_of_logs(logs) or 0.0, math.expm1(drift), math.expm1(max(limit, abs(drift))))
 
 
 def noise_key(record: RunRecord) -> NoiseKey:
-    """The configuration and machine that a run's noise belongs to."""
-    chosen = json.dumps({name: as_text(value) for name, value in sorted(settings(record).items())})
+    """The configuration and machine of a run, by which its floor is stored and found."""
+    texts = json.dumps({name: as_text(value) for name, value in sorted(settings(record).items())})
     return NoiseKey(
         host=value_at(record, "environment.host.hostname"),
         device=value_at(record, "environment.gpu.name") or value_at(record, "environment.host.cpu_model"),
-        settings_digest=sha256(chosen.encode()).hexdigest()[:16],
+        settings_digest=sha256(texts.encode()).hexdigest()[:16],
     )
 
 
-def survey(given: Sequence[str]) -> Survey:
+def survey(results: Sequence[str]) -> Survey:
     """Measure the noise of every configuration that these results repeat.
 
     Raises:
-        UsageError: one of them names no result.
+        UsageError: one of `results` names no result.
     """
-    runs = list({run.path: run for name in given for run in read_side(name).runs}.values())
-    survey = Survey([], [], home_of(runs))
+    runs = list({run.path: run for name in results for run in read_side(name).runs}.values())
     groups: dict[tuple[str, NoiseKey], list[Run]] = {}
     for name, (repeats, _) in join_cells(runs, []).items():
         for run in repeats:
             groups.setdefault((name, noise_key(run.record)), []).append(run)
+    entries, problems = list[tuple[str, NoiseEntry]](), list[Line]()
     for (name, key), group in groups.items():
         usable, _ = split_usable(group, takes_failed=False)
-        problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
-        if len(usable) >= MIN_NOISE_REPEATS:
-            problem = "".join(f"not repeats of one thing: {line}" for line in mixture(usable, facts_of(usable))[:1])
-        if problem:
-            survey.problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
+        if len(usable) < MIN_NOISE_REPEATS:
+            problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
+        elif mixed := mixture(usable, facts_of(usable)):
+            problem = f"not repeats of one thing: {mixed[0]}"
+        else:
+            noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
+            entries.append((name, NoiseEntry(key, noises)))
             continue
-        noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
-        survey.entries.append((name, NoiseEntry(key, noises)))
-    return survey
+        problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
+    return Survey(entries, problems, home_of(runs))
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
-    """Add entries to the folder's noise.json, in the place of older ones of the same key; returns the file.
+    """Add entries to noise.json in a folder, replacing entries with the same key; returns the file's path.
 
-    Of several with one key (two commits of the code, say) the one with the largest floor for the step is kept.
+    Entries of two commits have the same key, for example. Of several such entries, the one with the largest floor of
+    the step time is stored.
 
-    Raises UsageError where it cannot be read or written.
+    Raises UsageError where the file cannot be read or written.
     """
     path = folder / NOISE_FILE
     ordered = sorted(entries, key=lambda entry: entry.metrics[STEP.name].floor_fraction)
@@ -149,13 +150,13 @@ def _read(path: Path) -> list[NoiseEntry]:
     try:
         return decode(read_file(path, _MAX_NOISE_BYTES), NoiseFile).entries
     except (Unreadable, DamagedRecord) as error:
-        if getattr(error, "is_missing", False):
+        if isinstance(error, Unreadable) and error.is_missing:
             return []
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
 def read_floors(folder: Path) -> dict[NoiseKey, dict[str, Noise]]:
-    """The noise of each configuration in the folder's noise.json. Raises UsageError where the file cannot be read."""
+    """The noise of each configuration in a folder's noise.json. Raises UsageError where the file cannot be read."""
     return {entry.key: entry.metrics for entry in _read(folder / NOISE_FILE)}
 
 
@@ -176,16 +177,16 @@ _MEANINGS = (
 
 
 def noise_answer(survey: Survey) -> Answer:
-    """One table of all floors, and why some configurations have none."""
+    """One table of all floors, and the reasons why some cells have none."""
     noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in survey.entries]
     rows: list[list[Value]] = [
         [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
     ]
     limits = [max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)) for _, noise in noises]
     ends = dict.fromkeys(map(percent_short, (min(limits), max(limits))))
-    told = f"changes under {' to '.join(ends)} cannot be told here with {MIN_REPEATS} repeats"
+    conclusion = f"changes under {' to '.join(ends)} cannot be told here with {MIN_REPEATS} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
-        notes=[*_MEANINGS, *survey.problems, Line("so", told)],
+        notes=[*_MEANINGS, *survey.problems, Line("so", conclusion)],
         figures={"schema_version": 1, "entries": [entry for _, entry in survey.entries]},
     )

@@ -1,21 +1,24 @@
-"""The ratio of two sides that were measured in turn, round by round, and looked at after every round.
+"""The ratio of two sides that were measured in turn, in rounds, and compared again after every round.
 
-What a look may rest on is the difference of the logarithms of a round's two step times. Whatever both have in common
-(drift from round to round, a clock that changed, the server's hash seed) is not in it.
+Each round contributes one difference: log(step time of B) - log(step time of A). Effects that both sides of a round
+share cancel in it: drift from round to round, a changed clock, the hash seed of the server.
 
-The evidence against "the typical difference is m" is a ratio of likelihoods, the spread integrated out: of a difference
-whose size in units of the spread is N(0, g), over that of no difference (Lai, Annals of Statistics 4, 1976; that it may
-be looked at after every round: Perez-Ortiz et al., Annals of Statistics 52, 2024). Where no difference is allowed to
-come from noise that persists over rounds, as in a first-order process, evidence is the smallest against any of
-`_NOISES`, each weighed by how persistent the sides' own step times are: what could be a side's slow noise proves
-nothing. A difference counts for less from `_FAR` times the median on, and beyond twice that not at all: this depends on
-its size alone, which is the same in both directions where nothing changed.
+The evidence against "the typical difference is m" is a likelihood ratio with the spread integrated out (Lai, Annals of
+Statistics 4, 1976). The alternative is a difference that, in units of the spread, is N(0, g), averaged over the g of
+`_EFFECTS`. Such evidence may be looked at after every round (Perez-Ortiz et al., Annals of Statistics 52, 2024).
 
-**The condition of the 5 %**: a side's own noise is independent from round to round, or persists with an
-autocorrelation up to 0.9, on one side or on both. What persists longer cannot be told from a change in so few rounds.
+Noise may persist over rounds, as in a first-order autoregressive process, and then looks like a change. So the evidence
+is the smallest against any of `_NOISES`, weighted by how persistent the sides' own step times are.
 
-Of 10 000 simulated comparisons each, 60 rounds, gate 1 % (`python tests/experiments/simulated_rounds.py`; `false` are
-`faster` and `slower` together, `rounds` the median until the verdict):
+Differences far from m count less: the weight falls from 1 at `_FAR` times their median size to 0 at twice that. It
+depends on the size alone, so that without a change both directions lose alike.
+
+**At most 5 % of verdicts are false on one condition**: each side's noise is independent from round to round, or
+persists with an autocorrelation up to 0.9. In so few rounds, longer persistence looks the same as a change.
+
+Rates in 10 000 simulated comparisons each, over 60 rounds with gate 1 %, by
+`python tests/experiments/simulated_rounds.py`. `false` is `faster` and `slower` together, `rounds` the median number
+of rounds until the verdict:
 
                                 A/A: false  same in 20  in 60  rounds  +2 %: found in 20  in 60  rounds
     spread 0.3 %                      0.0%       91.0% 100.0%      13              94.9% 100.0%      12
@@ -59,43 +62,42 @@ from lmbench.records.statistics import (
     ratio_from,
 )
 
-#: Rounds after which the first look may decide.
+#: The number of rounds before the first look.
 FIRST_LOOK = 4
-#: Variances of the effect that is expected, in units of a difference's: for small ones and for large ones.
+#: Variances g of the expected change, in units of the variance of a difference: for small and for large changes.
 _EFFECTS = (2.0, 50.0)
-#: Noise that no change may be taken for: autocorrelation from round to round, and the share of the noise that has it
-#: (all where both sides' noise persists, half where one side's does).
+#: Kinds of noise that must not pass for a change: the autocorrelation from round to round, and the share of the noise
+#: that has it. The share is 1 where the noise of both sides persists, 1/2 where the noise of one side does.
 _NOISES = ((0.0, 0.0), (0.5, 1.0), (0.9, 1.0), (0.9, 0.5))
 _FAR = 2.2
-#: How far the sides' own step times must speak for independent rounds before it counts, and what they may say for noise
-#: that persists, at most, since drift that both share looks like it: logarithms of likelihoods.
+#: Logarithms of likelihood ratios: `_DOUBT` is added in favour of persistent noise, then its weight is capped at
+#: `_MOST_PERSISTENCE`, because drift that both sides share looks like persistence.
 _DOUBT, _MOST_PERSISTENCE = 1.5, 0.5
-#: Ends of intervals are sought at these distances from the median, in standard deviations.
+#: The ends of intervals are searched at these distances from the median difference, in standard deviations.
 _DISTANCES = np.geomspace(1e-3, 1e3, 700)
-#: Standard errors of an autocorrelation from which on it is told.
+#: An autocorrelation above this many standard errors is reported.
 _PERSISTS = 1.5
-#: An interval that reaches from an eighth to eight times the ratio bounds nothing.
+#: A wider interval than from 1/8 to 8 times the ratio is not shown.
 _NO_BOUND = 2 * math.log(8)
 _MAX_ROUNDS = 200
 
 
 @dataclass(frozen=True)
 class RoundsRatio(Ratio):
-    """A ratio of sides that were measured in turn, judged by the evidence of its rounds."""
+    """A ratio of sides that were measured in turn, with the weights of `_NOISES` for the evidence of its rounds."""
 
     weights: tuple[float, ...] = (0.0,) * len(_NOISES)
 
     def lies_within(self, tolerance: float) -> bool:
-        if self.n_a < FIRST_LOOK or self.equal_low is None or self.equal_high is None:
+        if self.n_a < FIRST_LOOK or not super().lies_within(tolerance):
             return False
-        is_inside = max(1 / self.equal_low, self.equal_high) <= 1 + tolerance
-        return is_inside and bool(is_same(np.array(self.differences), np.array(self.weights), tolerance))
+        return bool(is_same(np.array(self.differences), np.array(self.weights), tolerance))
 
 
 def is_same(differences: Floats, weights: Floats, tolerance: float) -> npt.NDArray[np.bool_]:
-    """Whether there is evidence of less than the tolerance, along the last axis: two one-sided tests at 5 % each.
+    """Whether rounds (the last axis) show a change smaller than the tolerance: two one-sided tests at 5 % each.
 
-    Against either end of the tolerance, both directions of which share 0.1, and the median lies between them.
+    The evidence against each end of the tolerance is two-sided at 10 %, and the median lies between the ends.
     """
     limit = math.log1p(tolerance)
     evidence = [log_evidence(differences - end, weights) for end in (-limit, limit)]
@@ -104,73 +106,78 @@ def is_same(differences: Floats, weights: Floats, tolerance: float) -> npt.NDArr
 
 
 def _threshold(confidence: float) -> float:
-    """The logarithm of the evidence that comparisons without a change exceed as rarely as the confidence says.
+    """The log evidence that comparisons without a change exceed with probability 1 - confidence at most.
 
-    Half of what a bet on one kind of noise takes: the evidence is against the kind that explains the rounds best. The
-    simulation says that this is enough.
+    A test against a single kind of noise would need twice the evidence (20 at 95 %). Half is enough for the smallest
+    evidence against several kinds, as the simulation shows.
     """
     return -math.log(2 * (1 - confidence))
 
 
 def weights_of_noises(sides: Floats) -> Floats:
-    """How much more likely each of `_NOISES` is than independent rounds, as logarithms, for the more persistent of two
-    series of rounds (the last axis; the sides are the one before), in doubt for persistence. The first axis is kinds.
+    """The log likelihood ratio of each of `_NOISES` against independent rounds, in favour of persistence by `_DOUBT`.
 
-    The likelihoods are restricted ones, since the mean is unknown (Patterson and Thompson, Biometrika 58, 1971).
+    `sides` are the logarithms of step times; its last axis is rounds, and the axis before is A and B. The more
+    persistent side decides. The result's first axis is the kind of noise. The likelihoods are restricted ones, since
+    the mean is unknown (Patterson and Thompson, Biometrika 58, 1971).
     """
-    n, x = sides.shape[-1], _trimmed(sides - np.median(sides, axis=-1, keepdims=True))
+    n, deviations = sides.shape[-1], _trimmed(sides - np.median(sides, axis=-1, keepdims=True))
 
     def log_likelihood(autocorrelation: float) -> Floats:
-        white, log_determinant = _whitened(x, autocorrelation, 1.0)
+        white, log_determinant = _whitened(deviations, autocorrelation, 1.0)
         ones, _ = _whitened(np.ones(n), autocorrelation, 1.0)
-        square = (white**2).sum(axis=-1) - (white * ones).sum(axis=-1) ** 2 / (ones**2).sum()
+        squares = (white**2).sum(axis=-1) - (white * ones).sum(axis=-1) ** 2 / (ones**2).sum()
         constant: float = log_determinant - np.log((ones**2).sum()) / 2
-        likelihood: Floats = constant - (n - 1) / 2 * np.log(np.maximum(square, EQUAL**2))
+        likelihood: Floats = constant - (n - 1) / 2 * np.log(np.maximum(squares, EQUAL**2))
         return likelihood
 
-    ratios = [(log_likelihood(kind) - log_likelihood(0.0)).max(axis=-1) for kind, _ in _NOISES[1:]]
+    ratios = [(log_likelihood(correlation) - log_likelihood(0.0)).max(axis=-1) for correlation, _ in _NOISES[1:]]
     return np.array([np.zeros(sides.shape[:-2]), *np.minimum(np.array(ratios) + _DOUBT, _MOST_PERSISTENCE)])
 
 
 def _trimmed(values: Floats) -> Floats:
+    """Values times their weight: 1 up to `_FAR` times their median size, falling to 0 at twice that."""
     sizes = np.abs(values)
     medians = np.maximum(np.median(sizes, axis=-1, keepdims=True), EQUAL)
     return values * np.clip(2 - sizes / (_FAR * medians), 0, 1)
 
 
 def log_evidence(differences: Floats, weights: Floats) -> Floats:
-    """The logarithm of the evidence of all rounds (the last axis) against "no difference", with the noises' weights."""
-    x, n = _trimmed(differences), differences.shape[-1]
-    squares = np.maximum((x * x).sum(axis=-1), EQUAL**2)
+    """The log evidence of the rounds (the last axis) against "no difference", by the weights of `_NOISES`."""
+    trimmed, n = _trimmed(differences), differences.shape[-1]
+    squares = np.maximum((trimmed**2).sum(axis=-1), EQUAL**2)
 
-    def log_likelihood(rest: Floats) -> Floats:
-        # Differences that are all alike would have an infinite one.
-        likelihood: Floats = -n / 2 * np.log(np.maximum(rest, EQUAL * squares))
+    def log_likelihood(residual: Floats) -> Floats:
+        # The lower bound keeps the likelihood of identical differences finite.
+        likelihood: Floats = -n / 2 * np.log(np.maximum(residual, EQUAL * squares))
         return likelihood
 
-    effects = [
-        log_likelihood(squares - x.sum(axis=-1) ** 2 * g / (1 + n * g)) - 0.5 * math.log1p(n * g) for g in _EFFECTS
-    ]
+    effects = []
+    for g in _EFFECTS:
+        residual = squares - trimmed.sum(axis=-1) ** 2 * g / (1 + n * g)
+        effects.append(log_likelihood(residual) - 0.5 * math.log1p(n * g))
     noises = []
-    for kind, weight in zip(_NOISES, weights, strict=True):
-        white, log_determinant = _whitened(x, *kind)
+    for noise, weight in zip(_NOISES, weights, strict=True):
+        white, log_determinant = _whitened(trimmed, *noise)
         noises.append(log_likelihood((white**2).sum(axis=-1)) + log_determinant + weight)
     evidence: Floats = np.logaddexp.reduce(effects, axis=0) - math.log(len(effects)) - np.max(noises, axis=0)
     return evidence
 
 
 def _whitened(values: Floats, autocorrelation: float, share: float) -> tuple[Floats, float]:
-    """Rounds (the last axis) made independent of each other, and the logarithm of what that does to their volume."""
+    """The values of rounds (the last axis) made independent, and the log determinant of that transformation."""
     whitening = _whitening(autocorrelation, share)[: values.shape[-1], : values.shape[-1]]
-    # Without BLAS, whose threads wait for each other on a busy machine.
+    # Unlike `@`, `einsum` does not use BLAS, whose threads wait for each other on a busy machine.
     white: Floats = np.einsum("...i,ji->...j", values, whitening)
     return white, float(np.log(np.diag(whitening)).sum())
 
 
 @cache
 def _whitening(autocorrelation: float, share: float) -> Floats:
-    """What makes rounds of this noise independent: the inverse of their covariance's Cholesky factor, of which the
-    first n rows and columns are that of n rounds."""
+    """The matrix that makes rounds with this noise independent: the inverse Cholesky factor of their covariance.
+
+    Its first n rows and columns are the matrix of n rounds.
+    """
     rounds = np.arange(_MAX_ROUNDS)
     lags = np.abs(np.subtract.outer(rounds, rounds))
     covariance = share * autocorrelation**lags + (1 - share) * np.eye(_MAX_ROUNDS)
@@ -179,11 +186,11 @@ def _whitening(autocorrelation: float, share: float) -> Floats:
 
 
 def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
-    """B over A, value by value of the same round.
+    """The ratio B over A of values paired by round, from the median difference.
 
-    The ratio is that of the median difference. The intervals are what lies around it without the evidence of a change
-    against it (95 %), or of `same` (90 %), None while that is everything; `p` is below 0.05 where there is evidence of
-    a change. Where the differences have no spread the ratio and its intervals are one.
+    The intervals hold the ratios around it that the evidence does not exclude, at 95 % for a change and at 90 % for
+    `same`; None while they are too wide. `p` is below 0.05 where the evidence shows a change. Without spread of the
+    differences the intervals are the ratio itself.
     """
     logs_a, logs_b = logs_of(a), logs_of(b)
     differences: Floats = logs_b - logs_a
@@ -192,14 +199,14 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
     if n < 2 or std < EQUAL:
         end, p = (point, float(abs(center) < EQUAL)) if n > 1 else (None, None)
         return RoundsRatio(point, end, end, p, n, n, None, None, end, end, rounds)
-    # No change is one of the points, so that the interval excludes it where the test does.
+    # With 0, no change, among the points the 95 % interval excludes 1 exactly where the test shows a change.
     points = np.sort(np.concatenate([center - std * _DISTANCES, [center, 0.0], center + std * _DISTANCES]))
     weights = weights_of_noises(np.array([logs_a, logs_b]))
     evidence = log_evidence(differences - points[:, None], weights)
 
     def interval(confidence: float) -> tuple[float | None, float | None]:
-        beyond = points[evidence > _threshold(confidence)]
-        below, above = beyond[beyond < center], beyond[beyond > center]
+        excluded = points[evidence > _threshold(confidence)]
+        below, above = excluded[excluded < center], excluded[excluded > center]
         if not below.size or not above.size or above.min() - below.max() > _NO_BOUND:
             return None, None
         inside = points[(points > below.max()) & (points < above.min())]
@@ -207,7 +214,9 @@ def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
 
     p = min(1.0, math.exp(-float(log_evidence(differences, weights))) / 2)
     persistence = tuple(lag1_autocorrelation(values) or 0.0 for values in (logs_a, logs_b, differences))
+    if persistence[-1] <= _PERSISTS / math.sqrt(n):
+        persistence = ()
     return RoundsRatio(
-        point, *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE), rounds,
-        persistence if persistence[-1] > _PERSISTS / math.sqrt(n) else (), tuple(weights.tolist()),
+        point, *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE), rounds, persistence,
+        tuple(weights.tolist()),
     )  # fmt: skip

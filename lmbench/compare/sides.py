@@ -1,11 +1,13 @@
-"""The two sides of a comparison: from what was given to runs, to samples, and to the cells where they meet; and what of
-each run is compared, step time first, then phases and memory."""
+"""The two sides of a comparison: their runs, the samples among these, and the cells that both have.
+
+`METRICS` are the figures of a run that are compared: step times first, then phases and memory.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,35 +23,62 @@ from lmbench.records.settings import as_text, settings
 from lmbench.records.store import RUNS_FOLDER
 from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE
 
-#: What a change up or down is called: of times, and of anything else.
+#: The words for a change up and a change down, of a time and of any other figure.
 TIME_WORDS = ("slower", "faster")
 SIZE_WORDS = ("larger", "smaller")
 
 
+def typical_step_s(record: RunRecord) -> float | None:
+    """Seconds of a typical step of this process: the trimean of the window's steps (Tukey, Exploratory Data Analysis,
+    1977), or their mean where no quartiles were recorded. None for a window without steps."""
+    step = record.phases.step or PhaseSummary()
+    if step.p25_s is None or step.median_s is None or step.p75_s is None:
+        return mean_step_s(record)
+    return (step.p25_s + 2 * step.median_s + step.p75_s) / 4
+
+
+def mean_step_s(record: RunRecord) -> float | None:
+    """Seconds of the mean step of this process: `window.wall_s / window.steps`, no step trimmed or dropped.
+
+    Where the window has skipped or short steps, which no statistic includes, it is the mean of the other steps. None
+    for a window without steps.
+    """
+    window, step = record.window, record.phases.step or PhaseSummary()
+    if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:
+        return None
+    if window.skipped_count or window.short_count:
+        return step.mean_s
+    return window.wall_s / window.steps
+
+
 class Metric(NamedTuple):
-    """A figure of one run: its name in a comparison, its title in tables, and the record's field that it is."""
+    """A figure of one run: its name in a comparison, its title in tables, and a field of the record.
+
+    The field determines the unit, and the value unless there is a function to compute it.
+    """
 
     name: str
     title: str
     field: str
+    compute: Callable[[RunRecord], float | None] | None = None
 
     @property
     def unit(self) -> str:
         return fields("run")[self.field].unit
 
     def of(self, record: RunRecord) -> float | None:
-        """The run's value, None where it has none or none above 0 (whose logarithm a ratio takes)."""
-        value = _SAMPLES[self.name](record) if self.name in _SAMPLES else value_at(record, self.field)
+        """The run's value; None where it has none, or one that is infinite or not above 0 and so has no logarithm."""
+        value = value_at(record, self.field) if self.compute is None else self.compute(record)
         return value if value is not None and 0 < value < math.inf else None
 
     def of_all(self, runs: Sequence[Run]) -> list[float]:
-        """The values of all runs, none where one has none."""
+        """The values of all runs; empty where any run has no value."""
         values = [value for run in runs if (value := self.of(run.record)) is not None]
         return values if len(values) == len(runs) else []
 
 
-STEP = Metric("step_s", "step", "phases.step.median_s")
-MEAN_STEP = Metric("mean_step_s", "mean step", "window.wall_s")
+STEP = Metric("step_s", "step", "phases.step.median_s", typical_step_s)
+MEAN_STEP = Metric("mean_step_s", "mean step", "window.wall_s", mean_step_s)
 METRICS = (
     STEP,
     MEAN_STEP,
@@ -67,34 +96,8 @@ SAMPLE = (
 )
 
 
-def typical_step_s(record: RunRecord) -> float | None:
-    """Seconds of a typical step of this process: the trimean (Tukey, Exploratory Data Analysis, 1977) of the window's
-    steps, their mean where the quartiles were not recorded. None for a window without steps."""
-    step = record.phases.step or PhaseSummary()
-    if step.p25_s is None or step.median_s is None or step.p75_s is None:
-        return mean_step_s(record)
-    return (step.p25_s + 2 * step.median_s + step.p75_s) / 4
-
-
-def mean_step_s(record: RunRecord) -> float | None:
-    """Seconds a step of this process: `window.wall_s / window.steps`, no step trimmed or dropped.
-
-    Skipped and short steps take another time and are in no statistic; where the window has some it is the mean of the
-    others. None for a window without steps.
-    """
-    window, step = record.window, record.phases.step or PhaseSummary()
-    if not window.wall_s or not window.steps or min(window.wall_s, window.steps) < 0:
-        return None
-    if window.skipped_count or window.short_count:
-        return step.mean_s
-    return window.wall_s / window.steps
-
-
-_SAMPLES = {STEP.name: typical_step_s, MEAN_STEP.name: mean_step_s}
-
-
 class LeftOut(Struct):
-    """A run that is no sample: how it ended and, in one line, why it does not count."""
+    """A run that does not count as a sample: its outcome, and the reason in one line."""
 
     path: str
     outcome: str
@@ -102,8 +105,11 @@ class LeftOut(Struct):
 
 
 class Side(NamedTuple):
-    """What was found: `runs` with a readable record of the step's own speed, whatever their outcome; `left_out` the
-    others."""
+    """One side of a comparison.
+
+    `runs` have a readable record with undisturbed step times, whatever their outcome; `left_out` are all others.
+    `given` is the name of the side on the command line.
+    """
 
     given: str
     runs: list[Run]
@@ -117,73 +123,74 @@ def leave_out(run: Run, reason: str) -> LeftOut:
     return LeftOut(str(run.path), run.outcome, reason)
 
 
-def read_side(given: str) -> Side:
-    """Read what `given` names: a run, a folder of runs, or a sweep, each with `@AXIS=VALUE[,AXIS=VALUE...]` to take
-    only those cells.
+def read_side(text: str) -> Side:
+    """Read the runs of a side from a run, a folder of runs or a sweep. `@AXIS=VALUE[,AXIS=VALUE...]` selects cells.
 
     Raises:
-        UsageError: it names nothing, or no result that can be compared.
+        UsageError: the name is that of no result, or of none that can be compared.
     """
-    name, mark, selector = given.rpartition("@")
-    if not mark or Path(given).exists():
-        name, selector = given, ""
+    name, mark, selector = text.rpartition("@")
+    if not mark or Path(text).exists():
+        name, selector = text, ""
     pairs = [pair.partition("=") for pair in selector.split(",") if selector]
     if not all(name and axis and equals for axis, equals, _ in pairs):
-        raise UsageError(f"{given!r}: after '@' comes AXIS=VALUE, more of them with commas between")
-    side = Side(given, [], [])
+        raise UsageError(f"{text!r}: after '@' comes AXIS=VALUE, more of them with commas between")
+    side = Side(text, [], [])
     for run in map(load_known, find_runs([Path(name)])):
-        look = pass_of(run.record)
+        recording = pass_of(run.record)
         if run.outcome == DAMAGED:
             side.left_out.append(leave_out(run, str(run.damage)))
-        elif not look.has_timing:
-            side.left_out.append(leave_out(run, f"{look.label}: its step times are in no comparison"))
+        elif not recording.has_timing:
+            side.left_out.append(leave_out(run, f"{recording.label}: its step times are in no comparison"))
         else:
             side.runs.append(run)
     if not side.runs:
-        raise UsageError(f"{given!r} has nothing to compare: {side.left_out[0].reason}")
+        raise UsageError(f"{text!r} has nothing to compare: {side.left_out[0].reason}")
     for axis, _, value in pairs:
         values = sorted({_on_axis(run, axis) for run in side.runs})
-        known = set[str]().union(*map(_places, side.runs))
+        axes = set[str]().union(*map(_settings_and_axes, side.runs))
         side.runs[:] = [run for run in side.runs if _on_axis(run, axis) == value]
         if not side.runs:
-            near = "" if axis in known else suggest(axis, known)
-            raise UsageError(f"no run of {name!r} is {selector}: {axis} has {', '.join(values)}{near}")
+            suggestion = "" if axis in axes else suggest(axis, axes)
+            raise UsageError(f"no run of {name!r} is {selector}: {axis} has {', '.join(values)}{suggestion}")
     return side
 
 
 def _axes(record: RunRecord) -> dict[str, Any] | None:
-    """The run's place in its sweep, its environment with it; None for a run of no sweep."""
+    """The values of a run on the axes of its sweep, the environment among them; None for a run outside a sweep."""
     sweep = record.sweep
     if sweep is None or sweep.axes is None:
         return None
     return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
 
 
-def _places(run: Run) -> dict[str, Any]:
+def _settings_and_axes(run: Run) -> dict[str, Any]:
     return settings(run.record) | (_axes(run.record) or {})
 
 
 def _on_axis(run: Run, name: str) -> str:
-    """A run's value on an axis: of its sweep, else of its settings or its record."""
-    return as_text(_places(run).get(name, value_at(run.record, name)))
+    """A run's value on an axis of its sweep, else of a setting or a field of its record with this name."""
+    return as_text(_settings_and_axes(run).get(name, value_at(run.record, name)))
 
 
 def home_of(runs: Sequence[Run]) -> Path:
-    """The closest folder above all of these runs, a sweep's where they are of one."""
+    """The closest folder above all of these runs; the folder of the sweep for runs of one sweep."""
     shared = Path(os.path.commonpath([run.path.parent for run in runs]))
     return shared.parent if shared.name == RUNS_FOLDER else shared
 
 
 def process_of(run: Run) -> tuple[object, ...]:
-    """Which process made a run; a copy of a result has the same one."""
+    """The identity of the process that measured a run; a copy of a result has the same identity."""
     record = run.record
     process = (record.boot_id, record.pid, record.process_start_s)
     return process if None not in process else (record.run_id, record.started_at, *process)
 
 
 def split_usable(runs: Iterable[Run], takes_failed: bool = True) -> tuple[list[Run], list[LeftOut]]:
-    """The runs that are samples, each of a process of its own, and why the others are not; without `takes_failed` a
-    run whose guard failed is none."""
+    """Split runs into samples, one for each process, and the others with their reasons.
+
+    Without `takes_failed`, a run with a failed guard is not a sample.
+    """
     usable: dict[tuple[object, ...], Run] = {}
     left_out = []
     for run in sorted(runs, key=_start):
@@ -209,51 +216,49 @@ def _start(run: Run) -> tuple[str, str]:
 
 
 def by_round(runs: Iterable[Run]) -> dict[tuple[int, str], Run]:
-    """Runs by round and host: a round that was gone on with elsewhere makes no pair."""
-    return {
-        (
-            value_at(run.record, "sweep.repeat") or 0,
-            value_at(run.record, "environment.host.hostname") or "",
-        ): run
-        for run in runs
-    }
+    """Runs by round and host: two runs of a round that was continued on another host are no pair."""
+    rounds = {}
+    for run in runs:
+        repeat, host = value_at(run.record, "sweep.repeat"), value_at(run.record, "environment.host.hostname")
+        rounds[repeat or 0, host or ""] = run
+    return rounds
 
 
 def are_rounds(a: Sequence[Run], b: Sequence[Run]) -> bool:
-    """Whether both sides are those of one sweep of two sides (`compare --run`), measured in rounds.
+    """Whether A and B are the two sides of one `compare --run`, measured in rounds.
 
-    Repeats of other sweeps are not paired: with few of them the degrees of freedom that pairing takes are worth more.
+    Repeats of other sweeps are not paired: pairing halves the degrees of freedom, which few repeats cannot spare.
     """
-    places = [
-        {(run.path.parent, as_text(value_at(run.record, f"sweep.axes.{SIDE}"))) for run in side} for side in (a, b)
-    ]
-    folder = a[0].path.parent
-    return len(places[0]) == len(places[1]) == 1 and places[0] | places[1] == {(folder, "A"), (folder, "B")}
+    folders = {run.path.parent for run in (*a, *b)}
+    names = [{as_text(value_at(run.record, f"sweep.axes.{SIDE}")) for run in side} for side in (a, b)]
+    return len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
 
 
 def join_cells(a: Sequence[Run], b: Sequence[Run]) -> dict[str, tuple[list[Run], list[Run]]]:
-    """Runs of both sides by cell, in the order in which the cells were first measured; a cell is named by what differs
-    between cells, "" where there is one.
+    """Runs of both sides by the name of their cell, in the order in which cells were first measured.
 
-    A cell's identity are the axes of its sweep (with its environment) where every run has some, else its settings.
-    What is constant on each side and differs between them is the thing compared, and separates no cells: so two
-    single runs, two sweeps over the same grid, or two columns of one grid meet.
+    A cell is named by the values in which cells differ; a single cell is named "". The axes of the sweep, with its
+    environment, identify a cell where every run has axes; else all settings do. A value that is constant on each side
+    and differs between the sides is what is compared, and does not separate cells: so two single runs, two sweeps over
+    one grid, and two columns of a grid all have cells in common.
     """
     runs, first_b = [*a, *b], len(a)
-    places = [_axes(run.record) for run in runs]
-    identities = [place or {} for place in places] if None not in places else [settings(run.record) for run in runs]
-    columns = {
-        name: [as_text(known.get(name, "(none)")) for known in identities] for known in identities for name in known
-    }
+    axes = [_axes(run.record) for run in runs]
+    identities = [settings(run.record) for run in runs] if None in axes else [values or {} for values in axes]
+    names = dict.fromkeys(name for identity in identities for name in identity)
     varying = {}
-    for name, values in columns.items():
-        sides = {*values[:first_b]}, {*values[first_b:]}
-        if len(sides[0] | sides[1]) > 1 and [*map(len, sides)] != [1, 1]:
+    for name in names:
+        values = [as_text(identity.get(name, "(none)")) for identity in identities]
+        values_a, values_b = {*values[:first_b]}, {*values[first_b:]}
+        is_constant_on_each = len(values_a) == len(values_b) == 1
+        if len(values_a | values_b) > 1 and not is_constant_on_each:
             varying[name] = values
-    lasts = [name.rpartition(".")[2] for name in varying]
-    titles = {name: last if lasts.count(last) == 1 else name for name, last in zip(varying, lasts, strict=True)}
+    last_parts = [name.rpartition(".")[2] for name in varying]
+    titles = {
+        name: last if last_parts.count(last) == 1 else name for name, last in zip(varying, last_parts, strict=True)
+    }
     cells: dict[str, tuple[list[Run], list[Run]]] = {}
-    for index, run in sorted(enumerate(runs), key=lambda member: _start(member[1])):
+    for index, run in sorted(enumerate(runs), key=lambda item: _start(item[1])):
         name = ", ".join(f"{titles[axis]} {values[index]}" for axis, values in varying.items())
         cells.setdefault(name, ([], []))[index >= first_b].append(run)
     return cells
