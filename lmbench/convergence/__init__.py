@@ -1,1 +1,1 @@
-"""Does the faster one still train? Curves of runs that began alike, and whether one follows the other."""
+"""Whether a faster configuration still trains: curves of runs with the same start, compared with a baseline."""

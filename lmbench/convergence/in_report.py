@@ -1,5 +1,5 @@
-"""What convergence adds to a report: columns of how a row trains against its baseline, a chart of its curves, and the
-answer: what to take and what not."""
+"""The convergence part of a report: columns on how a row trains against its baseline, a chart of loss differences, and
+headlines on which rows train like the baseline."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
-#: Points of a curve on a page: more are not seen.
+#: The most points of a curve on a page: more of them cannot be seen.
 _MAX_POINTS = 300
-#: The axis of differences ends at so many times their limit.
+#: The axis of loss differences ends at this many times their limit.
 _LIMITS = 10
 
 
 def curves_of(frame: Frame, cell: int) -> dict[Any, Curve]:
-    """The curve of a cell's first run of each seed."""
+    """The curves of a cell by seed, from its first run of each seed."""
     curves = {seed: curve_of(run) for seed, run in frame.by_seed(cell).items()}
     return {seed: curve for seed, curve in curves.items() if curve is not None}
 
 
 @lru_cache(maxsize=4)
 def judgements(frame: Frame) -> dict[int, Judgement]:
-    """The judgement on each cell that has a baseline and a loss to tell it by."""
+    """The judgement on each cell that has a baseline and a run with a loss."""
     return {
         cell: judge(curves_of(frame, cell), curves_of(frame, base))
         for cell, base in frame.base.items()
@@ -56,7 +56,7 @@ def judgements(frame: Frame) -> dict[int, Judgement]:
 
 
 def _follows(frame: Frame, cell: int) -> Cell | None:
-    """1 where a row follows, 0 where it does not, nan where nobody knows; and the same in words."""
+    """1 if a row trains like its baseline, 0 if not, nan if undecided; the cell's text says the same in words."""
     judgement = judgements(frame).get(cell)
     if judgement is None:
         return None
@@ -68,31 +68,33 @@ def _tail_loss(frame: Frame, cell: int) -> float | None:
     return float(np.mean(losses)) if losses else None
 
 
-def _of_difference(name: str, figure: str, of: Callable[[float], float] = float) -> Read:
-    """The value or the limit of a difference: of the loss in nat, of the gradient norm as a fraction."""
+def _of_difference(name: str, figure: str, transform: Callable[[float], float] = float) -> Read:
+    """Reads the value or the limit of a difference: of the loss in nat, of the gradient norm as a fraction."""
 
     def read(frame: Frame, cell: int) -> float | None:
         judgement = judgements(frame).get(cell)
         value = getattr(judgement.differences.get(name), figure, None) if judgement is not None else None
-        return None if value is None else of(value)
+        return None if value is None else transform(value)
 
     return read
 
 
 def _to_loss(per_step: Expression) -> Read:
-    """Time or energy of every step up to the loss of the baseline's run of the same seed, mean over seeds; infinite
-    where one never came there. Steps before the window, the first with its compiling among them, count as much as the
-    window's."""
+    """Reads the time or energy until a row reaches the target loss of the baseline's run of the same seed.
+
+    The steps to that loss, averaged over seeds, times the mean cost of a step. Each step before the window, even the
+    first with its compilation, counts as one such step. Infinite if any seed never reaches the loss.
+    """
 
     def read(frame: Frame, cell: int) -> Cell | None:
         costs = frame.numbers(cell, per_step)
         if cell not in frame.base or not costs:
             return None
-        curves, others = curves_of(frame, cell), curves_of(frame, frame.base[cell])
-        # Over the steps that both have.
-        pairs = [(curves[seed], others[seed]) for seed in curves if seed in others]
+        curves, baseline = curves_of(frame, cell), curves_of(frame, frame.base[cell])
+        pairs = [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
         if not pairs:
             return None
+        # Both curves of a pair are cut to the steps that both have.
         steps = [steps_to_loss(curve.first(len(other)), other.first(len(curve))) for curve, other in pairs]
         value = float(np.mean(steps) * np.mean(costs))
         return Cell(value, text="never" if math.isinf(value) else "")
@@ -101,12 +103,13 @@ def _to_loss(per_step: Expression) -> Read:
 
 
 def _energy_j(run: RunRecord) -> float | None:
-    """Joules of a step."""
+    """Energy of the mean step of a run in joules."""
     step, power_w = run.phases.step, run.device_state.mean_power_w
     return None if step is None or step.mean_s is None or power_w is None else step.mean_s * power_w
 
 
 def _change(logarithm: float) -> float:
+    """The relative change of a figure whose logarithm changed by this."""
     return ratio(logarithm) - 1
 
 
@@ -136,60 +139,63 @@ COLUMNS: tuple[Column, ...] = tuple(
 
 
 def headline(frame: Frame) -> list[str]:
-    """What to take and what not to take, with how much faster each is; the broken ones first."""
-    names, judged, ways = frame.differing(), judgements(frame), defaultdict[Any, list[str]](list)
+    """One sentence for each kind of judgement, with its rows and their speed-up; rows that do not train come first."""
+    names, judged, rows = frame.differing(), judgements(frame), defaultdict[Any, list[str]](list)
     times = {cell: figure.value for cell, figure in STEP.of(frame).items()}
     for cell in frame.known:
-        way, judgement = frame.in_words(cell, names), judged.get(cell)
+        row, judgement = frame.in_words(cell, names), judged.get(cell)
         if judgement is not None:
             is_timed = {cell, frame.base[cell]} <= times.keys()
             speed = TIMES.text(times[frame.base[cell]] / times[cell]) if is_timed else ""
             words = "; ".join(filter(None, [speed, judgement.why]))
-            ways[judgement.follows].append(f"{way} ({words})" if words else way)
+            rows[judgement.follows].append(f"{row} ({words})" if words else row)
         elif cell not in frame.ok:
-            ways["ended"].append(f"{way} ({frame.label(cell)})")
+            rows["ended"].append(f"{row} ({frame.label(cell)})")
     titles = {
         False: f"Does not train like {frame.base_name}, whatever its speed",
         "ended": "Did not end",
         None: "Not decided",
         True: f"Trains like {frame.base_name}",
     }
-    return [f"{title}: {', '.join(ways[key])}." for key, title in titles.items() if ways[key]]
+    return [f"{title}: {', '.join(rows[key])}." for key, title in titles.items() if rows[key]]
 
 
 # the picture
 
 
 def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
-    """The smoothed loss of each row minus the baseline's of the same seed, over the limit of the tail's difference."""
+    """The smoothed loss of each row minus that of the baseline's run of the same seed. A shaded area shows the limit of
+    the tail's difference."""
     names, points = frame.differing(), list[dict[str, Any]]()
     cells = [cell for cell in frame.ordered(names) if frame.base.get(cell, cell) != cell]
     bases = {frame.base[cell] for cell in cells}
     if len(bases) != 1:
         return None
-    base = curves_of(frame, bases.pop())
-    width = share(min(map(len, base.values()), default=1), SMOOTHED_FRACTION)
+    baseline = curves_of(frame, bases.pop())
+    width = share(min(map(len, baseline.values()), default=1), SMOOTHED_FRACTION)
     for cell in cells[:MAX_SERIES]:
         label, curves = frame.in_words(cell, names), curves_of(frame, cell)
-        for seed in [seed for seed in curves if seed in base][:1]:
-            count = min(len(curves[seed]), len(base[seed]))
-            differences = curves[seed].smoothed(width)[:count] - base[seed].smoothed(width)[:count]
-            known = [(step, value) for step, value in enumerate(differences.tolist()) if math.isfinite(value)]
-            points += [
-                {"series": label, "x": step, "y": value, "tip": f"{label}, step {step}: {value:+.4g} nat"}
-                for step, value in known[:: math.ceil(len(known) / _MAX_POINTS) or 1]
-            ]
+        pairs = [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
+        if not pairs:
+            continue
+        smoothed, reference = (curve.smoothed(width)[: min(map(len, pairs[0]))] for curve in pairs[0])
+        differences = (smoothed - reference).tolist()
+        finite = [(step, value) for step, value in enumerate(differences) if math.isfinite(value)]
+        points += [
+            {"series": label, "x": step, "y": value, "tip": f"{label}, step {step}: {value:+.4g} nat"}
+            for step, value in finite[:: math.ceil(len(finite) / _MAX_POINTS) or 1]
+        ]
     if not points:
         return None
     losses = [judgement.differences.get("loss") for judgement in judgements(frame).values()]
     limit = max((loss.limit for loss in losses if loss is not None and loss.limit is not None), default=0.0)
-    ends = [{"x": step, "low": -limit, "high": limit} for step in (0, max(point["x"] for point in points))]
+    borders = [{"x": step, "low": -limit, "high": limit} for step in (0, max(point["x"] for point in points))]
     area = {
-        "data": {"values": ends},
+        "data": {"values": borders},
         "mark": {"type": "area", "opacity": 0.25},
         "encoding": {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}},
     }
-    # What runs away leaves the axis.
+    # A curve that diverges is drawn at the end of the axis.
     scale = {"scale": {"domain": [-_LIMITS * limit, _LIMITS * limit], "clamp": True}} if limit else {}
     caption = (
         f"Loss minus that of {frame.base_name}, same seed, mean of {width} steps. Shaded: how far the mean of the last "
