@@ -34,10 +34,10 @@ def tune(
     """Finds the fastest configuration of a space that trains the same, at the same tokens a step, and proves it.
 
     Axis by axis every choice (precision, compile, model options, micro-batch: lmbench/tune/space.yaml) is measured
-    on top of the best so far, in a short run of its own. What does not fit by prediction, and what cannot help by a
-    profile of the given configuration, is left out. The best are measured again in turn, the last two until the
-    verdict stands, and the winner has to train like the given configuration by the rule of the convergence study:
-    loss and gradient norm within the spread between seeds. Where it does not, the fastest that does is the answer.
+    on top of the best so far, in a short run of its own. Choices that do not fit by prediction, or that cannot help by
+    a profile of the given configuration, are left out. The best are measured again in turn, the last two until the
+    verdict stands. The winner has to train like the given configuration by the rule of the convergence study: loss and
+    gradient norm within the spread between seeds. Where it does not, the fastest that does is the answer.
 
     The same command again goes on with what was measured. The answer is RESULTS_DIR/NAME/tuned.yaml.
 
@@ -51,7 +51,7 @@ def tune(
         name: name of the folder, tune-CONFIG by default
         settings: options of `lmbench fit` for every run
     """
-    # Here: what measures takes its time to import, and help needs none of it.
+    # Imported here because these modules take long to import, and help does not need them.
     from lmbench.commands.tune_stages import Stages
     from lmbench.tune.answer import tune_answer, tuned_config
     from lmbench.tune.search import goal_of
@@ -74,15 +74,18 @@ def tune(
         stages.train(tuning)
         stages.measure_alone(tuning)
     tuning.spent_s = sum(stages.costs_s())
-    own = {key: value for key, value in options.items() if key != CONFIG}
+    changes = {**options, **tuning.answer.trial.options}
+    del changes[CONFIG]
     content = make_plan(folder, sweep_from({"base": options, "include": [{}]})).contents[str(config)]
-    write_whole(stages.path / "tuned.yaml", tuned_config(content, {**own, **tuning.answer.trial.options}))
+    write_whole(stages.path / "tuned.yaml", tuned_config(content, changes))
     return tune_answer(tuning, stages.path)
 
 
 def bytes_of(text: str | None) -> int | None:
-    """A size such as `40GiB` in bytes. Raises UsageError for anything else."""
-    match = _SIZE.fullmatch(text.strip()) if text is not None else None
-    if text is not None and match is None:
+    """A size such as `40GiB` in bytes, None for None. Raises UsageError for any other text."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"--at_most is {text!r}; give a size such as 40GiB or 900MiB")
-    return None if match is None else int(float(match[1]) * {"GiB": 2**30, "MiB": 2**20}[match[2]])
+    return int(float(match[1]) * {"GiB": 2**30, "MiB": 2**20}[match[2]])

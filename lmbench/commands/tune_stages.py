@@ -1,4 +1,5 @@
-"""The stages of `lmbench tune`: what applies, the search, the best again, the verdict, the training."""
+"""The stages of `lmbench tune`: the search over axes, the finals of the best, the verdict on the last two, and the
+training of the answer."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ from lmbench.sweep.progress import Progress
 from lmbench.tune.answer import Tuning
 from lmbench.tune.search import (
     LEAST_GAIN_FRACTION,
+    Candidate,
     Goal,
     Trial,
-    Tried,
     finalists,
     peak_of,
     search,
@@ -44,29 +45,29 @@ from lmbench.tune.search import (
 )
 from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
 
-#: Parts of the budget after which a stage begins no further run: search, finals, the verdict between the last two.
+#: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
-#: A run may take so much of the budget.
+#: The largest fraction of the budget that a single run may take.
 _MOST_OF_ONE = 0.25
 _FINALISTS, _ROUNDS = 4, 3
 _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
 _LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gradient_norm": True}
 _PREDICTED = "predicted_bytes.json"
-#: Two finalists that differ by less are the same.
+#: Two finalists with a smaller change between them are the same.
 _GATE = 0.01
 _SEED = "seed_everything"
-#: The curves of given configuration and candidate: seeds of each, and steps at most.
+#: The trainings of baseline and candidate: one for each seed, with at most this many steps.
 _SEEDS, _MOST_STEPS = (0, 1, 2), 200
-#: What runs of a training may take longer than expected.
+#: Trainings may take this many times longer than expected.
 _MARGIN = 1.3
 
 
 @dataclass
 class Stages:
-    """The sweeps of a tuning, each in a folder of its own below `path`; what they have measured is not measured again.
+    """The sweeps of a tuning, each in a folder below `path`. A run that is in its folder already is not repeated.
 
-    Device time is the time of all their processes, from start to end.
+    The budget is in device time: the time of all processes, each from start to end.
     """
 
     path: Path
@@ -76,25 +77,32 @@ class Stages:
     most_bytes: int | None
     cache: CompileCache = field(default_factory=CompileCache)
     executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(cores=1))
-    #: All settings of the configuration as it was given, and the tokens of its steps.
+    #: All settings of the given configuration, and its tokens per step; known once it has run.
     settings: Any = None
     step_tokens: float | None = None
 
     def costs_s(self, *stages: str) -> list[float]:
-        """The time of every run."""
+        """The device time of every run so far, or of those in stage folders that match these patterns."""
         files = (file for stage in stages or "*" for file in self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json"))
-        places = (load_known(file.parent).record.sweep for file in files)
-        return [place.cost.total_s for place in places if place and place.cost and place.cost.total_s]
+        records = (load_known(file.parent).record.sweep for file in files)
+        return [sweep.cost.total_s for sweep in records if sweep and sweep.cost and sweep.cost.total_s]
 
     def folder(self, stage: str, cells: Iterable[str]) -> Path:
-        """The folder of a stage over these cells: with another budget or space it may have others."""
+        """The folder of a stage over these cells. Its name has their hash: another budget or space may change them."""
         return self.path / f"{stage}-{hashlib.sha256(' '.join(cells).encode()).hexdigest()[:6]}"
 
     def measure(
         self, stage: str, base: Options, points: Mapping[str, Options], until: float, repeats: int = 1
     ) -> list[list[Run]]:
-        """The runs of every point by its name, whose options come to the base's; none is begun that would end after
-        this part of the budget."""
+        """Measure points, given as options by name; returns the runs of each point.
+
+        Args:
+            stage: the beginning of the folder's name.
+            base: options of all points.
+            points: the options of each point, added to those of the base.
+            until: the fraction of the budget after which no run may end; one that would is not started.
+            repeats: processes for each point.
+        """
         plan = make_plan(stage, sweep_from({"base": base, "include": list(points.values()), "repeats": repeats}))
         names = {cell.id: name for cell, name in zip(plan.cells, points, strict=True)}
 
@@ -106,24 +114,25 @@ class Stages:
         path = self.folder(stage, (cell.id for cell in plan.cells))
         if not left_s() and not path.is_dir():
             return [[] for _ in plan.cells]
-        # Repeats have servers of their own: they are to differ in what forks of one share.
+        # Every round of repeats needs a server of its own, so that repeats differ in hash seed and address layout.
         pace = Pace(left_s=left_s, cache=self.cache, executor=self.executor if repeats == 1 else None)
         carry_out(plan, path, Progress(plan, f"tune: {stage}", names), pace)
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
-        return [[load_known(run) for run in each if is_run_folder(run)] for each in folders]
+        return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
 
     def search(self, axes: Sequence[Axis]) -> Tuning:
-        """Try what applies and can help, one axis after the other.
+        """Try the axes that apply and can help, one after the other.
 
         Raises:
-            UsageError: the configuration as given does not run.
+            UsageError: the given configuration does not run.
         """
-        base, given = {**_SHORT, **self.base}, Tried(Trial())
-        given.runs, profiled = self.measure("given", base, {"as given": {}, "its kernels": {PASS: "kernels"}}, _SEARCH)
-        self.check(given)
-        ended = next((run for run in (*given.runs, *profiled) if run.outcome == "ok"), None)
+        base, baseline = {**_SHORT, **self.base}, Candidate(Trial())
+        points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
+        baseline.runs, profiled = self.measure("given", base, points, _SEARCH)
+        self.check(baseline)
+        ended = next((run for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
         if ended is None:
-            errors = [str(run.record.error.message) for run in given.runs if run.record.error]
+            errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
         self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
@@ -141,46 +150,48 @@ class Stages:
             tell(f"tune: left out: {line}")
         tell(f"tune: runs go to {self.path}; after an interruption the same command goes on")
 
-        seen = [given]
+        measured = [baseline]
 
-        def run(axis: Axis, trials: list[Tried]) -> None:
-            self.predict(trials)
-            fitting = [each for each in trials if not each.problem]
+        def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
+            self.predict(candidates)
+            fitting = [candidate for candidate in candidates if not candidate.problem]
             self.run(f"search-{axis.name.rpartition('.')[2]}", base, fitting, _SEARCH)
-            seen.extend(trials)
-            best = min(seen, key=lambda each: each.cost(self.goal))
-            gain = given.cost(self.goal) / best.cost(self.goal)
+            measured.extend(candidates)
+            best = min(measured, key=lambda candidate: candidate.cost(self.goal))
+            gain = baseline.cost(self.goal) / best.cost(self.goal)
             spent = f"{duration(sum(self.costs_s()))} of {duration(self.budget_s)}"
             tell(f"tune: {spent}: best so far {times(gain)}: {best.trial}")
 
-        tried, best = search(useful, given, self.goal, run)
-        return Tuning(str(self.base[CONFIG]), self.goal, given, best, tried, left_out, budget_s=self.budget_s)
+        candidates, best = search(useful, baseline, self.goal, measure_axis)
+        return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
 
-    def run(self, stage: str, base: Options, trials: Sequence[Tried], until: float, repeats: int = 1) -> None:
-        """Measure trials; from now on these runs are theirs. What cannot be the answer for them has that as its
-        problem."""
-        points = {str(each.trial): each.trial.options for each in trials}
-        for each, runs in zip(trials, self.measure(stage, base, points, until, repeats) if points else [], strict=True):
-            each.runs = runs or each.runs
-            self.check(each)
+    def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
+        """Measure candidates and check them. New runs replace a candidate's earlier ones."""
+        points = {str(candidate.trial): candidate.trial.options for candidate in candidates}
+        measured = self.measure(stage, base, points, until, repeats) if points else []
+        for candidate, runs in zip(candidates, measured, strict=True):
+            candidate.runs = runs or candidate.runs
+            self.check(candidate)
 
-    def check(self, tried: Tried) -> None:
-        """Note why it cannot be the answer."""
-        peak_bytes = None if tried.record is None else peak_of(tried.record)
-        if not tried.runs:
-            tried.problem = "no time left"
-        elif peak_bytes is not None and not self.is_allowed(peak_bytes):
-            tried.problem = "too much memory"
-        elif self.step_tokens and tried.record is not None and tried.record.window.step_tokens != self.step_tokens:
-            tried.problem = "other tokens a step: another training"
+    def check(self, candidate: Candidate) -> None:
+        """Set the problem of a candidate whose runs show that it cannot be the answer."""
+        if not candidate.runs:
+            candidate.problem = "no time left"
+        if candidate.record is None:
+            return
+        peak_bytes = peak_of(candidate.record)
+        if peak_bytes is not None and not self.is_allowed(peak_bytes):
+            candidate.problem = "too much memory"
+        elif self.step_tokens and candidate.record.window.step_tokens != self.step_tokens:
+            candidate.problem = "other tokens a step: another training"
 
-    def predict(self, trials: Sequence[Tried]) -> None:
-        """Predict the memory of trials on the GPU that is here; one that does not fit has that as its problem."""
-        gpu, kept = gpu_for(None), self.path / _PREDICTED
-        known: dict[str, int | None] = json.loads(kept.read_text()) if kept.is_file() else {}
-        new = [each for each in trials if str(each.trial) not in known]
+    def predict(self, candidates: Sequence[Candidate]) -> None:
+        """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit."""
+        gpu, path = gpu_for(None), self.path / _PREDICTED
+        predicted: dict[str, int | None] = json.loads(path.read_text()) if path.is_file() else {}
+        new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
 
-        def ask(cell: GridCell) -> int | None:
+        def forecast_bytes(cell: GridCell) -> int | None:
             words = cell.words(cell.config)[1:]
             try:
                 return ask_forecast(words, Request(gpu, finds_largest=False), heard=lambda text: None).reserved_bytes
@@ -188,39 +199,41 @@ class Stages:
                 return None
 
         if gpu is not None and new:
-            file = sweep_from({"base": self.base, "include": [each.trial.options for each in new]})
+            file = sweep_from({"base": self.base, "include": [candidate.trial.options for candidate in new]})
             with ThreadPoolExecutor(len(new)) as pool:
-                predicted = pool.map(ask, make_plan("", file).cells)
-                known |= {str(each.trial): value for each, value in zip(new, predicted, strict=True)}
-            write_whole(kept, json.dumps(known))
-        for each in trials:
-            each.predicted_bytes = peak = known.get(str(each.trial))
+                forecasts = pool.map(forecast_bytes, make_plan("", file).cells)
+                predicted |= {str(candidate.trial): size for candidate, size in zip(new, forecasts, strict=True)}
+            write_whole(path, json.dumps(predicted))
+        for candidate in candidates:
+            candidate.predicted_bytes = peak = predicted.get(str(candidate.trial))
             if peak and not (self.is_allowed(peak) and (gpu is None or gpu.fits(peak))):
-                each.problem = "predicted too large"
+                candidate.problem = "predicted too large"
 
     def is_allowed(self, peak_bytes: int) -> bool:
         return self.most_bytes is None or peak_bytes <= self.most_bytes
 
     def choose(self, tuning: Tuning) -> None:
-        """The best by the finals, of those that are the same the plainest; where they leave open whether another one is
-        slower, the verdict of `compare --run` decides."""
-        tuning.finalists = finalists(tuning.tried, self.goal, _FINALISTS)
-        tuning.finalists += [] if tuning.given in tuning.finalists else [tuning.given]
-        tuning.answer = tuning.given
-        if tuning.finalists == [tuning.given]:
+        """Choose the answer by the finals: of the best and those that are the same, the one with the fewest choices.
+
+        Where the finals leave open whether another finalist is slower, the verdict of `compare --run` decides.
+        """
+        tuning.finalists = finalists(tuning.candidates, self.goal, _FINALISTS)
+        if tuning.baseline not in tuning.finalists:
+            tuning.finalists.append(tuning.baseline)
+        tuning.answer = tuning.baseline
+        if tuning.finalists == [tuning.baseline]:
             return
         self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
         alike, unclear = standing(tuning.finalists, self.goal, _GATE)
-        tuning.answer, *others = sorted(alike, key=lambda each: len(each.trial.choices))
+        tuning.answer, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
         if others:
-            tuning.verdict = (
-                f"{tuning.answer.trial} is the same as {' and as '.join(str(each.trial) for each in others)}"
-            )
+            names = " and as ".join(str(candidate.trial) for candidate in others)
+            tuning.verdict = f"{tuning.answer.trial} is the same as {names}"
         if not unclear or self.goal.name != "tokens_per_s":
             return
-        a, b = sorted((tuning.answer, unclear[0]), key=lambda each: len(each.trial.choices))
+        a, b = sorted((tuning.answer, unclear[0]), key=lambda candidate: len(candidate.trial.choices))
         sides: dict[str, Options] = {
-            name: {CONFIG: self.base[CONFIG], **each.trial.options} for name, each in (("A", a), ("B", b))
+            name: {CONFIG: self.base[CONFIG], **candidate.trial.options} for name, candidate in (("A", a), ("B", b))
         }
         file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
@@ -230,77 +243,84 @@ class Stages:
                 comparison = compare_sides(path, file, _GATE, [], f"{rest_s:g}s")
             else:
                 comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
-        except UsageError as nothing:
-            # An earlier start ended before both sides had a run, or there was no time for one.
-            tuning.left_out.append(f"a verdict between the last two: {nothing}")
+        except UsageError as error:
+            # A side has no run: an earlier start was interrupted too soon, or there was no time.
+            tuning.left_out.append(f"a verdict between the last two: {error}")
             return
         reasons = [reason for cell in comparison.cells for reason in cell.reasons]
         tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"
-        # Of two that are alike the plainer one.
+        # Where B is the same or slower, the answer is A, the one with fewer choices.
         tuning.answer = {FASTER: b, UNDECIDED: tuning.answer}.get(comparison.verdict, a)
 
     def train(self, tuning: Tuning) -> None:
-        """Whether the answer trains like the given configuration; where it does not, the answer is the best that does,
-        with fewer of its choices."""
+        """Train the answer and the baseline from the same seeds, and judge whether both train alike.
+
+        If not, the answer becomes the first trial with fewer choices that trains alike and is still faster. Where no
+        time is left to judge a candidate, it is `tuning.untrained`, and the answer is the baseline.
+        """
         tuning.training_steps = steps = self.training_steps(tuning)
-        best, tuning.answer, seeds = tuning.answer, tuning.given, {f"seed {seed}": {_SEED: seed} for seed in _SEEDS}
+        best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in _SEEDS}
         base = {**self.base, **_TRAINING, "measure.steps": steps}
         with suppress(KeyError):
             if setting(self.settings, "data.source") == "random":
-                # Nothing is learned from noise, and nothing much from a few batches.
+                # Random tokens teach nothing, and neither do a few batches over and over.
                 base |= {"data.source": "text", "data.num_batches": steps + 10}
-        fallbacks = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
-        given = self.trained("training-given", base, seeds) if fallbacks and steps >= MIN_STEPS else {}
-        for number, trial in enumerate(fallbacks, start=1):
-            tried = next((each for each in tuning.tried if each.trial.key == trial.key), Tried(trial, Trial()))
-            if tried not in tuning.finalists:
-                self.run(f"fallback-{number}", {**_LONG, **self.base}, [tried], 1.0, _ROUNDS)
-                tuning.tried += [] if tried in tuning.tried else [tried]
-            if tried.cost(self.goal) > tuning.given.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
+        trials = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
+        baseline_runs = self.trained("training-given", base, seeds) if trials and steps >= MIN_STEPS else {}
+        for number, trial in enumerate(trials, start=1):
+            matching = (candidate for candidate in tuning.candidates if candidate.trial.key == trial.key)
+            candidate = next(matching, Candidate(trial, Trial()))
+            if candidate not in tuning.finalists:
+                self.run(f"fallback-{number}", {**_LONG, **self.base}, [candidate], 1.0, _ROUNDS)
+                if candidate not in tuning.candidates:
+                    tuning.candidates.append(candidate)
+            if candidate.cost(self.goal) > tuning.baseline.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
                 continue
             points = {f"{trial}; {name}": {**trial.options, **seed} for name, seed in seeds.items()}
-            own = self.trained(f"training-{number}", base, points) if len(given) == len(seeds) else {}
-            if len(own) < len(seeds):
-                tuning.untrained = tried
+            has_baseline = len(baseline_runs) == len(seeds)
+            runs = self.trained(f"training-{number}", base, points) if has_baseline else {}
+            if len(runs) < len(seeds):
+                tuning.untrained = candidate
                 return
-            ended = [run.outcome for run in own.values() if run.outcome != "ok"]
-            judgement = judge(_curves(own), _curves(given))
-            if ended:
-                judgement = Judgement(False, "NO", f"its training ended with {ended[0]}")
-            tuning.judged.append((tried, judgement))
+            judgement = judge(_curves(runs), _curves(baseline_runs))
+            if failed := [run.outcome for run in runs.values() if run.outcome != "ok"]:
+                judgement = Judgement(False, "NO", f"its training ended with {failed[0]}")
+            tuning.judged.append((candidate, judgement))
             if judgement.follows:
-                tuning.answer = tried
+                tuning.answer = candidate
                 return
 
     def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, Run]:
-        """The trainings that there was time for, by their seeds."""
-        runs = zip(_SEEDS, self.measure(stage, base, points, 1.0), strict=True)
-        return {seed: each[0] for seed, each in runs if each}
+        """Train points, one for each seed; returns the runs that there was time for, by seed."""
+        measured = zip(_SEEDS, self.measure(stage, base, points, 1.0), strict=True)
+        return {seed: runs[0] for seed, runs in measured if runs}
 
     def training_steps(self, tuning: Tuning) -> int:
-        """Steps for which the rest of the budget has time, in a training of each seed on both sides; those of the given
-        configuration's trainings where there are some."""
-        begun = (load_known(file.parent) for file in self.path.glob(f"training-given-*/{RUNS_FOLDER}/*/run.json"))
-        if kept := max((run.record.window.steps or 0 for run in begun if run.outcome == "ok"), default=0):
-            return kept
-        per_step_s = around_s = 0.0
-        for record in filter(None, (tuning.given.record, tuning.answer.record)):
+        """The number of steps for which the rest of the budget can train baseline and answer from every seed; the steps
+        of the baseline's trainings where some are there already."""
+        runs = (load_known(file.parent) for file in self.path.glob(f"training-given-*/{RUNS_FOLDER}/*/run.json"))
+        if earlier := max((run.record.window.steps or 0 for run in runs if run.outcome == "ok"), default=0):
+            return earlier
+        per_step_s = overhead_s = 0.0
+        for record in filter(None, (tuning.baseline.record, tuning.answer.record)):
             cost = record.sweep.cost if record.sweep else None
             per_step_s += typical_step_s(record) or 0.0
-            around_s += (cost.total_s if cost and cost.total_s else 0.0) - (record.window.wall_s or 0.0)
+            overhead_s += (cost.total_s if cost and cost.total_s else 0.0) - (record.window.wall_s or 0.0)
         rest_s = self.budget_s - sum(self.costs_s("given-*", "search-*", "finals-*", "verdict-*"))
-        steps = (rest_s / _MARGIN / len(_SEEDS) - around_s) / per_step_s if per_step_s else 0.0
+        steps = (rest_s / _MARGIN / len(_SEEDS) - overhead_s) / per_step_s if per_step_s else 0.0
         return min(_MOST_STEPS, max(0, int(steps)))
 
     def measure_alone(self, tuning: Tuning) -> None:
-        """What each choice of the answer buys by itself, as far as there is time."""
+        """Measure each choice of the answer by itself, as far as the budget allows."""
         choices = tuning.answer.trial.choices
-        tuning.alone = {str(each.trial): each for each in tuning.tried if len(each.trial.choices) == 1}
-        missing = [Tried(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
+        single = [candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1]
+        tuning.alone = {str(candidate.trial): candidate for candidate in single}
+        missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
         self.run("alone", {**_SHORT, **self.base}, missing, 1.0)
-        tuning.alone |= {str(each.trial): each for each in missing}
+        tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
 
 
 def _curves(runs: Mapping[int, Run]) -> dict[int, Curve]:
+    """The curves of the runs that ended well, by seed."""
     curves = {seed: curve_of(run) for seed, run in runs.items() if run.outcome == "ok"}
     return {seed: curve for seed, curve in curves.items() if curve is not None}

@@ -1,1 +1,1 @@
-"""What should I set? The fastest configuration of a space that trains the same, and what each choice bought."""
+"""The fastest configuration of a space that trains the same as the given one, and the gain of each choice."""

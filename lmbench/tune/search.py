@@ -1,4 +1,4 @@
-"""The search: one axis after the other, each value on top of the best so far, and what came of it."""
+"""The search of `lmbench tune`: it takes one axis after the other and adds each value to the best trial so far."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
 
-import scipy  # type: ignore[import-untyped]
-
 from lmbench.compare.sides import split_usable, typical_step_s
 from lmbench.errors import unknown
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
-from lmbench.records.statistics import CONFIDENCE, geometric_mean, logs_of, ratio_from
+from lmbench.records.statistics import geometric_mean, logs_of, pooled_std, ratio_from, student_quantile
+from lmbench.report.units import GIB, UNITS, Unit, whole
 from lmbench.sweep.file import Options
 from lmbench.tune.space import Axis
 
-#: A choice is taken where it is better by so much: what is smaller one run does not tell, and the plainer stays.
+#: The least gain for which a choice is taken. One run cannot show a smaller gain, and the simpler trial stays.
 LEAST_GAIN_FRACTION = 0.005
-#: So far behind the best one run may leave a trial that is measured again.
+#: Trials whose one run is within this of the best are measured again.
 NEAR_FRACTION = 0.05
 _DTYPE = re.compile("precision|dtype")
 
 
 class Goal(NamedTuple):
-    """What is looked for: the cost of a run, of which less is better."""
+    """The goal of a tuning: a cost of a run, the lower the better, and the figure that is shown for it.
+
+    The figure has a title and a unit; `is_inverse` says that it is 1 / cost.
+    """
 
     name: str
     cost: Callable[[RunRecord], float | None]
+    title: str
+    unit: Unit
+    is_inverse: bool = False
 
 
 def _seconds_per_token(run: RunRecord) -> float | None:
-    """Of a module whose tokens nobody counts, seconds per step."""
+    """Seconds per token of a typical step, or per step for a module whose tokens nobody counts."""
     step_s = typical_step_s(run)
     return step_s and step_s / (run.window.step_tokens or 1)
 
@@ -45,29 +50,29 @@ def _joules_per_token(run: RunRecord) -> float | None:
 
 
 def peak_of(run: RunRecord) -> int | None:
-    """Bytes that the allocator held at most, on a CPU the process."""
+    """Peak bytes that the GPU's allocator reserved; on a CPU the peak memory of the process."""
     return run.memory.run_peak_reserved_bytes or run.memory.host_peak_rss_bytes
 
 
 GOALS = {
     goal.name: goal
     for goal in (
-        Goal("tokens_per_s", _seconds_per_token),
-        Goal("joules_per_token", _joules_per_token),
-        Goal("peak", peak_of),
+        Goal("tokens_per_s", _seconds_per_token, "tokens/s", Unit("", 1.0, whole), is_inverse=True),
+        Goal("joules_per_token", _joules_per_token, "energy per token (mJ)", UNITS["mJ"]),
+        Goal("peak", peak_of, "peak", GIB),
     )
 }
 
 
 def goal_of(name: str) -> Goal:
-    """Raises UsageError for a goal that there is not."""
+    """The goal of this name. Raises UsageError for an unknown name."""
     if name not in GOALS:
         raise unknown("--for", name, GOALS)
     return GOALS[name]
 
 
 class Choice(NamedTuple):
-    """A value of an axis."""
+    """One value of an axis, as the options that it sets."""
 
     axis: str
     options: Mapping[str, Any]
@@ -79,35 +84,40 @@ class Choice(NamedTuple):
             last = name.rpartition(".")[2]
             parts = {f"{last} {key}": part for key, part in value.items()} if isinstance(value, dict) else {last: value}
             for key, part in parts.items():
-                words.append(key if part is True else f"no {key}" if part is False else f"{key} {part}")
+                if isinstance(part, bool):
+                    words.append(key if part else f"no {key}")
+                else:
+                    words.append(f"{key} {part}")
         return ", ".join(words)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration: the given one with choices, one of an axis at most."""
+    """The given configuration with choices, at most one of each axis."""
 
     choices: tuple[Choice, ...] = ()
 
     @property
     def key(self) -> frozenset[str]:
-        """The same for the same choices."""
+        """Equal for trials with the same choices in any order."""
         return frozenset(map(str, self.choices))
 
     def with_choice(self, choice: Choice) -> Trial:
+        """This trial with a choice added, in place of another one of the same axis."""
         return Trial((*(kept for kept in self.choices if kept.axis != choice.axis), choice))
 
     def fallbacks(self) -> Iterator[Trial]:
-        """The same without one choice, without two, and so on: those first that change a dtype, then the last ones."""
-        late = self.choices[::-1]
-        suspects = sorted(late, key=lambda choice: not any(map(_DTYPE.search, choice.options)))
+        """The trials without one choice, then without two, and so on. Choices of a dtype are dropped first, then the
+        latest."""
+        latest_first = self.choices[::-1]
+        suspects = sorted(latest_first, key=lambda choice: not any(map(_DTYPE.search, choice.options)))
         for count in range(1, len(suspects) + 1):
             for dropped in combinations(suspects, count):
                 yield Trial(tuple(choice for choice in self.choices if choice not in dropped))
 
     @property
     def options(self) -> Options:
-        """What differs from the given configuration."""
+        """The options in which the trial differs from the given configuration."""
         return {name: value for choice in self.choices for name, value in choice.options.items()}
 
     def __str__(self) -> str:
@@ -115,9 +125,12 @@ class Trial:
 
 
 @dataclass
-class Tried:
-    """A trial with its runs. `before` is the trial that it adds its last choice to; `problem` says why it was not run,
-    or cannot be the answer."""
+class Candidate:
+    """A trial with its runs.
+
+    `before` is the trial that the last choice was added to. `problem` says why the trial was not run, or why it cannot
+    be the answer.
+    """
 
     trial: Trial
     before: Trial | None = None
@@ -127,11 +140,11 @@ class Tried:
 
     @property
     def adds_one(self) -> bool:
-        """Whether it is the trial before with its last choice."""
+        """Whether the trial is the one before plus one choice, none replaced."""
         return self.before is not None and self.before.key == Trial(self.trial.choices[:-1]).key
 
     def costs(self, goal: Goal) -> list[float]:
-        """The cost of every run that counts; a guard that failed, and wrong attention, make one that does not."""
+        """The costs of all runs that count. A run with a failed guard, such as wrong attention, does not count."""
         usable, left_out = split_usable(self.runs, takes_failed=False)
         if left_out and not usable:
             self.problem = self.problem or left_out[0].reason
@@ -139,44 +152,45 @@ class Tried:
         return [cost for cost in costs if cost]
 
     def cost(self, goal: Goal) -> float:
-        """Infinite where it cannot be the answer."""
+        """The geometric mean of the costs; infinite for a candidate that cannot be the answer."""
         costs = self.costs(goal)
         return geometric_mean(costs) if costs and not self.problem else math.inf
 
     @property
     def record(self) -> RunRecord | None:
-        """Of its last run that ended well."""
+        """The record of the last run that ended well."""
         return next((run.record for run in reversed(self.runs) if run.outcome == "ok"), None)
 
 
 def search(
-    axes: Sequence[Axis], given: Tried, goal: Goal, measure: Callable[[Axis, list[Tried]], None]
-) -> tuple[list[Tried], Tried]:
-    """Try the values of each axis on top of the best so far; returns all trials in their order, and the best.
+    axes: Sequence[Axis], baseline: Candidate, goal: Goal, measure: Callable[[Axis, list[Candidate]], None]
+) -> tuple[list[Candidate], Candidate]:
+    """Try the values of each axis on top of the best so far; returns all candidates in order, and the best.
 
-    `measure` fills in the runs of the trials that it is given, or why one has none. One change at a time takes the sum
-    of the axes' values and not their product, and finds the best where choices do not oppose each other.
+    `baseline` is the given configuration without choices. `measure` fills in the runs of candidates, or their problems.
+    The number of trials is the sum of the axes' numbers of values, not their product. The search finds the best trial
+    where choices do not oppose each other.
     """
-    tried, best = [given], given
+    candidates, best = [baseline], baseline
     for axis in axes:
-        trials = [Tried(best.trial.with_choice(Choice(axis.name, value)), best.trial) for value in axis.values]
-        measure(axis, trials)
-        tried += trials
-        leader = min(trials, key=lambda each: each.cost(goal))
+        added = [Candidate(best.trial.with_choice(Choice(axis.name, value)), best.trial) for value in axis.values]
+        measure(axis, added)
+        candidates += added
+        leader = min(added, key=lambda candidate: candidate.cost(goal))
         if leader.cost(goal) < best.cost(goal) * (1 - LEAST_GAIN_FRACTION):
             best = leader
-    return tried, best
+    return candidates, best
 
 
-def finalists(tried: Sequence[Tried], goal: Goal, most: int) -> list[Tried]:
-    """The best of all trials, and those near it, the best first."""
-    ranked = sorted(tried, key=lambda each: each.cost(goal))
+def finalists(candidates: Sequence[Candidate], goal: Goal, count: int) -> list[Candidate]:
+    """The best candidate and those near it, at most `count`, the best first."""
+    ranked = sorted(candidates, key=lambda candidate: candidate.cost(goal))
     limit = ranked[0].cost(goal) * (1 + NEAR_FRACTION)
-    return [each for each in ranked[:most] if math.isfinite(each.cost(goal)) and each.cost(goal) <= limit]
+    return [candidate for candidate in ranked[:count] if math.isfinite(cost := candidate.cost(goal)) and cost <= limit]
 
 
 class Change(NamedTuple):
-    """How many times a cost another one is, with its 95 % interval, None where no trial was run twice."""
+    """The ratio of two costs with its 95 % interval, which is None if no trial was run twice."""
 
     ratio: float
     low: float | None = None
@@ -189,44 +203,43 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread between processes: standard deviation of the logarithms of their costs, pooled over trials that were
+    """The spread between processes: the standard deviation of the logarithms of costs, pooled over all trials that were
     run more than once, with its degrees of freedom."""
 
     std: float
     freedom: int
 
     def change(self, before: Sequence[float], after: Sequence[float]) -> Change | None:
-        """How much the costs changed, by Student's t with the pooled spread; None where one side has none."""
+        """The ratio of costs after to before, by Student's t with the pooled spread; None if either has no costs."""
         if not before or not after:
             return None
         difference = float(logs_of(after).mean() - logs_of(before).mean())
         if not self.freedom:
             return Change(ratio_from(difference))
-        quantile = float(scipy.special.stdtrit(self.freedom, 0.5 + CONFIDENCE / 2))
-        half = quantile * self.std * math.sqrt(1 / len(before) + 1 / len(after))
+        half = student_quantile(self.freedom) * self.std * math.sqrt(1 / len(before) + 1 / len(after))
         return Change(ratio_from(difference), ratio_from(difference - half), ratio_from(difference + half))
 
 
 def spread_of(groups: Sequence[Sequence[float]]) -> Spread:
-    """The spread pooled over groups of costs, each of one configuration."""
-    logs = [logs_of(costs) for costs in groups if len(costs) > 1]
-    freedom = sum(each.size - 1 for each in logs)
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
-    return Spread(math.sqrt(squares / freedom) if freedom else 0.0, freedom)
+    """The spread pooled over groups of costs, one group for each configuration."""
+    return Spread(*pooled_std([logs_of(costs) for costs in groups if costs]))
 
 
-def standing(finalists: Sequence[Tried], goal: Goal, gate: float) -> tuple[list[Tried], list[Tried]]:
-    """The best of trials with those that are the same, whose interval lies within the gate, and those that may be the
-    same or slower; each the best first."""
-    best, *others = sorted(finalists, key=lambda each: each.cost(goal))
-    spread, alike, unclear = spread_of([each.costs(goal) for each in finalists]), [best], list[Tried]()
-    for each in others:
-        change = spread.change(best.costs(goal), each.costs(goal)) if math.isfinite(each.cost(goal)) else None
+def standing(candidates: Sequence[Candidate], goal: Goal, gate: float) -> tuple[list[Candidate], list[Candidate]]:
+    """The best candidate and those that are the same, then those that may be the same or slower, each best first.
+
+    A candidate is the same if the interval of its change from the best lies within the gate.
+    """
+    best, *others = sorted(candidates, key=lambda candidate: candidate.cost(goal))
+    spread = spread_of([candidate.costs(goal) for candidate in candidates])
+    alike, unclear = [best], list[Candidate]()
+    for candidate in others:
+        change = spread.change(best.costs(goal), candidate.costs(goal)) if math.isfinite(candidate.cost(goal)) else None
         if change is None:
             continue
         low, high = (math.nan if end is None else end for end in change[1:])
         if 1 - gate <= low and high <= 1 + gate:
-            alike.append(each)
+            alike.append(candidate)
         elif not low > 1 + gate:
-            unclear.append(each)
+            unclear.append(candidate)
     return alike, unclear

@@ -1,4 +1,4 @@
-"""The space of a tuning: its axes, which of them apply to a configuration, and which of those can help at all."""
+"""The space of a tuning: its axes, which of them apply to a configuration, and how much each can shorten a step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from lmbench.records.measured import PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.sweep.file import Options
 
-#: The axis whose values follow from the batch size.
+#: The axis whose values are computed from the batch size.
 MICRO_BATCH = "micro_batch"
 BATCH, ACCUMULATION = "data.batch_size", "trainer.accumulate_grad_batches"
 _PRECISION, _DEVICES = "trainer.precision", "trainer.devices"
-#: An axis that can shorten the step by less than this is left out.
+#: An axis that can shorten a step by a smaller fraction than this is left out.
 LEAST_SHARE_FRACTION = 0.01
 
 
 class SpaceFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A space as it was written: values by axis, null takes an axis away; with `only` nothing but these axes."""
+    """The content of a space file.
+
+    `axes` has the values of each axis; null removes an axis of the shipped space. `acts_on` has the part of a step that
+    an axis can shorten. With `only`, the space has no axes but these.
+    """
 
     axes: dict[str, list[Any] | None] = {}
     acts_on: dict[str, str] = {}
@@ -33,7 +37,7 @@ class SpaceFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Axis(NamedTuple):
-    """Choices of which a configuration has one, each as the options that it sets."""
+    """An axis: its values exclude each other, and each is a mapping of the options that it sets."""
 
     name: str
     values: Sequence[Options]
@@ -41,23 +45,24 @@ class Axis(NamedTuple):
 
 
 def read_space(path: Path | None) -> list[Axis]:
-    """The space that ships with lmbench, with what a file adds to it and takes away.
+    """The axes of the shipped space, changed by a user's space file if a path is given.
 
     Raises:
-        UsageError: the file cannot be read, or is no space.
+        UsageError: the file cannot be read, or is not a space.
     """
     space = _read(Path(__file__).with_name("space.yaml"))
     if path is not None:
-        own = _read(path)
-        space = own if own.only else SpaceFile({**space.axes, **own.axes}, {**space.acts_on, **own.acts_on})
+        user = _read(path)
+        space = user if user.only else SpaceFile({**space.axes, **user.axes}, {**space.acts_on, **user.acts_on})
     axes = []
     for name, values in space.axes.items():
-        is_own_name = "." not in name
-        if is_own_name and not all(isinstance(value, dict) for value in values or ()):
+        if values is None:
+            continue
+        is_option = "." in name
+        if not is_option and not all(isinstance(value, dict) for value in values):
             raise UsageError(f"{path}: axis {name} is no option, and its values are no mappings of options")
-        options = [value if is_own_name else {name: value} for value in values or ()]
-        if values is not None:
-            axes.append(Axis(name, options, space.acts_on.get(name)))
+        options = [{name: value} if is_option else value for value in values]
+        axes.append(Axis(name, options, space.acts_on.get(name)))
     return axes
 
 
@@ -70,55 +75,57 @@ def _read(path: Path) -> SpaceFile:
 
 
 def setting(tree: Any, name: str) -> Any:
-    """A configuration's value of an option by its dotted name; raises KeyError where it has no such option."""
+    """The value of an option in a configuration, by its dotted name. Raises KeyError for an option that it lacks."""
     for key in name.split("."):
-        arguments = tree.get("init_args") if isinstance(tree, Mapping) else None
-        tree = (arguments if isinstance(arguments, Mapping) and key in arguments else tree) if tree else {}
         if not isinstance(tree, Mapping):
             raise KeyError(name)
+        arguments = tree.get("init_args")
+        if isinstance(arguments, Mapping) and key in arguments:
+            tree = arguments
         tree = tree[key]
     return tree
 
 
-def applicable(axes: Sequence[Axis], given: Mapping[str, Any]) -> list[Axis]:
-    """Of each axis what the given configuration has options for, is not already, and is not a step back in precision;
-    axes without such a value are left out.
+def applicable(axes: Sequence[Axis], settings: Mapping[str, Any]) -> list[Axis]:
+    """The axes with those values that a configuration has options for, that differ from its own, and that do not widen
+    its precision. Axes without such a value are left out.
 
     Args:
-        given: all settings of the given configuration, as its run keeps them.
+        settings: all settings of the configuration, as its run stores them.
     """
-    return [left for axis in axes if (left := axis._replace(values=_values(axis, given))).values]
+    narrowed = (axis._replace(values=_values(axis, settings)) for axis in axes)
+    return [axis for axis in narrowed if axis.values]
 
 
-def _values(axis: Axis, given: Mapping[str, Any]) -> list[Options]:
+def _values(axis: Axis, settings: Mapping[str, Any]) -> list[Options]:
     values = list(axis.values)
     try:
         if axis.name == MICRO_BATCH and not values:
-            values = micro_batches(setting(given, BATCH), setting(given, ACCUMULATION))
-        if axis.name == "trainer.strategy" and setting(given, _DEVICES) in (1, "1", "auto"):
+            values = micro_batches(setting(settings, BATCH), setting(settings, ACCUMULATION))
+        if axis.name == "trainer.strategy" and setting(settings, _DEVICES) in (1, "1", "auto"):
             return []
-        differing = [value for value in values if any(setting(given, name) != value[name] for name in value)]
-        return [value for value in differing if not _is_wider(given, value)]
+        differing = [value for value in values if any(setting(settings, name) != value[name] for name in value)]
+        return [value for value in differing if not _widens(settings, value)]
     except KeyError:
         return []
 
 
-def _is_wider(given: Mapping[str, Any], value: Options) -> bool:
-    """Whether it takes a wider dtype for its products than the given configuration has."""
-    names = [str(precision or "32-true") for precision in (setting(given, _PRECISION), value.get(_PRECISION))]
-    now, then = (known.compute_bytes if (known := find_precision(name)) else 0 for name in names)
-    return _PRECISION in value and then > now
+def _widens(settings: Mapping[str, Any], value: Options) -> bool:
+    """Whether a value computes products in a wider dtype than the configuration does."""
+    names = [str(precision or "32-true") for precision in (setting(settings, _PRECISION), value.get(_PRECISION))]
+    before, after = (precision.compute_bytes if (precision := find_precision(name)) else 0 for name in names)
+    return _PRECISION in value and after > before
 
 
 def micro_batches(batch_size: int, accumulated: int) -> list[Options]:
-    """The same sequences a step, in one part, in half as many or in twice as many."""
+    """Splits of the sequences of a step into a single micro-batch, half as many and twice as many as now."""
     total = batch_size * accumulated
     sizes = dict.fromkeys(size for size in (total, 2 * batch_size, batch_size // 2) if size and total % size == 0)
     return [{BATCH: size, ACCUMULATION: total // size} for size in sizes if size != batch_size]
 
 
 def share_of(axis: Axis, profiled: RunRecord | None) -> float | None:
-    """What part of the step an axis can shorten at most, None where nobody knows."""
+    """The largest fraction of the step that an axis can save, by a kernel profile; None where it is unknown."""
     phases = None if profiled is None or profiled.kernels is None else profiled.kernels.phases
     step = None if phases is None else phases.step
     if phases is None or step is None or not step.window_s or axis.acts_on is None:

@@ -1,4 +1,4 @@
-"""Axes, what applies of them, the search over them, and its intervals, against sums written down here."""
+"""Axes, their values that apply, the search over them, and its intervals, against formulas written out here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import scipy.stats
 from lmbench.records.measured import KernelSummary, PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.tune.answer import tuned_config
-from lmbench.tune.search import Choice, Trial, Tried, finalists, search, spread_of, standing
+from lmbench.tune.search import Candidate, Choice, Trial, finalists, search, spread_of, standing
 from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
 
 GIVEN = {
@@ -24,8 +24,8 @@ GIVEN = {
 }
 
 
-class Planted(Tried):
-    """Its cost is the product of its options' values."""
+class Planted(Candidate):
+    """A candidate whose cost is the product of the values of its options."""
 
     def cost(self, goal):
         return math.inf if self.problem else math.prod(self.trial.options.values(), start=1.0)
@@ -33,7 +33,7 @@ class Planted(Tried):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_search_finds_the_best_of_choices_that_do_not_oppose_each_other(monkeypatch, seed):
-    monkeypatch.setattr("lmbench.tune.search.Tried", Planted)
+    monkeypatch.setattr("lmbench.tune.search.Candidate", Planted)
     rng = np.random.default_rng(seed)
     axes = [Axis(name, [{name: factor} for factor in rng.uniform(0.7, 1.3, 3)]) for name in "abcd"]
     tried, best = search(axes, Planted(Trial()), None, lambda axis, trials: None)
@@ -115,7 +115,7 @@ def test_options_are_set_in_a_configuration_as_it_is_written():
 
 
 def test_of_the_finals_what_lies_within_the_gate_is_the_same_and_what_may_lie_there_is_unclear(monkeypatch):
-    class Final(Tried):
+    class Final(Candidate):
         def costs(self, goal):
             return self.trial.options["costs"]
 
@@ -125,6 +125,6 @@ def test_of_the_finals_what_lies_within_the_gate_is_the_same_and_what_may_lie_th
     best, same = final(1.000, 1.001, 0.999), final(1.002, 1.003, 1.001)
     near, slower, failed = final(1.008, 1.009, 1.010), final(1.05, 1.051, 1.049), final()
     assert standing([slower, near, same, failed, best], None, 0.01) == ([best, same], [near])
-    # Of one run each nobody knows.
+    # With one run each there is no spread, so the difference stays unclear.
     once = [final(1.0), final(1.001)]
     assert standing(once, None, 0.01) == (once[:1], once[1:])
