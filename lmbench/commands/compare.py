@@ -1,5 +1,7 @@
-"""`lmbench compare A B`: the ratio of two results with its interval, and a verdict with its reasons; `lmbench noise
-RESULTS...`: the A/A noise floor that it relies on, from repeats of one configuration."""
+"""`lmbench compare A B`: the ratio of two results with its interval, and a verdict with its reasons.
+
+`lmbench noise RESULTS...`: the A/A noise floor that verdicts rely on, from repeats of one configuration.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,13 @@ def compare(
     A side is a run, a folder of runs (repeats), a sweep, or cells of a sweep (SWEEP@AXIS=VALUE). Cells meet by their
     axes; what differs between the sides is compared.
 
-    One process is one sample; a verdict takes 3 a side: `same` if the 90 % interval of the ratio lies within the gate,
-    `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A noise floor of `lmbench noise`,
-    else `undecided`; `invalid` if GPU or flags differ or a guard failed.
+    One process is one sample; a verdict takes 3 on each side: `same` if the 90 % interval of the ratio lies within the
+    gate, `faster` or `slower` if the 95 % interval excludes 1 and the change is above the A/A noise floor of `lmbench
+    noise`, else `undecided`; `invalid` if GPU or flags differ or a guard failed.
 
-    With --run both sides are measured now, in rounds, until the verdict stands or the budget ends; at most 5 % are
-    false. A and B are configurations with options (small_bf16@model.attention=naive), or one and two revisions, Pythons
-    or values of a variable.
+    With --run both sides are measured now, in rounds, until the verdict stands or the budget ends; at most 5 % of
+    verdicts are false. A and B are configurations with options (small_bf16@model.attention=naive), or one configuration
+    with two revisions, Pythons or values of a variable.
 
     exit codes: 0 same or faster, 10 slower, 11 undecided, 12 invalid, 2 usage
 
@@ -63,7 +65,7 @@ def compare(
         results_dir: where --run puts its folder (results)
         name: name of that folder
         timeout_s: seconds a run may take (600)
-        on: where --run measures its rounds, as of `lmbench sweep` (local)
+        on: where --run measures its rounds, as in `lmbench sweep` (local)
         settings: options of `lmbench fit` for both sides, with --run
     """
     sides: dict[str, Any] = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
@@ -79,7 +81,7 @@ def compare(
         raise UsageError("--kernels compares traces that are there; give it without --run")
     tolerance = parse_gate(gate or "1%")
     if run:
-        # Here: what measures takes its time to import.
+        # Imported here because modules that measure take long to import.
         from lmbench.commands.compare_run import find_sweep, measure
 
         path, file, engine = find_sweep(results, settings or [], **sides)
@@ -87,7 +89,7 @@ def compare(
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")
     if kernels:
-        # Here: verdicts on times do without it.
+        # Imported here because verdicts on times do not need it.
         from lmbench.kernels.difference import difference_answer
 
         return difference_answer(*results)
@@ -122,22 +124,22 @@ def noise(
         results_dir: where --run puts the folder of its repeats
         settings: options of `lmbench fit`, with --run
     """
-    words = [*(settings or [])]
     if not run and not results:
         raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
     if run:
-        # Here: floors of results that are there do without what measures.
+        # Imported here because floors of earlier results need no module that measures.
         from lmbench.commands.fit import repeated
 
         folder = results_dir / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        words += [f"--measure.results_dir={results_dir}", f"--measure.run_id={folder.name}"]
-        done = repeated(*results, repeats=repeats, settings=words)
-        if isinstance(done, int):
-            return done
+        words = [*(settings or []), f"--measure.results_dir={results_dir}", f"--measure.run_id={folder.name}"]
+        answer = repeated(*results, repeats=repeats, settings=words)
+        if isinstance(answer, int):
+            return answer
         results = (str(folder),)
-    measured = survey(results)
-    if not measured.entries:
-        raise UsageError("; ".join(line.text for line in measured.problems[:3]))
-    home = results_dir.resolve() if run else measured.folder
-    tell(f"noise: stored in {store_noise(home, [entry for _, entry in measured.entries])}")
-    return noise_answer(measured)
+    surveyed = survey(results)
+    if not surveyed.entries:
+        raise UsageError("; ".join(line.text for line in surveyed.problems[:3]))
+    home = results_dir.resolve() if run else surveyed.folder
+    path = store_noise(home, [entry for _, entry in surveyed.entries])
+    tell(f"noise: stored in {path}")
+    return noise_answer(surveyed)

@@ -1,4 +1,4 @@
-"""`lmbench compare --run A B`: both sides measured in turn until the verdict stands."""
+"""`lmbench compare --run A B`: measures both sides in turn until the verdict stands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600}
 _OPTION = re.compile(r",(?=[A-Za-z_][\w.]*\+?=)")
 _WINDOW = ("measure.min_window_s", "measure.steps")
-#: The first rounds' windows; a longer one must leave time for so many rounds.
+#: Seconds and steps of the first rounds' windows. Longer windows must leave the budget time for this many rounds.
 _FIRST_WINDOW_S, _WINDOW_STEPS, _LEAST_ROUNDS = 0.5, 10, 12
 #: Rounds and windows where each round is a task elsewhere.
 _TASK_ROUNDS, _TASK_WINDOW = 32, (2.0, 10)
@@ -101,17 +101,18 @@ def two_sides(
     pythons: Sequence[str] | None,
     variables: Mapping[str, Sequence[str]],
 ) -> SweepFile:
-    """The sweep that compares two sides.
+    """The sweep that measures two sides.
 
     Args:
-        configs: A and B, each `CONFIG[@NAME=VALUE,NAME=VALUE...]`; one stands for both.
-        options: of both sides.
-        revisions: of A and of B; a commit that they name is kept, whatever becomes of the names. "." is what lies here.
-        pythons: interpreters of A and of B.
-        variables: environment variables by name, with the values of A and of B.
+        configs: A and B, each `CONFIG[@NAME=VALUE,NAME=VALUE...]`; a single one stands for both.
+        options: the options of both sides.
+        revisions: the revisions of A and B, "." for the working tree. The sweep stores the commit of a name, because
+            the name may move.
+        pythons: the interpreters of A and B.
+        variables: environment variables by name, with the values of A and B.
 
     Raises:
-        UsageError: something of it is not there or not understood.
+        UsageError: a configuration, an option or a revision does not exist or cannot be understood.
     """
     if len(configs) not in (1, 2):
         raise UsageError(f"compare --run takes one or two configurations, A and B; {len(configs)} given")
@@ -119,11 +120,11 @@ def two_sides(
         raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
     environments: dict[str, Any] = {}
     sides: dict[str, Options] = {}
-    for index, (side, words) in enumerate((("A", configs[0]), ("B", configs[-1]))):
-        config, _, rest = (words, "", "") if Path(words).is_file() else words.partition("@")
-        pairs = [pair.partition("=") for pair in _OPTION.split(rest)] if config != words else []
+    for index, (side, text) in enumerate((("A", configs[0]), ("B", configs[-1]))):
+        config, _, own_options = (text, "", "") if Path(text).is_file() else text.partition("@")
+        pairs = [pair.partition("=") for pair in _OPTION.split(own_options)] if config != text else []
         if not config or not all(name and equals for name, equals, _ in pairs):
-            raise UsageError(f"{words!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
+            raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
         sides[side] = {CONFIG: config, **{name: value for name, _, value in pairs}}
         if repeated := sides[side].keys() & options:
             raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
@@ -155,16 +156,18 @@ def gives_way(variables: Container[str]) -> bool:
 def measure(
     path: Path, file: SweepFile, tolerance: float, about: Sequence[str], budget: str, engine: Engine | None = None
 ) -> Comparison:
-    """Measure both sides until the verdict stands, by tasks of an engine where there is one.
+    """Measure both sides in rounds until the verdict stands, on this machine or as tasks of an engine.
 
     Args:
-        path, file: the sweep of both sides, and its folder.
+        path: the folder of the sweep of both sides.
+        file: that sweep.
         tolerance: changes up to this fraction count as none.
         about: dotted names of what is compared.
-        budget: the time after which no further round is begun, such as `10m`.
+        budget: the time after which no further round starts, such as `10m`.
+        engine: runs the rounds elsewhere; None measures them here.
 
     Raises:
-        UsageError: the budget is not understood.
+        UsageError: the budget is no duration.
         SweepHalted: the disk is full, or a process cannot be started.
     """
     budget_s = parse_budget(budget)
@@ -178,8 +181,10 @@ def measure(
         return compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", tolerance, about)
 
     def is_enough(rounds: int) -> bool:
-        """Whether the verdict of what has been measured stands after so many rounds, or the budget ends. Else windows
-        become longer where the noise needs it and the budget has the time."""
+        """Whether measuring ends after this many rounds: the verdict stands, or the budget is spent.
+
+        Else, where the noise needs longer windows and the budget has time for them, their length doubles.
+        """
         nonlocal window_s
         if rounds < kept_rounds:
             return False
@@ -190,22 +195,22 @@ def measure(
         if cell is None or comparison.verdict == INVALID:
             return True
         if not cell.metrics:
-            # A run that ended well is left out for a guard, which may have been an accident.
+            # A run with outcome ok was left out for a failed guard. That may be an accident, so measure again.
             left_out = (*cell.left_out_a, *cell.left_out_b)
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
         round_s = elapsed_s / max(1, rounds - kept_rounds)
-        # What a slow process did is measured again before the verdict.
+        # A slow process in the last round delays the verdict by a further round.
         is_slow = any(process.round == rounds for process in cell.slow)
         is_late, is_decided = elapsed_s + round_s > budget_s, comparison.verdict != UNDECIDED and not is_slow
         has_time = budget_s - elapsed_s > _LEAST_ROUNDS * (round_s + 2 * window_s)
-        # One round has no spread.
+        # The standard deviation of a single round is 0, so that it never lengthens windows.
         if pace.window_options and has_time and statistics.pstdev(cell.metrics[0].ratio.differences) > tolerance:
             window_s *= 2
             pace.window_options[:] = window_words(window_s)
         return is_late or is_decided
 
     pace = Pace(is_enough, window_options=[] if options & {*_WINDOW} else window_words(window_s))
-    # What is printed there is the verdict alone, in whatever form.
+    # Standard output has the verdict alone, in every output format.
     with result_alone():
         elsewhere = None if engine is None else partial(TaskExecution, engine=engine)
         carry_out(plan, path, progress, pace, elsewhere=elsewhere)
@@ -218,6 +223,7 @@ def measure(
 
 
 def window_words(window_s: float) -> list[str]:
+    """The options of `lmbench fit` for a window of at least this many seconds."""
     return [f"--{name}={value:g}" for name, value in zip(_WINDOW, (window_s, _WINDOW_STEPS), strict=True)]
 
 
