@@ -1,4 +1,4 @@
-"""`lmbench compare` from the command line: verdicts, exit codes, forms of output, bad input."""
+"""`lmbench compare` from the command line: verdicts, exit codes, output formats and lines for many cells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sides(tmp_path, factor=1.0, **changes):
 
 @pytest.fixture
 def said(capsys):
-    """Runs `lmbench compare`; returns its exit code and what it printed, in single spaces."""
+    """Runs `lmbench compare`; returns its exit code and its output with single spaces."""
 
     def run(*words):
         code = main(["compare", *map(str, words)])

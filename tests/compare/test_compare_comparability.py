@@ -1,4 +1,4 @@
-"""What may differ between two sides, what makes a comparison invalid, and what is noted of it."""
+"""Differences that two sides may have, differences that make a comparison invalid, and its notes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_everything_that_is_looked_up_by_name_is_in_the_schema():
     known = fields("run")
     names = [*MUST_MATCH, *HOST_MUST_MATCH, *(metric.field for metric in METRICS), *CONSEQUENCES]
     assert [name for name in names if name not in known] == []
-    # These may name a part, with all that is in it.
+    # A name in these lists may stand for a part of the record with all its fields.
     assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in known)] == []
 
 
 @pytest.mark.parametrize(("changes", "reason"), CASES["invalid"])
 def test_a_difference_that_nobody_asked_for_is_invalid(tmp_path, changes, reason):
     cell = compared(tmp_path, **changes)
-    # The figures are still there to be looked at.
+    # An invalid comparison still has figures.
     assert (cell.verdict, cell.metrics[0].ratio.point) == ("invalid", pytest.approx(1.04, rel=1e-3))
     assert any(line.startswith(reason) for line in cell.reasons), cell.reasons
 
@@ -108,7 +108,7 @@ def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undec
 - [0.97, false, false, undecided]
 - [1.02, false, true, slower]
 - [1.02, true, false, slower]
-# No drift of a machine that was not busy.
+# Without load, a machine does not drift this far.
 - [2.0, false, false, slower]
 - [1.0, false, false, same]
 """),

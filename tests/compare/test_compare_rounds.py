@@ -1,4 +1,4 @@
-"""Sides measured in turn: what a look may say, what it promises over all looks, and how slow processes are named."""
+"""Sides measured in turn: verdicts after each round, their error rates over all rounds, and slow processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lmbench.compare.comparison import compare, decide
 from lmbench.compare.rounds import is_same, log_evidence, ratio_by_rounds
 
 TRIALS = 400
-#: Three standard errors of 5 % in so many trials.
+#: Three standard errors of a rate of 5 % in this many trials.
 SLACK = 3 * math.sqrt(0.05 * 0.95 / TRIALS)
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_a_change_that_is_none_is_found_in_at_most_5_of_100_comparisons_over_all_looks(name):
     rates = simulate(CONDITIONS[name], TRIALS, rounds=30)
-    # That the simulation can find something is the other test's part.
+    # Another test checks that the simulation finds real changes.
     assert rates.slower + rates.faster <= 0.05 + SLACK * ("0.9" in name)
     assert simulate(CONDITIONS[name], TRIALS, 0.01, rounds=30).same <= 0.05 + SLACK
 
@@ -68,7 +68,7 @@ def test_the_ratio_of_a_comparison_says_what_the_looks_say():
         ratio = ratio_by_rounds(*draws(seed, 14, 0.004, 0.012 * (seed % 3)))
         differences, weights = np.array(ratio.differences), np.array(ratio.weights)
         word = decided(ratio).word
-        # What is shown is what was tested.
+        # The interval excludes 1 exactly where the test shows a change.
         assert (math.exp(-log_evidence(differences, weights)) < 0.1) == ratio.excludes_one
         assert (word == "same", word == "undecided") == (
             is_same(differences, weights, 0.01), not ratio.excludes_one and word != "same",
@@ -95,11 +95,14 @@ def test_figures_without_spread_are_their_own_ratio():
     assert ratio_by_rounds([2.0] * 5, [3.0] * 5).low == pytest.approx(1.5)
 
 
-# Comparisons of records.
+# comparisons of records
 
 
 def make_rounds(folder, times, changes=None):
-    """A folder as `compare --run` leaves it: a pair of step times a round; `changes` by (side, round)."""
+    """Writes a folder as `compare --run` leaves it; returns the names of both sides.
+
+    `times` has a pair of step times for each round, `changes` the changes to records by (side, round).
+    """
     for at, pair in enumerate(times):
         for side, step_s in zip("AB", pair, strict=True):
             sweep = {"name": "cmp", "cell": side, "axes": {"side": side}, "repeat": at}

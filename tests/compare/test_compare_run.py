@@ -1,4 +1,4 @@
-"""`lmbench compare --run`: rounds in turn, when it stops, what it says, how it goes on, and what it refuses."""
+"""`lmbench compare --run`: measures in rounds, stops, continues, and refuses wrong folders."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 
 
 class Measured(SimulatedServers):
-    """Processes leave a record of a comparison: a step time of `step_s(side, round)`, or an outcome. `launches` are by
-    side and round; code and what was printed, in single spaces, are the command's."""
+    """Servers whose processes write a record with the step time or the outcome that `step_s(side, round)` returns.
+
+    After a command, `launches` are by side and round; `code`, `out` and `err` are the command's, with single spaces.
+    """
 
     def __init__(self, step_s):
         super().__init__(lambda name: step_s(name[0], int(name.rpartition("-r")[2])))
@@ -41,7 +43,7 @@ class Measured(SimulatedServers):
 
 @pytest.fixture
 def compare_run(tmp_path, monkeypatch, capsys):
-    """Runs the command with processes that are made up; returns its servers."""
+    """Runs the command with simulated processes; returns its servers."""
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text(CONFIG)
     Path("b.yaml").write_text(CONFIG.replace("tiny", "small"))
@@ -71,7 +73,7 @@ def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdi
     assert "verdict SAME: the 90 % interval" in servers.out
     assert "test paired by round, since both sides were measured in turn" in servers.out
     rounds = len(servers.started) // 2
-    # Imports take longer than a round: four rounds have a server.
+    # Four rounds share a server, because imports take longer than a round.
     assert (8 <= rounds <= 24, len(servers.rounds)) == (True, math.ceil(rounds / 4))
     assert servers.started[:6] == ["A0", "B0", "B1", "A1", "A2", "B2"]
 
@@ -105,11 +107,11 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
     assert configs == [CONFIG, CONFIG.replace("tiny", "small")]
     assert a[2:5] == ["--data.batch_size=2", "--model.attention=naive", "--trainer.devices=[1,2]"]
     assert b[2:4] == ["--data.batch_size=2", "--measure.min_window_s=0.5"]
-    # Variables make environments, whose servers are ready before either side is measured.
+    # Variables make environments. The servers of all environments are ready before either side is measured.
     words = ("--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".", "--budget=0.001s", "--name=d")
     servers = compare_run(noisy(), "a.yaml", *words)
     assert [launch.variables["OMP_NUM_THREADS"] for launch in servers.launches.values()] == ["1", "2"]
-    # To check the options, and for the round.
+    # Once to check the options, once for the round.
     assert servers.asked == [2, 2]
 
 

@@ -1,4 +1,4 @@
-"""From what was given to cells and samples: which runs count, which meet, and what is only listed."""
+"""The samples and cells of two sides: which runs count, which cells both sides have, and which runs are only listed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_sample_is_a_typical_step_and_the_mean_is_the_windows_wall_time_divi
     record = RunRecord(1, "ok", window=Window(wall_s=5.0, steps=100, skipped_count=0, short_count=0))
     record.phases.step = PhaseSummary(mean_s=0.049, p25_s=0.04, median_s=0.045, p75_s=0.05)
     assert (typical_step_s(record), mean_step_s(record)) == (pytest.approx(0.045), 0.05)
-    # Skipped steps are shorter and in no statistic.
+    # Skipped steps are shorter, and no statistic includes them.
     record.window.skipped_count = 3
     record.phases.step.p25_s = None
     assert (typical_step_s(record), mean_step_s(record)) == (0.049, 0.049)
@@ -38,9 +38,9 @@ def test_the_sample_is_a_typical_step_and_the_mean_is_the_windows_wall_time_divi
 @pytest.mark.parametrize(
     ("quartile_s", "mean_factor", "verdict", "reason"),
     yaml.safe_load("""
-# A few steps of each run of B were hit by the host, differently often.
+# In each run of B the host delayed some steps, in some runs more than in others.
 - [0.05, [1.0, 1.3, 1.0, 1.1, 1.0, 1.4], same, lies within ±1 %]
-# A longer tail, and a longer typical step.
+# Only the longest steps are longer; then the typical step too.
 - [0.05, [1.1, 1.1, 1.1, 1.1, 1.1, 1.1], slower, "only the mean step: +10.0"]
 - [0.052, [1.04, 1.3, 1.04, 1.1, 1.04, 1.4], slower, "+4.0"]
 """),
@@ -151,7 +151,7 @@ def test_environments_of_one_sweep_are_compared_cell_by_cell(tmp_path):
         changes |= {"started_at": f"2026-11-21T00:00:{repeat:02}", "environment__versions__torch": "2.11"}
         make_run(tmp_path / "s" / "runs", step_s, environment__variables={"NCCL_ALGO": "Ring"}, **changes)
     (cell,) = compared(f"{tmp_path / 's'}@environment=main", f"{tmp_path / 's'}@environment=branch").cells
-    # What an environment sets is what is compared, its variables too.
+    # All settings of an environment count as compared, its variables too.
     assert (cell.name, cell.verdict, *map(str, cell.differences)) == ("", "slower", "sweep.environment: main -> branch")
 
 

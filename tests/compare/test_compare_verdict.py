@@ -1,5 +1,5 @@
-"""Sides that were measured apart: ratios against SciPy, verdicts by their order (design section 8), and what these are
-worth, by simulation with a fixed seed."""
+"""Sides that were measured apart: ratios against SciPy, the order of verdicts, and their error rates by simulation with
+a fixed seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmbench.compare.noise import measure_noise
 from lmbench.records.statistics import Ratio, detectable_fraction, holm, ratio_of
 
 TRIALS = 1500
-#: Three standard errors of 5 % in so many trials.
+#: Three standard errors of a rate of 5 % in this many trials.
 SLACK = 0.017
 
 
@@ -77,7 +77,7 @@ def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, ch
 
 
 def simulated(repeats, spreads, effect=0.0):
-    """Ratios of B over A, whose process means spread by these standard deviations of logarithms, and their verdicts."""
+    """Ratios B over A with their verdicts. `spreads` are the standard deviations of logarithms of both sides' means."""
     generator = np.random.default_rng(repeats)
     a, b = (np.exp(generator.normal(0, spread, (TRIALS, repeats))) for spread in spreads)
     ratios = list(map(ratio_of, a, b * (1 + effect)))
@@ -97,5 +97,5 @@ def test_intervals_cover_and_at_most_5_of_100_verdicts_are_false(repeats, spread
 @pytest.mark.parametrize(("repeats", "spread", "effect"), [(5, 0.003, 0.02), *((n, 0.02, None) for n in (3, 5, 8))])
 def test_a_change_that_is_detectable_is_detected_in_95_of_100_cases(repeats, spread, effect):
     _, words = simulated(repeats, (spread, spread), effect or detectable_fraction(spread, repeats))
-    # At three repeats the degrees of freedom vary between 2 and 4, and their mean says less.
+    # At three repeats the degrees of freedom vary between 2 and 4, so that their mean predicts the rate less well.
     assert words.count("slower") / TRIALS >= 0.95 - (0.03 if repeats == 3 else SLACK)

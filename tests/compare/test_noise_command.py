@@ -44,7 +44,7 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
     folder = make_sweep(tmp_path / "s", {"small": TIMES, "medium": TIMES[:4], "large": TIMES, "mixed": TIMES[:7]})
     make_sweep(folder, {"small": [0.07]}, run_id="odd", guards=[{"name": "g", "status": "fail"}])
     make_sweep(folder, {"mixed": [0.05]}, run_id="other", environment__code__project__commit="bbbb")
-    # Measured again, a floor takes the place of the one before.
+    # A second measurement replaces the first floor.
     assert main(["noise", str(folder)]) == main(["noise", str(folder)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert [entry["metrics"]["step_s"]["n"] for entry in stored(folder)] == [8, 8]

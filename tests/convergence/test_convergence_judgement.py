@@ -1,4 +1,4 @@
-"""Whether a row trains like its baseline: what is broken is told, what is only rounded is not."""
+"""Judgements whether a row trains like its baseline: broken rows are reported, rows with other rounding are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def curve_of(losses, norms=None, skipped=()):
 
 
 def trained(seed, offset=0.0, scale=1.0, noise=0.0, steps=STEPS):
-    """A run that comes down from 6 nat with the batches' bumps, which all seeds have in common."""
+    """A curve that falls from 6 nat, with the bumps of the batches, which are the same for all seeds."""
     bumps, own = np.random.default_rng(99), np.random.default_rng(seed)
     level = 0.02 * own.normal() + offset
     losses = 4 + 2 * np.exp(-np.arange(MOST) / 40) + 0.1 * bumps.normal(size=MOST) + level
@@ -30,7 +30,7 @@ def trained(seed, offset=0.0, scale=1.0, noise=0.0, steps=STEPS):
 
 
 def changed(losses=None, norms=None, skipped=()):
-    """The first seed's run with other losses or norms, a whole series or by their steps, and with skipped steps."""
+    """The first seed's curve with some values replaced, as a series or by step, and with skipped steps."""
     curve = trained(0)
     series = [np.array(curve.losses), np.array(curve.norms)]
     for values, change in zip(series, (losses, norms), strict=True):
@@ -108,6 +108,6 @@ def test_the_simulated_rates_are_what_the_module_says():
 def test_a_row_that_learns_half_as_fast_takes_twice_the_steps():
     falling, slower = curve_of(6 - 0.01 * np.arange(200)), curve_of(6 - 0.005 * np.arange(400))
     steps, slower_steps = steps_to_loss(falling, falling), steps_to_loss(slower, falling)
-    # Both are smoothed over the same 20 steps, and so 9.5 steps late.
+    # Both are smoothed over the same 20 steps, which delays them by 9.5 steps.
     assert (steps, slower_steps - 10.5) == pytest.approx((150, 2 * (150 - 10.5)))
     assert math.isinf(steps_to_loss(slower.first(200), falling))

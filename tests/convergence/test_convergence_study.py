@@ -1,4 +1,4 @@
-"""Does the faster one still train? Real trainings, honest and broken, through sweep and report."""
+"""The convergence study with real trainings, correct and broken ones, through sweep and report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAULTS = ("scale", "hot", "nan", "still")
 FP32, BF16 = (
     {"trainer.precision": precision, "measure.matmul_precision": "highest"} for precision in ("32-true", "bf16-mixed")
 )
-#: `tiny_convergence` made smaller still, with modules that have a fault in bf16.
+#: Changes that make `tiny_convergence` even smaller, with a module that has a fault in bf16.
 SMALLER = {
     "model": "planted_trainings.Planted", "model.size": "tiny", "model.vocab_size": 300, "model.learning_rate": 3e-3,
     "data.text_files": [f"{HERE}/test_*.py"], "data.batch_size": 2, "data.context_length": 32,
@@ -53,7 +53,7 @@ def study(tmp_path_factory):
 def test_what_is_broken_is_told_from_what_is_only_rounded(study):
     rows = {row["model.fault"] or "none": row for row in rows_of(study) if row["precision"] == "bf16-mixed"}
     assert {fault: row["trains_alike"] for fault, row in rows.items()} == {"none": 1, **dict.fromkeys(FAULTS, 0)}
-    # Adam does not mind the length of gradients: only their norm tells.
+    # Adam normalizes gradients, so that only the gradient norm shows their wrong length.
     scaled = rows["scale"]
     assert abs(scaled["tail_loss_difference"]) < scaled["tail_loss_limit"]
     assert scaled["tail_gradient_norm_difference_fraction"] == pytest.approx(2.0, rel=0.1)

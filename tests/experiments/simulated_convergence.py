@@ -1,7 +1,7 @@
 """How often `lmbench.convergence` flags a row, by simulation.
 
-`python tests/experiments/simulated_convergence.py [TRIALS]` prints the table of `lmbench/convergence/judgement.py`, of
-which a part is in the suite.
+`python tests/experiments/simulated_convergence.py [TRIALS]` prints the table of `lmbench/convergence/judgement.py`. The
+test suite runs a part of it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ STEPS = 40
 
 
 def run_with(loss, log_norm):
-    """A run whose tail has this mean loss and this mean logarithm of the gradient norm."""
+    """A curve whose tail has this mean loss and this mean logarithm of the gradient norm."""
     return Curve(np.full(STEPS, loss), np.full(STEPS, math.exp(log_norm)), np.zeros(STEPS, dtype=bool))
 
 
 def rates(seeds, pairs, trials, shift=0.0, shared=0.0, generator=None):
-    """Shares of verdicts where figures are normal with deviation 1 between seeds; a row has so much of the variance in
-    common with its own seed of the baseline, and its loss is so many deviations higher."""
+    """Rates of verdicts, for figures that are normal with standard deviation 1 between seeds.
+
+    A row shares the fraction `shared` of the variance with its own seed of the baseline; its loss is `shift` standard
+    deviations higher.
+    """
     generator = generator or np.random.default_rng(0)
     counts = Counter()
     for _ in range(trials):
         baseline = generator.normal(0.0, 1.0, (seeds, 2))
-        own = math.sqrt(shared) * baseline[:pairs] + math.sqrt(1 - shared) * generator.normal(0.0, 1.0, (pairs, 2))
-        own[:, 0] += shift
-        row, seeds_of_baseline = ({s: run_with(*r) for s, r in enumerate(found + 10)} for found in (own, baseline))
-        counts[judge(row, seeds_of_baseline).words.partition(":")[0]] += 1
+        row = math.sqrt(shared) * baseline[:pairs] + math.sqrt(1 - shared) * generator.normal(0.0, 1.0, (pairs, 2))
+        row[:, 0] += shift
+        curves, baseline_curves = (dict(enumerate(run_with(*run) for run in runs + 10)) for runs in (row, baseline))
+        counts[judge(curves, baseline_curves).words.partition(":")[0]] += 1
     return {word: counts[word] / trials for word in ("yes", "undecided", "NO")}
 
 

@@ -1,7 +1,7 @@
-"""What `compare --run` promises, by simulation: comparisons of two sides under several kinds of noise.
+"""The error rates of `compare --run`, by simulated comparisons of two sides under several kinds of noise.
 
-`python tests/experiments/simulated_rounds.py [TRIALS]` prints the table of `lmbench/compare/rounds.py` (10 000 trials
-take two minutes); a part of it, with a fixed seed, is in the suite.
+`python tests/experiments/simulated_rounds.py [TRIALS]` prints the table of `lmbench/compare/rounds.py`; 10 000 trials
+take two minutes. The test suite runs a part of it with a fixed seed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ROUNDS = 60
 
 @dataclass(frozen=True)
 class Noise:
-    """What makes the step times of processes differ, as fractions.
+    """The sources of differences between step times of processes, as fractions.
 
-    `spread` is between processes; `drift` is from round to round, half of it from one process to the next; so many of
-    `slow_share` processes take `slow` longer; `clock` is how much slower the second of two clocks is, which each
-    process meets by chance (`by_round`: each round). `persistence` is the autocorrelation of a side's spread from round
-    to round, on so many `sides` (1: B's only).
+    `spread` is the standard deviation between processes. `drift` is the change from round to round, half of it from one
+    process to the next. A fraction `slow_share` of the processes takes `slow` longer. `clock` is how much slower the
+    second of two clocks is; each process, or with `by_round` each round, gets one at random. `persistence` is the
+    autocorrelation of the spread from round to round, on `sides` 2 (both) or 1 (B only).
     """
 
     spread: float
@@ -64,7 +64,7 @@ CONDITIONS = {
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of comparisons by verdict after so many rounds, and the median number of rounds that they took."""
+    """Fractions of comparisons by verdict, and the median number of rounds until the verdict."""
 
     same: float
     slower: float
@@ -73,7 +73,7 @@ class Rates:
 
 
 def logarithms(noise, trials, rounds, effect, generator):
-    """Logarithms of the step times of A and of B by round, B's first in every other round."""
+    """Logarithms of step times, of shape (trials, sides, rounds). B is measured first in every other round."""
     values = generator.normal(0.0, noise.spread, (trials, rounds, 2))
     kept, fresh = noise.persistence, math.sqrt(1 - noise.persistence**2)
     for at in range(1, rounds):
@@ -90,18 +90,18 @@ def logarithms(noise, trials, rounds, effect, generator):
 
 
 def simulate(noise, trials, effect=0.0, rounds=ROUNDS):
-    """Verdicts at the first look that has one."""
-    drawn = logarithms(noise, trials, rounds, effect, np.random.default_rng(0))
+    """Rates of the first verdict of each trial."""
+    logs = logarithms(noise, trials, rounds, effect, np.random.default_rng(0))
     words, ends = np.full(trials, "undecided"), np.full(trials, rounds)
     for look in range(FIRST_LOOK, rounds + 1):
-        open_ones = np.flatnonzero(words == "undecided")
-        sides = drawn[open_ones, :, :look]
-        seen, weights = sides[:, 1] - sides[:, 0], weights_of_noises(sides)
-        changed = np.where(np.median(seen, axis=-1) > 0, "slower", "faster")
-        words[open_ones] = np.select(
-            [is_same(seen, weights, GATE), np.exp(-log_evidence(seen, weights)) < 0.1], ["same", changed], "undecided"
-        )
-        ends[open_ones] = look
+        undecided = np.flatnonzero(words == "undecided")
+        sides = logs[undecided, :, :look]
+        differences, weights = sides[:, 1] - sides[:, 0], weights_of_noises(sides)
+        changed = np.where(np.median(differences, axis=-1) > 0, "slower", "faster")
+        is_changed = np.exp(-log_evidence(differences, weights)) < 0.1
+        verdicts = [is_same(differences, weights, GATE), is_changed]
+        words[undecided] = np.select(verdicts, ["same", changed], "undecided")
+        ends[undecided] = look
     shares = [float((words == word).mean()) for word in ("same", "slower", "faster")]
     return Rates(*shares, float(np.median(ends)))
 
@@ -109,11 +109,11 @@ def simulate(noise, trials, effect=0.0, rounds=ROUNDS):
 def main(trials=10_000):
     rows = {}
     for name, noise in CONDITIONS.items():
-        short, same, soon, found = (
+        same_20, same, changed_20, changed = (
             simulate(noise, trials, effect, rounds) for effect in (0.0, EFFECT) for rounds in (20, ROUNDS)
         )
-        rows[name] = [same.slower + same.faster, short.same, same.same, int(same.median_rounds)]
-        rows[name] += [soon.slower, found.slower, int(found.median_rounds)]
+        rows[name] = [same.slower + same.faster, same_20.same, same.same, int(same.median_rounds)]
+        rows[name] += [changed_20.slower, changed.slower, int(changed.median_rounds)]
     heads = ["A/A: false", "same in 20", f"in {ROUNDS}", "rounds", "+2 %: found in 20", f"in {ROUNDS}", "rounds"]
     table = pd.DataFrame(rows.values(), [*rows], heads)
     print(table.to_string(float_format="{:.1%}".format))

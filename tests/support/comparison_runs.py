@@ -11,7 +11,7 @@ from runs import BASE, put
 from lmbench.compare.noise import NoiseEntry, measure_noise, noise_key, store_noise
 from lmbench.records.load import load_run
 
-#: Step times of repeats, in seconds, and of repeats that take 4 % longer.
+#: Step times of repeats in seconds, and those of repeats that take 4 % longer.
 TIMES, SLOWER = (0.0500, 0.0501, 0.0499), (0.0520, 0.0521, 0.0519)
 _PHASES = {"step": 1.0, "data": 0.001, "forward": 0.3, "backward": 0.6, "optimizer": 0.09, "other": 0.009}
 _SETTINGS = {
@@ -26,10 +26,10 @@ _pids = itertools.count(1000)
 
 
 def make_run(folder, step_s=0.05, /, **changes):
-    """One result in `folder`, of a process of its own; `changes` by dotted name, `__` for the dot."""
+    """Writes one result of a new process to `folder`. `changes` are by dotted name, with `__` for the dot."""
     number = next(_pids)
     run = put(copy.deepcopy(BASE), copy.deepcopy(_SETTINGS))
-    # Folders are filled in turn, as it were: no side was measured before the other.
+    # Start times depend on the position in the folder, so that no side looks as if measured before the other.
     order = len(list(folder.glob("*")))
     run |= {"pid": number, "started_at": f"2026-11-21T00:{order // 60:02}:{order % 60:02}"}
     run["window"] |= {"steps": 100, "wall_s": step_s * 100, "tokens": 204_800}
@@ -42,21 +42,21 @@ def make_run(folder, step_s=0.05, /, **changes):
 
 
 def make_runs(folder, step_times_s, **changes):
-    """A folder of repeats."""
+    """Writes a folder of repeats."""
     for step_s in step_times_s:
         make_run(folder, step_s, **changes)
     return folder
 
 
 def make_sides(folder, times_b=SLOWER, common=None, **changes):
-    """Folders of repeats of A and of B, where both have what is common and B the changes."""
+    """Writes folders of repeats of A and B. `common` are changes of both, `changes` those of B."""
     make_runs(folder / "a", TIMES, **(common or {}))
     make_runs(folder / "b", times_b, **{**(common or {}), **changes})
     return str(folder / "a"), str(folder / "b")
 
 
 def make_sweep(folder, times, axis="model.size", **changes):
-    """A sweep with one axis: its values by the step times of their repeats."""
+    """Writes a sweep with one axis. `times` has the step times of the repeats for each value of the axis."""
     for value, step_times_s in times.items():
         for repeat, step_s in enumerate(step_times_s):
             sweep = {"name": folder.name, "cell": f"cell-{value}", "axes": {axis: value}, "repeat": repeat}
@@ -69,6 +69,6 @@ def make_sweep(folder, times, axis="model.size", **changes):
 
 
 def store_floor(folder, run, step_times_s):
-    """The noise floor of a run's configuration, from step times of its repeats, in the folder's noise.json."""
+    """Writes the noise floor of a run's configuration, from step times of repeats, to noise.json in `folder`."""
     key = noise_key(load_run(run).record)
     store_noise(folder, [NoiseEntry(key, {"step_s": measure_noise(step_times_s)})])

@@ -1,4 +1,4 @@
-"""Language models that train as they should in float32, and wrongly in bf16: what no speed-up is worth."""
+"""Language models that train correctly in float32 but have a fault in bf16-mixed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ NAN_STEP = 30
 
 
 class Planted(LanguageModel):
-    """Under autocast one `fault`: `scale` (gradients three times as long), `hot` (a learning rate 40 times as high),
-    `nan` (from a step on the loss is none), `still` (updates change nothing); `none` has none."""
+    """A model with one `fault` in bf16-mixed: `scale` (gradients three times as long), `hot` (40 times the learning
+    rate), `nan` (the loss is nan from `NAN_STEP` on), `still` (the learning rate is 0) or `none`."""
 
     def __init__(self, fault: str = "none", **settings: Any):
         super().__init__(**settings)

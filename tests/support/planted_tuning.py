@@ -1,4 +1,4 @@
-"""A module of which it is planted what is fast, and what does not train."""
+"""A module whose options are known to make it fast, slow, broken or unable to learn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Planted(LightningModule):
-    """A regression whose forward sleeps `delay_ms`; `learns_nothing` leaves out most of the
-    delay and the gradient's use, `breaks` raises."""
+    """A regression whose forward sleeps for `delay_ms`. With `learns_nothing` the delay is a quarter of that and the
+    gradient is 0; with `breaks` the forward raises."""
 
     def __init__(self, delay_ms: float = 12.0, learns_nothing: bool = False, breaks: bool = False):
         super().__init__()

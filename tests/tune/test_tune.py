@@ -1,4 +1,4 @@
-"""`lmbench tune`: the planted best is found, what does not train is refused, and nothing is measured twice."""
+"""`lmbench tune`: finds the planted best, refuses what does not train, and measures nothing twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = ("--space=space.yaml", "--budget=2m", "--measure.warmup_steps=1", "--mea
 
 @pytest.fixture
 def tune(tmp_path, monkeypatch, capfd):
-    """Runs the command, in processes of one warm server; returns its exit code and its answer."""
+    """Runs the command in processes of one warm server; returns its exit code, its answer and its standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
@@ -68,9 +68,9 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
     _, small, _ = tune("given.yaml", *WORDS, "--at_most=1MiB")
     assert "as given: too much memory" in str(small)
-    # With a larger budget and in a smaller space, what is the same is not measured again.
+    # With a larger budget and a smaller space, trials that were measured before are not measured again.
     Path("space.yaml").write_text(SPACE.replace("  model.breaks: [true]\n", ""))
-    # The longest training that there would be time for is another one now.
+    # New trainings could now have more steps, but those that are there keep theirs.
     monkeypatch.setattr("lmbench.commands.tune_stages._MOST_STEPS", 70)
     _, other, told = tune("given.yaml", *WORDS, "--budget=30m")
     assert (other["options"], other["refused"]) == (answer["options"], answer["refused"]), told
