@@ -279,7 +279,9 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
         mean = next((figure for figure in cell.metrics if figure.name == MEAN_STEP.name), step)
         if step.finding == SAME and (side := one_sided(cell.slow)) is not None:
             step.finding = UNDECIDED
-            step.reason += f" for most processes, but all {len(cell.slow)} slow ones are {side}'s"
+            count, total = sum(process.side == side for process in cell.slow), len(cell.slow)
+            share = f"all {total}" if count == total else f"{count} of {total}"
+            step.reason += f" for most processes, but {share} slow ones are {side}'s"
         elif step.finding == SAME and mean.finding in TIME_WORDS:
             step.finding, step.reason = mean.finding, f"only the mean step: {mean.reason}"
         cell.verdict, cell.reasons = step.finding, [step.reason]
