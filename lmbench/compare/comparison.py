@@ -106,7 +106,7 @@ class SlowProcess(Struct):
 
     def __str__(self) -> str:
         excess = percent_short(self.excess_fraction)
-        return f"round {self.round}: {self.side} took {excess} longer than its pair says"
+        return f"round {self.round}: {self.side} took {excess} longer than its pair suggests"
 
 
 class CellComparison(Struct):
@@ -381,8 +381,8 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     if ratio.std_a is None or ratio.std_b is None:
         return Decision(UNDECIDED, unclear)
     detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
-    smallest = percent_short(detectable) if detectable < 1 else f"a factor of {1 + detectable:.2g}"
-    return Decision(UNDECIDED, f"{unclear}; at this spread {repeats} repeats tell {smallest} from none")
+    smallest = f"of {percent_short(detectable)}" if detectable < 1 else f"by a factor of {1 + detectable:.2g}"
+    return Decision(UNDECIDED, f"{unclear}; at this spread {repeats} repeats can only show a change {smallest} or more")
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -184,7 +184,7 @@ def noise_answer(survey: Survey) -> Answer:
     ]
     limits = [max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)) for _, noise in noises]
     ends = dict.fromkeys(map(percent_short, (min(limits), max(limits))))
-    conclusion = f"changes under {' to '.join(ends)} cannot be told here with {MIN_REPEATS} repeats"
+    conclusion = f"changes under {' to '.join(ends)} cannot be detected here with {MIN_REPEATS} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
         notes=[*_MEANINGS, *survey.problems, Line("so", conclusion)],

@@ -25,7 +25,7 @@ def test_floors_are_stored_beside_the_results_and_belong_to_host_device_and_sett
     assert main(["noise", str(tmp_path / "results")]) == 0
     captured = capsys.readouterr()
     assert f"stored in {tmp_path / 'results' / 'noise.json'}" in captured.err
-    assert re.search(r"so +changes under 0.[0-9]+ % cannot be told here with 3 repeats$", captured.out.strip())
+    assert re.search(r"so +changes under 0.[0-9]+ % cannot be detected here with 3 repeats$", captured.out.strip())
     (entry,) = stored(tmp_path / "results")
     assert entry["metrics"]["step_s"]["n"] == 8
     assert entry["metrics"]["run_peak_allocated_bytes"]["floor_fraction"] == 0
