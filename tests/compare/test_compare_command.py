@@ -17,7 +17,7 @@ def sides(tmp_path, factor=1.0, **changes):
 
 
 @pytest.fixture
-def said(capsys):
+def run_compare(capsys):
     """Runs `lmbench compare`; returns its exit code and its output with single spaces."""
 
     def run(*words):
@@ -38,47 +38,47 @@ def said(capsys):
 - [{precision: 32-true}, 1%, 12, "INVALID: precision differs: A bf16-mixed, B 32-true"]
 """),
 )
-def test_the_exit_code_is_the_verdicts(tmp_path, said, changes, gate, code, verdict):
-    ended, out = said(*sides(tmp_path, **changes), "--gate", gate)
-    assert (ended, out.startswith(f"verdict {verdict}")) == (code, True)
+def test_the_exit_code_is_the_verdicts(tmp_path, run_compare, changes, gate, code, verdict):
+    exit_code, out = run_compare(*sides(tmp_path, **changes), "--gate", gate)
+    assert (exit_code, out.startswith(f"verdict {verdict}")) == (code, True)
 
 
-def test_json_is_in_si_units_and_the_table_in_those_of_people(tmp_path, said):
-    words = sides(tmp_path, 1.1)
-    record = json.loads(said(*words, "--json")[1])
+def test_json_is_in_si_units_and_the_table_in_those_of_people(tmp_path, run_compare):
+    folders = sides(tmp_path, 1.1)
+    record = json.loads(run_compare(*folders, "--json")[1])
     assert (record["verdict"], record["exit_code"], record["tolerance_fraction"]) == ("slower", 10, 0.01)
     step = record["cells"][0]["metrics"][0]
     assert (step["name"], step["unit"], step["finding"]) == ("step_s", "s", "slower")
     assert (step["a"], step["ratio"]["point"]) == pytest.approx((0.05, 1.1), rel=1e-3)
-    text = said(*words)[1]
+    text = run_compare(*folders)[1]
     for line in ("verdict SLOWER: +10.00 %", "step 50.00 ms 55.00 ms 1.1000", "run peak 5.00 GiB"):
         assert line in text
 
 
-def test_many_cells_are_one_table_and_what_changed_another(tmp_path, said):
+def test_many_cells_are_one_table_and_what_changed_another(tmp_path, run_compare):
     make_sweep(tmp_path / "a", {"small": TIMES, "medium": TIMES})
     slow = [value * 1.05 for value in TIMES]
     make_sweep(tmp_path / "b", {"small": TIMES, "medium": slow}, environment__code__project__commit="bbbb")
-    words = [tmp_path / "a", tmp_path / "b"]
-    code, out = said(*words)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    code, out = run_compare(*folders)
     assert code == 10
     assert out.startswith("verdict SLOWER: of 2 cells 1 slower, 1 same")
     assert "tables cells, changes; --table" in out
-    assert said(*words, "--table", "changes")[1].startswith("Phases and memory: ")
-    everything = said(*words, "--all")[1]
+    assert run_compare(*folders, "--table", "changes")[1].startswith("Phases and memory: ")
+    everything = run_compare(*folders, "--all")[1]
     assert "verdicts after Holm's correction over 2 cells" in everything
     assert "size medium 50.00 ms 52.50 ms 1.0500" in everything
     assert "size medium forward 15.00 ms 15.75 ms" in everything
 
 
-def test_a_kind_of_note_and_of_reason_has_one_line_with_its_cells_in_brackets(tmp_path, said):
+def test_a_kind_of_note_and_of_reason_has_one_line_with_its_cells_in_brackets(tmp_path, run_compare):
     generator = random.Random(1)
     for side in "ab":
-        for at in range(8):
-            times = [0.05 * generator.lognormvariate(0, 0.01 + 0.004 * at) for _ in range(3)]
-            guards = [{"name": name, "status": "warn", "message": ""} for name in ("spread", "trend")[: at % 3]]
-            make_sweep(tmp_path / side, {f"s{at}": times}, guards=guards)
-    code, out = said(tmp_path / "a", tmp_path / "b")
+        for number in range(8):
+            times = [0.05 * generator.lognormvariate(0, 0.01 + 0.004 * number) for _ in range(3)]
+            guards = [{"name": name, "status": "warn", "message": ""} for name in ("spread", "trend")[: number % 3]]
+            make_sweep(tmp_path / side, {f"s{number}": times}, guards=guards)
+    code, out = run_compare(tmp_path / "a", tmp_path / "b")
     head = out.partition("Step time: ")[0]
     assert (code, head.count("reason ") <= 3, head.count("guards that warned")) == (11, True, 1)
     assert "guards that warned: spread (size s1; alike in 4 others)" in head

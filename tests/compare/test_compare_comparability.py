@@ -23,11 +23,11 @@ def compared(folder, about=(), common=None, **changes):
 
 
 def test_everything_that_is_looked_up_by_name_is_in_the_schema():
-    known = fields("run")
+    schema = fields("run")
     names = [*MUST_MATCH, *HOST_MUST_MATCH, *(metric.field for metric in METRICS), *CONSEQUENCES]
-    assert [name for name in names if name not in known] == []
+    assert [name for name in names if name not in schema] == []
     # A name in these lists may stand for a part of the record with all its fields.
-    assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in known)] == []
+    assert [part for part in (*CHOSEN, *FACTS) if not any(f"{name}.".startswith(f"{part}.") for name in schema)] == []
 
 
 @pytest.mark.parametrize(("changes", "reason"), CASES["invalid"])
@@ -73,9 +73,9 @@ def test_runs_without_a_configuration_are_compared_by_their_facts(tmp_path):
 
 def test_an_option_that_is_not_set_stands_for_what_the_record_says(tmp_path):
     unset = {"config__model__num_layers": None, "model__num_layers": 2}
-    for layers, told in ((1, ["model.num_layers: 2 -> 1"]), (2, [])):
+    for layers, differences in ((1, ["model.num_layers: 2 -> 1"]), (2, [])):
         changes = {"config__model__num_layers": layers, "model__num_layers": layers}
-        assert [str(d) for d in compared(tmp_path / str(layers), common=unset, **changes).differences] == told
+        assert [str(d) for d in compared(tmp_path / str(layers), common=unset, **changes).differences] == differences
 
 
 def test_what_a_reader_should_know_is_noted(tmp_path):

@@ -103,11 +103,11 @@ def make_rounds(folder, times, changes=None):
 
     `times` has a pair of step times for each round, `changes` the changes to records by (side, round).
     """
-    for at, pair in enumerate(times):
+    for repeat, pair in enumerate(times):
         for side, step_s in zip("AB", pair, strict=True):
-            sweep = {"name": "cmp", "cell": side, "axes": {"side": side}, "repeat": at}
-            more = (changes or {}).get((side, at), {})
-            make_run(folder / "runs", step_s, sweep=sweep, run_id=f"{side}-r{at}", **more)
+            sweep = {"name": "cmp", "cell": side, "axes": {"side": side}, "repeat": repeat}
+            record_changes = (changes or {}).get((side, repeat), {})
+            make_run(folder / "runs", step_s, sweep=sweep, run_id=f"{side}-r{repeat}", **record_changes)
     return f"{folder}@side=A", f"{folder}@side=B"
 
 
@@ -125,13 +125,16 @@ def test_runs_of_one_comparison_are_paired_by_round_and_others_are_not(tmp_path)
 
 
 def test_slow_processes_of_one_side_are_no_same(tmp_path):
-    times = [(a, b * (1.3 if at % 4 == 0 else 1)) for at, (a, b) in enumerate(quiet(40))]
+    times = [(a, b * (1.3 if repeat % 4 == 0 else 1)) for repeat, (a, b) in enumerate(quiet(40))]
     (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
     assert (cell.verdict, "all 10 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
 
 
 def test_the_reason_counts_slow_processes_of_the_other_side_too(tmp_path):
-    times = [(a * (1.3 if at == 2 else 1), b * (1.3 if at % 5 == 0 else 1)) for at, (a, b) in enumerate(quiet(40))]
+    times = [[*pair] for pair in quiet(40)]
+    for side, repeats in ((0, [2]), (1, range(0, 40, 5))):
+        for repeat in repeats:
+            times[repeat][side] *= 1.3
     (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
     assert (cell.verdict, "but 8 of 9 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
 
@@ -141,5 +144,6 @@ def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_pat
     (cell,) = compare(*make_rounds(tmp_path / "c", quiet(24), {("B", 2): failed}), 0.01).cells
     assert (cell.verdict, len(cell.used_a)) == ("same", 23)
     assert [run.reason for run in cell.left_out_b] == ["guard window_identity failed: 1.4 % apart"]
-    (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), {("B", at): failed for at in (0, 2, 5)}), 0.01).cells
+    failures = {("B", repeat): failed for repeat in (0, 2, 5)}
+    (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), failures), 0.01).cells
     assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]

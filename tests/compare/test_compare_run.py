@@ -26,15 +26,15 @@ class Measured(SimulatedServers):
 
     def __init__(self, step_s):
         super().__init__(lambda name: step_s(name[0], int(name.rpartition("-r")[2])))
-        self.asked = []
+        self.environment_counts = []
 
     def await_ready(self, environments):
-        self.asked.append(len(list(environments)))
+        self.environment_counts.append(len(list(environments)))
 
     def end(self, step_s, launch, folder, options):
-        more = {"outcome": step_s, "exit_code": 1} if isinstance(step_s, str) else {}
-        make_run(folder.parent, 1.0 if more else step_s, run_id=folder.name, **more)
-        return End(more.get("exit_code", 0), "itself", 100.0, 101.0)
+        failure = {"outcome": step_s, "exit_code": 1} if isinstance(step_s, str) else {}
+        make_run(folder.parent, 1.0 if failure else step_s, run_id=folder.name, **failure)
+        return End(failure.get("exit_code", 0), "itself", 100.0, 101.0)
 
     def window_s(self, name):
         mark = "--measure.min_window_s="
@@ -63,7 +63,7 @@ def compare_run(tmp_path, monkeypatch, capsys):
 
 def noisy(spread=0.003, effect=0.0, seed=0):
     generator = random.Random(seed)
-    return lambda side, at: 0.05 * generator.lognormvariate(0, spread) * (1 + effect * (side == "B"))
+    return lambda side, repeat: 0.05 * generator.lognormvariate(0, spread) * (1 + effect * (side == "B"))
 
 
 def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdict_stands(compare_run, capsys):
@@ -80,7 +80,7 @@ def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdi
 
 def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_round_probes(compare_run):
     servers = compare_run(noisy(0.03, 0.3), "a.yaml", "--name=c")
-    windows_s = [servers.window_s(f"A{at}") for at in range(len(servers.started) // 2)]
+    windows_s = [servers.window_s(f"A{repeat}") for repeat in range(len(servers.started) // 2)]
     assert windows_s[:2] == ["0.5", "0.5"]
     assert windows_s == sorted(windows_s, key=float)
     assert float(windows_s[-1]) >= 2
@@ -112,7 +112,7 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
     servers = compare_run(noisy(), "a.yaml", *words)
     assert [launch.variables["OMP_NUM_THREADS"] for launch in servers.launches.values()] == ["1", "2"]
     # Once to check the options, once for the round.
-    assert servers.asked == [2, 2]
+    assert servers.environment_counts == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_change_ends_it_and_is_the_exit_code_and_a_side_that_does_not_run_ends
     compare_run, effect, code, word
 ):
     fails = effect == "oom"
-    step_s = (lambda side, at: "oom" if side == "B" else 0.05) if fails else noisy(effect=effect)
+    step_s = (lambda side, repeat: "oom" if side == "B" else 0.05) if fails else noisy(effect=effect)
     servers = compare_run(step_s, "a.yaml")
     assert (servers.code, word in servers.out, len(servers.started) <= (2 if fails else 40)) == (code, True, True)
     assert ("lmbench: compare: round 4, " in servers.err) != fails
@@ -133,15 +133,19 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     servers = compare_run(step_s, "a.yaml", "--name=c", "--budget=0.001s")
     assert (servers.code, servers.started) == (11, ["A0", "B0"])
     assert "go on: lmbench compare --run results/c --gate 1% --budget 0.001s" in servers.err
-    more = compare_run(step_s, "results/c", "--gate=3%")
-    assert (more.code, more.started[:3]) == (0, ["B1", "A1", "A2"])
+    continued = compare_run(step_s, "results/c", "--gate=3%")
+    assert (continued.code, continued.started[:3]) == (0, ["B1", "A1", "A2"])
     nothing = compare_run(step_s, "results/c", "--gate=3%")
     assert (nothing.code, nothing.started) == (0, [])
 
 
 def test_a_slow_process_is_named_and_measured_again_before_the_verdict(compare_run):
     quiet = noisy(0.001)
-    servers = compare_run(lambda side, at: quiet(side, at) * (1.2 if (side, at) == ("A", 3) else 1), "a.yaml")
+
+    def step_s(side, repeat):
+        return quiet(side, repeat) * (1.2 if (side, repeat) == ("A", 3) else 1)
+
+    servers = compare_run(step_s, "a.yaml")
     assert (servers.code, "A4" in servers.started) == (0, True)
     assert "slow round 4: A took 19" in servers.out
 

@@ -16,12 +16,12 @@ from lmbench.records.measured import PhaseSummary, Window
 from lmbench.records.run import RunRecord
 
 
-def compared(a, b, **more):
-    return compare(str(a), str(b), 0.01, **more)
+def compared(a, b, **options):
+    return compare(str(a), str(b), 0.01, **options)
 
 
-def verdicts(found):
-    return {cell.name: cell.verdict for cell in found.cells}
+def verdicts(comparison):
+    return {cell.name: cell.verdict for cell in comparison.cells}
 
 
 def test_the_sample_is_a_typical_step_and_the_mean_is_the_windows_wall_time_divided_by_its_steps():
@@ -81,10 +81,10 @@ def test_phases_and_memory_come_after_the_step_and_are_corrected_apart_from_it(t
 )
 def test_a_run_that_is_no_sample_is_listed_with_its_reason(tmp_path, changes, reason):
     sides = make_sides(tmp_path, TIMES)
-    odd = make_run(tmp_path / "b", 0.09, **changes)
-    found = compared(*sides)
-    (left_out,) = (*found.b.left_out, *found.cells[0].left_out_b)
-    assert (found.verdict, left_out.path, left_out.reason) == ("same", str(odd), reason)
+    left_out_path = make_run(tmp_path / "b", 0.09, **changes)
+    comparison = compared(*sides)
+    (left_out,) = (*comparison.b.left_out, *comparison.cells[0].left_out_b)
+    assert (comparison.verdict, left_out.path, left_out.reason) == ("same", str(left_out_path), reason)
 
 
 def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
@@ -92,8 +92,8 @@ def test_runs_that_cannot_be_read_are_listed_or_refused(tmp_path):
     broken = make_run(tmp_path / "b", run_id="broken") / "run.json"
     broken.write_text(broken.read_text()[:100])
     old = make_run(tmp_path / "b", run_id="old", schema_version=99)
-    found = compared(*sides)
-    assert (found.verdict, [run.outcome for run in found.b.left_out]) == ("same", ["damaged", "damaged"])
+    comparison = compared(*sides)
+    assert (comparison.verdict, [run.outcome for run in comparison.b.left_out]) == ("same", ["damaged", "damaged"])
     for path, message in ((old, "schema version 99"), (broken.parent, "has nothing to compare: run.json is damaged")):
         with pytest.raises(UsageError, match=message):
             compared(tmp_path / "a", path)
@@ -134,10 +134,10 @@ def test_two_columns_of_one_sweep_are_compared_over_the_rest_of_its_grid(tmp_pat
         ("small", "large"), ("32-true", "bf16-mixed"), (0.999, 1.0, 1.001)
     ):
         axes = {"model.size": size, "trainer.precision": precision}
-        more = {"precision": precision, "config__trainer__precision": precision}
-        make_run(sweep / "runs", factor * (2 if precision == "32-true" else 1), sweep={"axes": axes}, **more)
-    found = compared(f"{sweep}@trainer.precision=32-true", f"{sweep}@trainer.precision=bf16-mixed")
-    assert verdicts(found) == {"size small": "faster", "size large": "faster"}
+        changes = {"precision": precision, "config__trainer__precision": precision}
+        make_run(sweep / "runs", factor * (2 if precision == "32-true" else 1), sweep={"axes": axes}, **changes)
+    comparison = compared(f"{sweep}@trainer.precision=32-true", f"{sweep}@trainer.precision=bf16-mixed")
+    assert verdicts(comparison) == {"size small": "faster", "size large": "faster"}
     with pytest.raises(UsageError, match=r"trainer.precision has 32-true, bf16-mixed"):
         compared(f"{sweep}@trainer.precision=fp8", sweep)
     with pytest.raises(UsageError, match=r"AXIS=VALUE"):

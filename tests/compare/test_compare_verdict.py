@@ -46,8 +46,8 @@ def test_the_ratio_is_scipys_welch_test_on_logarithms(n_a, n_b):
 )
 def test_a_ratio_without_spread_is_exact_and_of_one_repeat_has_no_interval(a, b, expected):
     ratio = ratio_of(a, b)
-    for value, known in zip((ratio.point, ratio.low, ratio.high, ratio.p), expected, strict=True):
-        assert value == (known and pytest.approx(known))
+    for value, exact in zip((ratio.point, ratio.low, ratio.high, ratio.p), expected, strict=True):
+        assert value == (exact and pytest.approx(exact))
 
 
 def test_holm_by_its_definition():

@@ -21,11 +21,11 @@ def curve_of(losses, norms=None, skipped=()):
 
 def trained(seed, offset=0.0, scale=1.0, noise=0.0, steps=STEPS):
     """A curve that falls from 6 nat, with the bumps of the batches, which are the same for all seeds."""
-    bumps, own = np.random.default_rng(99), np.random.default_rng(seed)
-    level = 0.02 * own.normal() + offset
+    bumps, noises = np.random.default_rng(99), np.random.default_rng(seed)
+    level = 0.02 * noises.normal() + offset
     losses = 4 + 2 * np.exp(-np.arange(MOST) / 40) + 0.1 * bumps.normal(size=MOST) + level
-    losses += noise * own.normal(size=MOST)
-    norms = scale * np.exp(0.1 * bumps.normal(size=MOST) + 0.01 * own.normal())
+    losses += noise * noises.normal(size=MOST)
+    norms = scale * np.exp(0.1 * bumps.normal(size=MOST) + 0.01 * noises.normal())
     return curve_of(losses, norms).first(steps)
 
 

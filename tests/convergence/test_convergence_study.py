@@ -60,8 +60,8 @@ def test_what_is_broken_is_told_from_what_is_only_rounded(study):
     assert math.isinf(rows["still"]["time_to_loss_s"])
     assert rows["none"]["time_to_loss_s"] > 0
     section = section_of(study)
-    told = [line.text for line in section.headline if line.label == "answer"]
-    assert [text.partition(":")[0] for text in told] == [
+    answers = [line.text for line in section.headline if line.label == "answer"]
+    assert [text.partition(":")[0] for text in answers] == [
         "Does not train like fp32 eager, whatever its speed", "Trains like fp32 eager",
     ]  # fmt: skip
     (chart,) = section.charts()
@@ -81,6 +81,6 @@ def test_energy_is_that_of_the_time_a_run_that_died_is_told_and_a_file_of_steps_
             (path.parent / "steps.jsonl").unlink()
     plain = next(row for row in rows_of(home) if row["precision"] == "bf16-mixed" and not row["model.fault"])
     assert plain["energy_to_loss_j"] == pytest.approx(400 * plain["time_to_loss_s"])
-    told = " ".join(line.text for line in section_of(home).headline)
-    assert "Did not end: bf16-mixed, fault hot (OOM (backward))." in told
-    assert "the baseline has 2 of the 3 seeds" in told
+    text = " ".join(line.text for line in section_of(home).headline)
+    assert "Did not end: bf16-mixed, fault hot (OOM (backward))." in text
+    assert "the baseline has 2 of the 3 seeds" in text

@@ -36,20 +36,20 @@ def test_the_search_finds_the_best_of_choices_that_do_not_oppose_each_other(monk
     monkeypatch.setattr("lmbench.tune.search.Candidate", Planted)
     rng = np.random.default_rng(seed)
     axes = [Axis(name, [{name: factor} for factor in rng.uniform(0.7, 1.3, 3)]) for name in "abcd"]
-    tried, best = search(axes, Planted(Trial()), None, lambda axis, trials: None)
+    candidates, best = search(axes, Planted(Trial()), None, lambda axis, trials: None)
     grid = itertools.product(*([1.0, *(value[axis.name] for value in axis.values)] for axis in axes))
     assert best.cost(None) <= min(map(math.prod, grid)) / 0.995**4
-    assert len(tried) == 1 + 4 * 3
-    near = finalists(tried, None, 4)
-    assert near[0] is min(tried, key=lambda each: each.cost(None))
-    assert all(each.cost(None) <= 1.05 * near[0].cost(None) for each in near)
+    assert len(candidates) == 1 + 4 * 3
+    near = finalists(candidates, None, 4)
+    assert near[0] is min(candidates, key=lambda candidate: candidate.cost(None))
+    assert all(candidate.cost(None) <= 1.05 * near[0].cost(None) for candidate in near)
 
 
 def test_an_interval_is_that_of_student_with_the_pooled_spread():
     groups = [[1.0, 1.02, 0.99], [2.0, 2.1], [0.5]]
     spread = spread_of(groups)
-    logs = [np.log(group) for group in groups]
-    pooled = sum(((each - each.mean()) ** 2).sum() for each in logs) / 3
+    logs = [np.log(costs) for costs in groups]
+    pooled = sum(((group - group.mean()) ** 2).sum() for group in logs) / 3
     change = spread.change(groups[0], groups[1])
     center = logs[1].mean() - logs[0].mean()
     half = scipy.stats.t.ppf(0.975, 3) * math.sqrt(pooled * (1 / 3 + 1 / 2))
@@ -67,9 +67,9 @@ def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_al
     assert "bf16-true" in precisions
     assert axes["micro_batch"].values == [{"data.batch_size": 3, "trainer.accumulate_grad_batches": 2}]
     assert {"model.residual_dtype", "trainer.strategy"}.isdisjoint(axes)
-    own = Path(tmp_path, "space.yaml")
-    own.write_text("axes: {compile: null, model.attention: [sdpa, flex], data.placement: [pinned]}")
-    changed = {axis.name: axis for axis in applicable(read_space(own), GIVEN)}
+    space = Path(tmp_path, "space.yaml")
+    space.write_text("axes: {compile: null, model.attention: [sdpa, flex], data.placement: [pinned]}")
+    changed = {axis.name: axis for axis in applicable(read_space(space), GIVEN)}
     assert "compile" not in changed
     assert "data.placement" not in changed
     assert changed["model.attention"].values == [{"model.attention": "flex"}]
@@ -100,7 +100,8 @@ def test_choices_are_words_and_fallbacks_begin_with_those_of_a_dtype():
     )
     trial = Trial().with_choice(compiled).with_choice(narrow).with_choice(batch)
     assert str(trial) == "compile; precision bf16-true; batch_size 1, accumulate_grad_batches 8"
-    assert [each.choices for each in trial.fallbacks()][:3] == [(compiled, batch), (compiled, narrow), (narrow, batch)]
+    fallbacks = [fallback.choices for fallback in trial.fallbacks()]
+    assert fallbacks[:3] == [(compiled, batch), (compiled, narrow), (narrow, batch)]
     assert str([*trial.fallbacks()][-1]) == "as given"
 
 

@@ -46,8 +46,8 @@ def tune(tmp_path, monkeypatch, capfd):
 
 
 def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, monkeypatch):
-    code, answer, told = tune("given.yaml", *WORDS)
-    assert code == 0, told
+    code, answer, err = tune("given.yaml", *WORDS)
+    assert code == 0, err
     assert answer["options"] == {"model.delay_ms": 4}
     assert 1 < answer["gain_low"] < answer["gain"] < 3
     assert "delay_ms 4; learns_nothing" in answer["refused"]
@@ -61,7 +61,7 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
     runs = {path: path.stat().st_mtime_ns for path in Path("results").glob("*/*/runs/*/run.json")}
     (lost,) = Path("results/tune-given").glob("training-1-*")
     shutil.rmtree(lost)
-    _, again, told = tune("given.yaml", *WORDS)
+    _, again, err = tune("given.yaml", *WORDS)
     assert again["options"] == answer["options"]
     assert again["refused"] == answer["refused"]
     for path, written_ns in runs.items():
@@ -72,21 +72,21 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
     Path("space.yaml").write_text(SPACE.replace("  model.breaks: [true]\n", ""))
     # New trainings could now have more steps, but those that are there keep theirs.
     monkeypatch.setattr("lmbench.commands.tune_stages._MOST_STEPS", 70)
-    _, other, told = tune("given.yaml", *WORDS, "--budget=30m")
-    assert (other["options"], other["refused"]) == (answer["options"], answer["refused"]), told
+    _, other, err = tune("given.yaml", *WORDS, "--budget=30m")
+    assert (other["options"], other["refused"]) == (answer["options"], answer["refused"]), err
     assert all(path.stat().st_mtime_ns == written_ns for path, written_ns in runs.items() if lost not in path.parents)
 
 
 def test_other_tokens_a_step_are_another_training(tune):
     Path("space.yaml").write_text("only: true\naxes: {data.batch_size: [4, 8]}\n")
-    _, answer, told = tune("smoke", "--data.batch_size=4", *WORDS)
-    (given, other) = answer["tables"]["choices"]
-    assert other["outcome"] == "other tokens a step: another training", told
-    assert (given["choice"], answer.get("options")) == ("as given", None)
+    _, answer, err = tune("smoke", "--data.batch_size=4", *WORDS)
+    baseline, other = answer["tables"]["choices"]
+    assert other["outcome"] == "other tokens a step: another training", err
+    assert (baseline["choice"], answer.get("options")) == ("as given", None)
     assert not [*Path("results/tune-smoke").glob("finals-*")]
 
 
 def test_a_configuration_that_does_not_run_is_one_line(tune):
-    code, answer, told = tune("given.yaml", "--model.breaks=true")
+    code, answer, err = tune("given.yaml", "--model.breaks=true")
     assert (code, answer) == (2, None)
-    assert "the configuration as given does not run: planted" in told.splitlines()[-1]
+    assert "the configuration as given does not run: planted" in err.splitlines()[-1]
