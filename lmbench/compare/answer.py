@@ -63,7 +63,8 @@ def comparison_answer(comparison: Comparison) -> Answer:
     for name, side in sides.items():
         left_out = [*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))]
         lines += _grouped("left out", [(f"{name}: {run.reason}", run.path) for run in left_out])
-    tests = {BY_ROUNDS if cell.by_rounds else BY_WELCH: None for cell in cells}
+    tests = dict.fromkeys(BY_ROUNDS if cell.by_rounds else BY_WELCH for cell in cells)
+    exit_code = EXIT_CODES[comparison.verdict]
     tables = [table for table in _tables(comparison) if table.rows]
     return Answer(
         headline=lines,
@@ -76,10 +77,10 @@ def comparison_answer(comparison: Comparison) -> Answer:
             "b": comparison.b.figures(),
             "schema_version": COMPARISON_SCHEMA_VERSION,
             "verdict": comparison.verdict,
-            "exit_code": int(EXIT_CODES[comparison.verdict]),
+            "exit_code": int(exit_code),
             "confidence_fraction": CONFIDENCE,
         },
-        exit_code=EXIT_CODES[comparison.verdict],
+        exit_code=exit_code,
     )
 
 

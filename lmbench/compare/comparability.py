@@ -72,7 +72,7 @@ def invalid_reasons(
             name = f"{_VARIABLES}.{variable}"
             compare(f"environment variable {variable}", name, ("sweep.environment",), default="unset")
     for name, side in (("A", a), ("B", b)):
-        reasons += [f"runs of {name} are not repeats of one thing: {line}" for line in mixture(side, facts)]
+        reasons += [f"runs of {name} are not repeats of one thing: {line}" for line in differences_within(side, facts)]
         reasons += failed_guards(name, side)
     # A setting that only one side has is no reason; the environment of a sweep is one.
     reasons += [
@@ -96,7 +96,7 @@ def facts_of(runs: Sequence[Run]) -> dict[str, list[str]]:
     return MUST_MATCH | (HOST_MUST_MATCH if counts_host(runs) else {})
 
 
-def mixture(runs: Sequence[Run], facts: Iterable[str]) -> list[str]:
+def differences_within(runs: Sequence[Run], facts: Iterable[str]) -> list[str]:
     """The differences between runs that should be repeats, a line each: in code, in versions or in one of `facts`."""
     names = dict.fromkeys(name for run in runs for name in values_at(run.record, *CHOSEN, *facts))
     texts_by_name = {name: _texts(runs, name) for name in names}

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from msgspec import Meta, Struct
 
-from lmbench.compare.comparability import facts_of, mixture
+from lmbench.compare.comparability import differences_within, facts_of
 from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
@@ -118,7 +118,7 @@ def survey(results: Sequence[str]) -> Survey:
         usable, _ = split_usable(group, takes_failed=False)
         if len(usable) < MIN_NOISE_REPEATS:
             problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
-        elif mixed := mixture(usable, facts_of(usable)):
+        elif mixed := differences_within(usable, facts_of(usable)):
             problem = f"not repeats of one thing: {mixed[0]}"
         else:
             noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}

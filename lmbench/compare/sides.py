@@ -119,10 +119,6 @@ class Side(NamedTuple):
         return {"given": self.given, "run_count": len(self.runs) + len(self.left_out), "left_out": self.left_out}
 
 
-def leave_out(run: Run, reason: str) -> LeftOut:
-    return LeftOut(str(run.path), run.outcome, reason)
-
-
 def read_side(text: str) -> Side:
     """Read the runs of a side from a run, a folder of runs or a sweep. `@AXIS=VALUE[,AXIS=VALUE...]` selects cells.
 
@@ -139,11 +135,13 @@ def read_side(text: str) -> Side:
     for run in map(load_known, find_runs([Path(name)])):
         recording = pass_of(run.record)
         if run.outcome == DAMAGED:
-            side.left_out.append(leave_out(run, str(run.damage)))
+            reason = str(run.damage)
         elif not recording.has_timing:
-            side.left_out.append(leave_out(run, f"{recording.label}: its step times are in no comparison"))
+            reason = f"{recording.label}: its step times are in no comparison"
         else:
             side.runs.append(run)
+            continue
+        side.left_out.append(LeftOut(str(run.path), run.outcome, reason))
     if not side.runs:
         raise UsageError(f"{text!r} has nothing to compare: {side.left_out[0].reason}")
     for axis, _, value in pairs:
@@ -207,7 +205,7 @@ def split_usable(runs: Iterable[Run], takes_failed: bool = True) -> tuple[list[R
         else:
             usable[process_of(run)] = run
             continue
-        left_out.append(leave_out(run, reason))
+        left_out.append(LeftOut(str(run.path), run.outcome, reason))
     return list(usable.values()), left_out
 
 

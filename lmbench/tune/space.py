@@ -126,12 +126,13 @@ def micro_batches(batch_size: int, accumulated: int) -> list[Options]:
 
 def share_of(axis: Axis, profiled: RunRecord | None) -> float | None:
     """The largest fraction of the step that an axis can save, by a kernel profile; None where it is unknown."""
-    phases = None if profiled is None or profiled.kernels is None else profiled.kernels.phases
-    step = None if phases is None else phases.step
-    if phases is None or step is None or not step.window_s or axis.acts_on is None:
+    if profiled is None or profiled.kernels is None or axis.acts_on is None:
+        return None
+    step = profiled.kernels.phases.step
+    if step is None or not step.window_s:
         return None
     if axis.acts_on == "host_wait":
         return (step.host_wait_s or 0.0) / step.window_s
-    phase: PhaseKernels | None = getattr(phases, axis.acts_on, None)
+    phase: PhaseKernels | None = getattr(profiled.kernels.phases, axis.acts_on, None)
     times = [step.kinds.get(f"{axis.acts_on}_s"), step.parts.get(f"{axis.acts_on}_s"), phase and phase.kernel_s]
     return max((time for time in times if time), default=0.0) / step.window_s
