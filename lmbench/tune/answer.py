@@ -79,7 +79,9 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     `path` is the folder of the tuning, which holds tuned.yaml.
     """
     goal, baseline, answer = tuning.goal, tuning.baseline, tuning.answer
-    spread = spread_of([candidate.costs(goal) for candidate in (*tuning.candidates, *tuning.alone.values())])
+    # By trial, because a candidate with a single choice is in both collections.
+    by_trial = {candidate.trial.key: candidate for candidate in (*tuning.candidates, *tuning.alone.values())}
+    spread = spread_of([candidate.costs(goal) for candidate in by_trial.values()])
     change = spread.change(answer.costs(goal), baseline.costs(goal))
     is_baseline = not answer.trial.choices
     as_given = f"as given: {baseline.problem or 'no choice is measured to be better'}"

@@ -12,8 +12,8 @@ import scipy.stats
 
 from lmbench.records.measured import KernelSummary, PhaseKernels
 from lmbench.records.run import RunRecord
-from lmbench.tune.answer import tuned_config
-from lmbench.tune.search import Candidate, Choice, Trial, finalists, search, spread_of, standing
+from lmbench.tune.answer import Tuning, tune_answer, tuned_config
+from lmbench.tune.search import GOALS, Candidate, Choice, Trial, finalists, search, spread_of, standing
 from lmbench.tune.space import Axis, applicable, micro_batches, read_space, share_of
 
 GIVEN = {
@@ -115,14 +115,24 @@ def test_options_are_set_in_a_configuration_as_it_is_written():
     )
 
 
-def test_of_the_finals_what_lies_within_the_gate_is_the_same_and_what_may_lie_there_is_unclear(monkeypatch):
-    class Final(Candidate):
-        def costs(self, goal):
-            return self.trial.options["costs"]
+class Final(Candidate):
+    """A candidate whose costs are an option."""
 
-    def final(*costs):
-        return Final(Trial((Choice("axis", {"costs": costs}),)))
+    def costs(self, goal):
+        return self.trial.options.get("costs", [1.0, 1.1])
 
+
+def final(*costs):
+    return Final(Trial((Choice("axis", {"costs": costs}),)))
+
+
+def test_a_candidate_with_one_choice_counts_once_in_the_spread():
+    baseline, answer = Final(Trial()), final(0.5, 0.6, 0.55)
+    tuning = Tuning("c", GOALS["tokens_per_s"], baseline, answer, [baseline, answer], alone={str(answer.trial): answer})
+    assert "over 3 degrees of freedom" in tune_answer(tuning, Path()).notes[0].text
+
+
+def test_of_the_finals_what_lies_within_the_gate_is_the_same_and_what_may_lie_there_is_unclear():
     best, same = final(1.000, 1.001, 0.999), final(1.002, 1.003, 1.001)
     near, slower, failed = final(1.008, 1.009, 1.010), final(1.05, 1.051, 1.049), final()
     assert standing([slower, near, same, failed, best], None, 0.01) == ([best, same], [near])
