@@ -1,10 +1,10 @@
-"""How a field of a record says what it is, and what a record has of each phase.
+"""Types and documentation of record fields, and `PerPhase`, a value for each phase.
 
-A field is written with its type and unit, `mean_s: Seconds = None`, and documented in its class's docstring by a line
-`mean_s: mean (lower is better). Mean device span of <phase>.`: a short heading for tables, which direction is good, if
-one is, and the meaning. `<phase>` there stands for the phase that the field belongs to; in a field's name, for each of
-the phases. A part that occurs more than once has the placeholder of its name as `Annotated[DeviceReading, "<end>"]`.
-`lmbench fields` and the README's table read all of it from here.
+A field is declared with its type and unit, `mean_s: Seconds = None`. A line of its class's docstring documents it:
+`mean_s: mean (lower is better). Mean time of <phase> on the device.` The line has a short heading for tables, the good
+direction if there is one, and the meaning. In the text `<phase>` stands for the phase that the field belongs to; in a
+field's name it stands for every phase. A part that occurs more than once names its placeholder in its type, as in
+`Annotated[DeviceReading, "<end>"]`. `lmbench fields` shows these texts.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Joules: TypeAlias = Annotated[float | None, "J"]
 Celsius: TypeAlias = Annotated[float | None, "°C"]
 FlopsPerSecond: TypeAlias = Annotated[float | None, "FLOP/s"]
 
-#: Units of types that name none; of any other type it is `tree`.
+#: Units of plain types; every other type without a unit of its own is a `tree`.
 UNITS: dict[Any, str] = {str: "text", bool: "flag", int: "count", float: "1"}
 _FIELD = re.compile(r"^ +([\w<>]+): (.+?)(?: \((lower|higher) is better\))?\. (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class About:
-    """What a field says about itself, read off its type and its class's docstring.
+    """Unit, title, meaning and good direction of a field, read from its type and its class's docstring.
 
     `unit` is an SI unit or one of `fraction`, `count`, `index`, `1` (another ratio), `text`, `flag` (true or false) and
-    `tree` (a list, or what others make up).
+    `tree` (a list, or a mapping with free keys).
     """
 
     unit: str
@@ -63,8 +63,10 @@ class About:
 
 
 def documented(record: type[Struct]) -> dict[str, tuple[str, str, Better | None]]:
-    """Title, meaning and good direction of each field that a class's docstring documents, by name, which may have a
-    placeholder in it."""
+    """Title, meaning and good direction of each field that a class's docstring documents.
+
+    The keys are names of fields, some with a placeholder in them.
+    """
     directions: dict[str, Better] = {"lower": "down", "higher": "up"}
     lines = _FIELD.findall(str(record.__doc__).partition("Attributes:")[2])
     return {name: (title, meaning, directions.get(better)) for name, title, better, meaning in lines}
@@ -72,26 +74,26 @@ def documented(record: type[Struct]) -> dict[str, tuple[str, str, Better | None]
 
 @dataclass(frozen=True)
 class Scalar(About):
-    """Metadata of a step record's field that callbacks fill by `session.log_scalar`: this declaration is all that a
-    new per-step metric needs beside the callback that measures it.
+    """Metadata of a step record's field that callbacks fill by `session.log_scalar`.
 
-    `fold` joins the values that several sources log in one step: their `mean`, or 2-`norm`.
+    A new per-step metric needs only this declaration and the callback that measures it. `fold` says how values that
+    several sources log in one step are joined: by their `mean`, or by their 2-`norm`.
     """
 
     fold: Literal["mean", "norm"] = "mean"
 
     def folded(self, values: Sequence[float]) -> float:
-        """One value of those that several sources logged in a step."""
+        """Join the values that several sources logged in one step."""
         return math.hypot(*values) if self.fold == "norm" else statistics.fmean(values)
 
 
 def part(kind: type[Struct]) -> Any:
-    """The default of a part that a record always has: one of which nothing is known."""
+    """Default for a part that every record has: an empty instance."""
     return field(default_factory=kind)
 
 
 class PerPhase(Struct, Generic[T], omit_defaults=True):
-    """A value of each phase and of the whole step; None (and not in the file) where a phase was not seen."""
+    """A value for each phase and for the whole step; None, and left out of the file, for a phase that was not seen."""
 
     step: T | None = None
     data: T | None = None
@@ -111,7 +113,7 @@ class PerPhase(Struct, Generic[T], omit_defaults=True):
         setattr(self, span, value)
 
     def items(self) -> Iterator[tuple[Span, T]]:
-        """Every phase that was seen with its value: the step first, then phases in the order of a table."""
+        """Every phase that was seen, with its value: first the step, then the phases in the order of SPANS."""
         return ((span, value) for span in SPANS if (value := self.get(span)) is not None)
 
 

@@ -1,6 +1,7 @@
-"""All guards of a run: each reads its record and steps; what these lack makes `n/a`, never an error or a pass.
+"""The guards of a run: checks whether its measurement is valid.
 
-What a guard says, and its limit, is a table of `guards.toml`; here is where its figure comes from.
+Each guard reads the record and the steps. Where these lack a fact the guard is `n/a`; it never raises and never passes.
+Here the guards' figures are computed; `guards.toml` has their texts and limits.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from lmbench.records.run import Environment, RunRecord
 from lmbench.records.step import StepRecord, select_window
 from lmbench.records.vocabulary import BACKWARD_MODES
 
-#: What synchronizing at both ends of a window may take besides, however short that is: 20 to 107 us in 496 windows of
-#: 7 ms to 15 s (H200, torch 2.11).
+#: Time allowed for the synchronizations at both ends of a window, whatever its length. They took 20 to 107 us in 496
+#: windows of 7 ms to 15 s (H200, torch 2.11).
 IDENTITY_ENDS_S = 150e-6
-#: A drift that noise makes this often is not called a trend.
+#: A drift is a trend only if noise alone would cause it less often than this.
 TREND_P = 0.05
-#: What other processes may take of a CPU's cores, and what may be lost of a window without a core.
+#: Largest share of a CPU's cores that other processes may take, and largest share of the window without a core.
 OTHER_CPU_LIMIT_FRACTION, WAITED_LIMIT_FRACTION = 0.10, 0.02
 
 Steps: TypeAlias = Sequence[StepRecord]
@@ -48,22 +49,28 @@ def rules() -> dict[str, Rule]:
 
 
 def judge(key: str, value: float | None, limit: float | None = None, **words: object) -> Guard:
-    """The guard of a rule for its figure, None where nobody knows it; `words` are what its texts have in braces."""
+    """The guard of a rule, judged by its figure.
+
+    Args:
+        key: name of the rule's table in guards.toml.
+        value: the figure; None where it is unknown, which makes the guard `n/a`.
+        limit: largest figure that passes, instead of the rule's.
+        words: values for the braces in the rule's texts.
+    """
     rule, name = rules()[key], key.partition("-")[0]
     if value is None:
         return Guard(name, "n/a", message=rules()[name].unknown)
     limit = rule.limit if limit is None else limit
     is_passed = value <= limit
-    message = rule.good if is_passed and rule.good else rule.message
-    texts = message.format(value=value, **words), "" if is_passed else rule.advice.format(**words)
     status: Status = "pass" if is_passed else rule.beyond
-    if not rule.unit:
-        value = limit = None
-    return Guard(name, status, value, limit, rule.unit, *texts)
+    message = (rule.good if is_passed and rule.good else rule.message).format(value=value, **words)
+    advice = "" if is_passed else rule.advice.format(**words)
+    figures = (value, limit) if rule.unit else (None, None)
+    return Guard(name, status, *figures, rule.unit, message, advice)
 
 
 def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
-    """Every guard, each once, in the order in which they are printed. Reads only."""
+    """Every guard once, in the order in which they are printed; the run is not changed."""
     return [
         *_training(run, steps),
         *_window(run),
@@ -75,19 +82,21 @@ def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
 
 
 def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
-    """Losses, gradients, moved weights, and steps that the fp16 scaler skipped."""
-    loss, even = run.loss.first, math.log(run.model.vocab_size or 1)
+    """Guards of losses, gradients, moved weights, and steps that the fp16 scaler skipped."""
+    loss, uniform_loss = run.loss.first, math.log(run.model.vocab_size or 1)
     losses = [(f"step {step.step}", step.loss) for step in steps if step.loss is not None]
     losses = losses or [("the end", value) for value in (loss, run.loss.last) if value is not None]
-    bad = [place for place, value in losses if not math.isfinite(value)]
-    yield judge("finite_loss", len(bad) if losses else None, first=bad[:1])
-    is_known = run.model.is_fresh and even and loss is not None and math.isfinite(loss)
-    yield judge("first_loss", abs((loss or 0.0) - even) if is_known else None, loss=loss, even=even)
+    nonfinite = [moment for moment, value in losses if not math.isfinite(value)]
+    yield judge("finite_loss", len(nonfinite) if losses else None, first=nonfinite[:1])
+    distance = None
+    if run.model.is_fresh and uniform_loss and loss is not None and math.isfinite(loss):
+        distance = abs(loss - uniform_loss)
+    yield judge("first_loss", distance, loss=loss, uniform_loss=uniform_loss)
 
     training = run.probe.training or TrainingFacts()
     checked = training.parameters if run.mode in BACKWARD_MODES else None
 
-    def of_parameters(key: str, names: Sequence[str] | None) -> Guard:
+    def judge_parameters(key: str, names: Sequence[str] | None) -> Guard:
         if names is None or checked is None:
             return judge(key, None)
         listed = f": {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
@@ -95,57 +104,62 @@ def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
         return judge(key + variant, len(names), checked=checked, names=listed)
 
     if training.nonfinite_gradients and not training.is_skipped:
-        yield of_parameters("gradients-nonfinite", training.nonfinite_gradients)
+        yield judge_parameters("gradients-nonfinite", training.nonfinite_gradients)
     else:
-        yield of_parameters("gradients", training.missing_gradients + training.zero_gradients)
-    is_moved = run.mode == "train_step" and not training.is_skipped
-    yield of_parameters("trained", training.unmoved_parameters if is_moved else None)
+        yield judge_parameters("gradients", training.missing_gradients + training.zero_gradients)
+    has_update = run.mode == "train_step" and not training.is_skipped
+    yield judge_parameters("trained", training.unmoved_parameters if has_update else None)
 
     window, precision = select_window(steps), find_precision(str(run.precision))
     count = window.skipped_count
     total = count + len(window.used) + window.short_count
-    before = [bool(step.is_skipped) for step in steps if step.stage == "warmup"]
+    warmup_skips = [bool(step.is_skipped) for step in steps if step.stage == "warmup"]
     yield judge(
         "skipped_steps-all" if count == total > 0 else "skipped_steps",
         count if precision is not None and precision.has_scaler else None,
         total=total,
-        since=", from the first step on: nothing was trained" if all(before) else "",
-        halved=count + sum(before),
+        since=", from the first step on: nothing was trained" if all(warmup_skips) else "",
+        halved=count + sum(warmup_skips),
     )
 
 
 def _window(run: RunRecord) -> Iterator[Guard]:
-    """Whether window and probe steps are complete, steps add up to the window, and MFU is at most 100 %."""
-    window, error, rates = run.window, run.probe.error, run.throughput
+    """Guards of the window's and the probe steps' number, the sum of the steps, the ranks' pace, and MFU."""
+    window, probe, rates = run.window, run.probe, run.throughput
     wall_s, count, total_s, has_ended = window.wall_s, window.steps, window.steps_sum_s, run.outcome == "ok"
     lasted_s = (wall_s or 0.0) + (window.excluded_s or 0.0)
-    asked = ((count or 0, window.requested_steps), (lasted_s, window.requested_s))
-    missing = 1 - min([1, *(amount / least for amount, least in asked if least)])
+    requests = ((count or 0, window.requested_steps), (lasted_s, window.requested_s))
+    missing = 1 - min([1, *(amount / request for amount, request in requests if request)])
     key = "window_complete" if count else "window_complete-empty"
     yield judge(key, missing if has_ended and count is not None else None, window=window, lasted_s=lasted_s)
-    key, phase = ("probe_steps", None) if error is None else ("probe_steps-error", error.phase)
-    is_complete = run.probe.is_complete if has_ended else None
-    yield judge(key, None if is_complete is None else not is_complete, phase=phase)
+    is_incomplete = not probe.is_complete if has_ended and probe.is_complete is not None else None
+    if probe.error is None:
+        yield judge("probe_steps", is_incomplete)
+    else:
+        yield judge("probe_steps-error", is_incomplete, phase=probe.error.phase)
     if not wall_s or not count or total_s is None:
         yield judge("window_identity", None)
     else:
         limit = 0.005 if run.device_type == "cpu" else max(0.001, IDENTITY_ENDS_S / wall_s)
         yield judge("window_identity", abs(total_s - wall_s) / wall_s, limit, window=window)
-    # Ranks of an evaluation wait for nobody.
+    # In an evaluation ranks do not wait for each other.
     is_joint = run.mode != "inference"
     if is_joint and (steps_s := [rank.mean_s["step"] for rank in run.per_rank or [] if "step" in rank.mean_s]):
-        # One may begin or end a step before another.
+        # A rank may start or end its window a step before another.
         yield judge("ranks", max(steps_s) / min(steps_s) - 1, 0.005 + 1 / (count or 1))
-    # Of causal attention by itself half of the full count need not be done, and a fused kernel does not do it.
+    # A fused kernel of causal attention skips the masked half of the products, so the full count would exceed 100 %.
     is_causal = run.model.is_causal
     yield judge("mfu-causal", rates.mfu_causal_fraction) if is_causal else judge("mfu", rates.mfu_fraction)
 
 
 def busy_machine(run: RunRecord) -> Guard:
-    """Warns if other work took turns on this machine: on a CPU if it took over 10 % of the cores, anywhere if the
-    training thread waited for a core, or the hypervisor took them away, for over 2 % of the window."""
+    """Guard of other load on the machine.
+
+    It warns if the training thread waited for a core, or the hypervisor took cores away, for over 2 % of the window. In
+    a run on a CPU it also warns if other processes took over 10 % of the cores.
+    """
     state = run.host_state
-    # Where the device computes, what others do on cores that were free takes nothing from it.
+    # A run on a GPU loses nothing to processes on cores that were free.
     others = state.other_cpu_fraction if run.device_type == "cpu" else None
     shares = (
         (others, OTHER_CPU_LIMIT_FRACTION, "other processes took {:.0%} of its cores"),
@@ -161,7 +175,7 @@ def busy_machine(run: RunRecord) -> Guard:
 
 
 def _step_times(run: RunRecord) -> Iterator[Guard]:
-    """A drift of over 1 % that noise alone would rarely make, a wide spread, and time that no phase has."""
+    """Guards of the step times' trend and spread, of time outside all phases, and of hidden synchronizes."""
     step = run.phases.step or PhaseSummary()
     drift, chance = step.trend_fraction or 0.0, step.trend_p
     key = "trend" if chance is None or chance >= TREND_P else "trend-slower" if drift > 0 else "trend-faster"
@@ -171,15 +185,14 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
 
     is_cuda, syncs = run.device_type == "cuda", run.probe.hidden_syncs
     verdicts = {lag.verdict for _, lag in run.probe.verdicts.items()} if run.probe.verdicts else set()
-    is_bound = is_cuda and verdicts == {"queued"} and not run.unseen_phases
-    yield judge("other_share", run.phases.other.share_fraction if run.phases.other and is_bound else None)
+    is_device_bound = is_cuda and verdicts == {"queued"} and not run.unseen_phases
+    yield judge("other_share", run.phases.other.share_fraction if run.phases.other and is_device_bound else None)
     count = len(syncs) if syncs is not None and is_cuda else None
     yield judge("hidden_syncs", count, where=syncs[0].location if syncs else "")
 
 
 def _settings(run: RunRecord) -> Iterator[Guard]:
-    """What slows every step (launches that wait, anomaly detection, deterministic algorithms), and what torch.compile
-    compiled inside the window."""
+    """Guards of settings that slow every step, and of graphs that torch.compile compiled inside the window."""
     environment, count = run.environment or Environment(), run.compile.window_recompile_count
     flags, variables = environment.flags, environment.variables
     blocking = None if variables is None else variables.get("CUDA_LAUNCH_BLOCKING", "")
@@ -192,8 +205,7 @@ def _settings(run: RunRecord) -> Iterator[Guard]:
 
 
 def _device(run: RunRecord) -> Iterator[Guard]:
-    """What held the clock down, other processes on the GPU at either end, and an allocator that took more memory from
-    the device, or retried."""
+    """Guards of the GPU's clock, of other processes on the GPU, and of the allocator."""
     state, memory = run.device_state, run.memory
     limit_w = run.environment and run.environment.gpu.power_limit_w
     cap = f"its power limit of {limit_w:.0f} W" if limit_w else "its power limit"

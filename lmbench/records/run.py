@@ -1,5 +1,8 @@
 # ruff: noqa: E501 (tables, one field a line)
-"""A run's record, the content of run.json; and what its times may depend on: versions, code, GPU, host, flags, variables."""
+"""A run's record, the content of run.json.
+
+Beside the measured parts it has the settings, the model, and the environment that times may depend on.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +49,14 @@ from lmbench.records.vocabulary import Mode
 
 
 class Versions(Struct):
-    """Environment: versions of what takes part.
+    """Environment: versions of the software.
 
     Attributes:
         python: python. Version of Python.
         torch: torch. Version of PyTorch.
-        cuda: cuda. CUDA that PyTorch was built with.
-        cudnn: cudnn. cuDNN that PyTorch loaded.
-        driver: driver. NVIDIA driver.
+        cuda: cuda. Version of CUDA that PyTorch was built with.
+        cudnn: cudnn. Version of cuDNN that PyTorch loaded.
+        driver: driver. Version of the NVIDIA driver.
         lightning: lightning. Version of Lightning.
         torchmetrics: torchmetrics. Version of torchmetrics.
         wandb: wandb. Version of wandb.
@@ -72,11 +75,11 @@ class Versions(Struct):
 
 
 class Revision(Struct):
-    """Environment: where a git checkout stands.
+    """Environment: state of a git checkout.
 
     Attributes:
-        commit: commit. Git commit of the folder's repository.
-        is_dirty: dirty. Tracked files there differ from the commit.
+        commit: commit. Git commit of the folder's repository; null without one.
+        is_dirty: dirty. Whether tracked files differ from the commit.
     """
 
     commit: Text = None
@@ -84,7 +87,7 @@ class Revision(Struct):
 
 
 class Code(Struct):
-    """Environment: the code that ran."""
+    """Environment: revisions of the code that ran."""
 
     project: Revision = part(Revision)
     lmbench: Revision = part(Revision)
@@ -94,16 +97,16 @@ class Gpu(Struct):
     """Environment: the GPU.
 
     Attributes:
-        name: GPU. Name of the device.
-        uuid: UUID. The device's UUID.
-        sku: SKU. Board part number.
-        pci_bus_id: PCI id. PCI bus id.
-        compute_capability: capability. CUDA compute capability.
-        memory_total_bytes: memory. Memory of the device.
-        power_limit_w: power limit. Power limit in force.
-        power_limit_default_w: default limit. Power limit by default.
-        max_sm_clock_hz: max SM clock. Highest SM clock.
-        is_mig: MIG. The device is split by MIG.
+        name: GPU. Name of the GPU.
+        uuid: UUID. Unique id of the GPU (UUID).
+        sku: SKU. Part number of the GPU's board.
+        pci_bus_id: PCI id. Address of the GPU on the PCI bus.
+        compute_capability: capability. CUDA compute capability of the GPU.
+        memory_total_bytes: memory. Total memory of the GPU.
+        power_limit_w: power limit. Power limit in force for the GPU.
+        power_limit_default_w: default limit. Default power limit of the GPU.
+        max_sm_clock_hz: max SM clock. Highest clock rate of the GPU's multiprocessors (SM).
+        is_mig: MIG. Whether the GPU is split into slices (MIG).
     """
 
     name: Text = None
@@ -125,11 +128,11 @@ class Host(Struct):
         hostname: host. Name of the machine.
         system: system. Operating system and kernel.
         cpu_model: CPU. Model of the processor.
-        core_count: cores. Logical cores of the machine.
+        core_count: cores. Number of logical cores of the machine.
         affinity: affinity. Cores that the process may use.
-        memory_total_bytes: host memory. Memory of the machine.
-        python_iteration_s: Python score (lower is better). Host score: one turn of a small pure-Python loop.
-        kernel_launch_s: launch score (lower is better). Host score: issuing one tiny kernel (on a CPU: one tiny operator).
+        memory_total_bytes: host memory. Total memory of the machine.
+        python_iteration_s: Python score (lower is better). Speed of the host in Python: time of one turn of a small pure-Python loop.
+        kernel_launch_s: launch score (lower is better). Speed of the host in launching: time to issue one tiny kernel (on a CPU: to run one tiny operator).
     """
 
     hostname: Text = None
@@ -143,12 +146,12 @@ class Host(Struct):
 
 
 class GarbageCollection(Struct):
-    """Environment: garbage collection outside the window.
+    """Environment: Python's garbage collection outside the window.
 
     Attributes:
-        is_enabled: gc. Automatic garbage collection is on outside the window.
+        is_enabled: gc. Whether automatic garbage collection is on outside the window.
         thresholds: gc thresholds. Thresholds of Python's garbage collector.
-        frozen_count: gc frozen. Objects frozen before the window.
+        frozen_count: gc frozen. Number of objects that were frozen before the window.
     """
 
     is_enabled: Flag = None
@@ -160,15 +163,15 @@ class Flags(Struct):
     """Environment: PyTorch's global switches.
 
     Attributes:
-        float32_matmul_precision: float32 matmuls. `highest` is fp32, `high` is TF32.
-        cuda_matmul_allow_tf32: TF32 matmul. TF32 allowed in matmuls.
-        cudnn_allow_tf32: TF32 cuDNN. TF32 allowed in cuDNN.
-        cudnn_benchmark: cudnn.benchmark. cuDNN tries its algorithms.
-        cudnn_deterministic: cudnn.deterministic. cuDNN is kept to deterministic algorithms.
-        deterministic_algorithms: deterministic. PyTorch is kept to deterministic algorithms.
-        anomaly_mode: anomaly mode. Autograd's anomaly detection is on.
-        allocator_backend: allocator. CUDA memory allocator.
-        thread_count: threads. PyTorch's threads within an operator.
+        float32_matmul_precision: float32 matmuls. PyTorch's precision of float32 matrix products: `highest` is fp32, `high` is TF32.
+        cuda_matmul_allow_tf32: TF32 matmul. Whether matrix products may use TF32.
+        cudnn_allow_tf32: TF32 cuDNN. Whether cuDNN may use TF32.
+        cudnn_benchmark: cudnn.benchmark. Whether cuDNN tries several algorithms and keeps the fastest.
+        cudnn_deterministic: cudnn.deterministic. Whether cuDNN may use only deterministic algorithms.
+        deterministic_algorithms: deterministic. Whether PyTorch may use only deterministic algorithms.
+        anomaly_mode: anomaly mode. Whether autograd's anomaly detection is on.
+        allocator_backend: allocator. Name of the CUDA memory allocator.
+        thread_count: threads. Number of threads that PyTorch uses within an operator.
     """
 
     float32_matmul_precision: Text = None
@@ -183,7 +186,7 @@ class Flags(Struct):
 
 
 class Environment(Struct):
-    """Environment: everything around a run.
+    """Environment: environment variables.
 
     Attributes:
         variables: variables. Environment variables from an allow-list; never a secret.
@@ -198,7 +201,7 @@ class Environment(Struct):
     variables: dict[str, str] | None = None
 
 
-#: Version of the layout of run.json and steps.jsonl. A reader refuses any other.
+#: Version of the layout of run.json and steps.jsonl. Reading refuses any other version.
 SCHEMA_VERSION = 1
 
 
@@ -206,12 +209,12 @@ class Profile(Struct):
     """Settings: the profiler.
 
     Attributes:
-        tool: profiled by. `torch` (a trace in the result) or `nsys` (ranges for Nsight Systems).
-        steps: profiled steps. Steps in the trace: the first of the window.
-        first_step: first profiled step. Number of the first step in the trace.
-        trace_file: trace. The trace, in the result folder.
+        tool: profiled by. Name of the profiler: `torch` (leaves a trace in the result folder) or `nsys` (sets ranges for Nsight Systems).
+        steps: profiled steps. Number of steps in the trace, from the start of the window.
+        first_step: first profiled step. Index of the first step in the trace.
+        trace_file: trace. Name of the trace in the result folder.
         trace_error: lost trace. Why the trace could not be written.
-        trace_bytes: trace size. Size of the trace as it is stored.
+        trace_bytes: trace size. Size of the trace's file, compressed.
     """
 
     tool: Text = None
@@ -226,19 +229,19 @@ class Compile(Struct):
     """Settings: torch.compile.
 
     Attributes:
-        is_enabled: compiled. torch.compile was asked for.
-        mode: compile mode. torch.compile's mode.
-        backend: backend. torch.compile's backend.
-        fullgraph: fullgraph. A graph break would have been an error.
-        dynamic: dynamic. Shapes may change without a new graph; null leaves it to PyTorch.
-        regional: regional. Each block was compiled by itself.
-        cache: compile cache. `private` (empty at the start) or `shared` (what is on the disk).
+        is_enabled: compiled. Whether torch.compile was asked for.
+        mode: compile mode. Option `mode` of torch.compile.
+        backend: backend. Option `backend` of torch.compile.
+        fullgraph: fullgraph. Whether a graph break is an error.
+        dynamic: dynamic. Whether shapes may change without a new graph; null leaves the choice to PyTorch.
+        regional: regional. Whether each block was compiled separately.
+        cache: compile cache. Compile cache: `private` (empty at the start) or `shared` (the one on the disk).
         targets: compiled modules. Names of the modules that were compiled.
-        first_step_s: first step (lower is better). Step 0 up to its end on the device, compilation included.
-        graph_count: graphs. Graphs compiled by the window's end.
-        graph_break_count: graph breaks (lower is better). Graph breaks met by the window's end.
-        window_recompile_count: recompiles (lower is better). Graphs compiled inside the window.
-        is_attention_fused: attention fused. Inductor recognised attention that is written out, and put PyTorch's fused kernel in its place; null where a cache held the graphs.
+        first_step_s: first step (lower is better). Time of step 0 up to its end on the device, including compilation.
+        graph_count: graphs. Number of graphs compiled by the end of the window.
+        graph_break_count: graph breaks (lower is better). Number of graph breaks by the end of the window.
+        window_recompile_count: recompiles (lower is better). Number of graphs compiled inside the window.
+        is_attention_fused: attention fused. Whether Inductor replaced attention that is written out by PyTorch's fused kernel; null where the graphs came from a cache.
     """
 
     is_enabled: Flag = None
@@ -257,14 +260,14 @@ class Compile(Struct):
 
 
 class AttentionCheck(Struct):
-    """Model: what was found of the user's own attention before it was measured.
+    """Model: check of the user's own attention function before it was measured.
 
     Attributes:
-        cases: cases checked. Shapes, causal and not, at which output and gradients were held against the formula.
-        deviation_fraction: deviation (lower is better). Largest deviation of a row, as a share of its size: the root of the sum of its products' squares.
-        tolerance_fraction: tolerance. Largest deviation that is right in the run's dtype: 16 roundings in bfloat16, float16 and TF32, 1024 in float32.
-        largest_in: largest in. Where the deviation was largest: output, or gradient of q, k or v, and the shape.
-        refused: shapes refused. Shapes other than the run's own at which the function raised.
+        cases: cases checked. Number of cases (shapes, causal or not) in which output and gradients were compared with the formula.
+        deviation_fraction: deviation (lower is better). Largest deviation of a row from the formula, relative to the row's expected size: the root of the sum of its squared products.
+        tolerance_fraction: tolerance. Largest deviation allowed in the run's dtype: 16 roundings in bfloat16, float16 and TF32, 1024 in float32.
+        largest_in: largest in. Result with the largest deviation (output, or gradient of q, k or v) and its shape.
+        refused: shapes refused. Shapes at which the function raised an error, apart from the run's own.
     """
 
     cases: Count = None
@@ -275,13 +278,13 @@ class AttentionCheck(Struct):
 
 
 class Fp8Layers(Struct):
-    """Model: its linear layers, where torchao converted them to fp8.
+    """Model: linear layers that torchao converted to fp8.
 
     Attributes:
-        converted: layers in fp8. Names of the converted layers, alike ones counted together.
-        left_out: layers not in fp8. Names of the other linear layers, each with the reason.
-        converted_count: number in fp8. Number of converted layers.
-        parameter_count: parameters in fp8. Weights of the converted layers, each a multiply-add per token and product.
+        converted: layers in fp8. Names of the layers in fp8; equal layers are counted together.
+        left_out: layers not in fp8. Names of the linear layers that are not in fp8, each with the reason.
+        converted_count: number in fp8. Number of layers in fp8.
+        parameter_count: parameters in fp8. Number of weights in fp8 layers. A matrix product takes one multiply-add per weight and token.
         torchao: torchao. Version of torchao.
     """
 
@@ -297,25 +300,25 @@ class Model(Struct):
 
     Attributes:
         name: model. Class of the LightningModule.
-        size: size. Name of the size, null for any other shape.
-        parameter_count: parameters. Parameters.
-        trainable_parameter_count: trainable. Parameters that take a gradient.
-        vocab_size: vocab. Rows of the embedding.
+        size: size. Name of the model size; null for any other shape.
+        parameter_count: parameters. Number of parameters.
+        trainable_parameter_count: trainable. Number of parameters that get a gradient.
+        vocab_size: vocab. Size of the vocabulary: rows of the embedding.
         d_model: d_model. Width of the residual stream.
         d_ff: d_ff. Width inside the feed-forward block.
-        num_layers: layers. Blocks.
-        num_heads: heads. Attention heads.
-        head_dim: head_dim. Width of a head, of attention by itself.
-        is_causal: causal. Later positions are masked, of attention by itself.
-        attention: attention. Attention by name: `naive`, `sdpa`, `flex`, or a function of the user's own.
-        attention_backend: back end taken. What PyTorch took for plain `sdpa`, by the name that asks for it alone; of attention by itself.
-        checkpoint: checkpoint. Activation checkpointing by name: `none`, `block`, `every_2`, `selective`.
-        residual_dtype: residual stream. `bf16` where it is cast to that under autocast; null: as the embedding gives it.
-        fused_projections: fused. q, k and v are one product, gate and up another.
-        loss: loss by. `whole`, or `chunked`: in chunks of tokens, so that never all logits are in memory.
+        num_layers: layers. Number of blocks.
+        num_heads: heads. Number of attention heads.
+        head_dim: head_dim. Width of one attention head; known only where attention is measured alone.
+        is_causal: causal. Whether attention masks later positions; known only where attention is measured alone.
+        attention: attention. Attention implementation: `naive`, `sdpa`, `flex`, or a function of the user's.
+        attention_backend: back end taken. Kernel that PyTorch chose for plain `sdpa`, by lmbench's name for it; known only where attention is measured alone.
+        checkpoint: checkpoint. Activation checkpointing: `none`, `block`, `every_2` or `selective`.
+        residual_dtype: residual stream. Dtype of the residual stream: `bf16` where it is cast to that under autocast; null where it has the embedding's dtype.
+        fused_projections: fused. Whether q, k and v are one matrix product, and gate and up another.
+        loss: loss by. How the loss is computed: `whole`, or `chunked` over tokens, so that all logits are never in memory at once.
         optimizer: optimizer. Optimizer with its variant, such as `AdamW fused`.
-        is_fresh: fresh. Weights come from initialisation, not from a checkpoint.
-        described: more. What else the module says of itself by `describe()`.
+        is_fresh: fresh. Whether the weights come from initialization rather than from a checkpoint.
+        described: more. Further facts that the module reports by its method `describe()`.
     """
 
     name: Text = None
@@ -346,14 +349,14 @@ class Flops(Struct):
     """FLOPs: counts and the device's peak.
 
     Attributes:
-        per_token_flops: FLOP/token. Model FLOPs per token, attention counted full.
-        causal_per_token_flops: causal FLOP/token. Model FLOPs per token, causal attention counted half.
-        recomputed_per_token_flops: recomputed FLOP/token (lower is better). What the backward pass computes again under activation checkpointing; null where nobody knows.
-        multiplier: multiplier. 1 for a forward pass, 3 with backward; already in both figures.
-        source: FLOP source. Where the count comes from.
-        reason: no FLOPs because. Why there is no count, where there is none.
-        fp8_per_token_flops: fp8 FLOP/token. Those of `per_token_flops` that are products of layers in fp8.
-        peak_flops_per_s: peak. Datasheet peak for the precision, null for an unknown device. In fp8 the rate at which all FLOPs would be done, the products of the converted layers at the fp8 peak and all others at that of bf16.
+        per_token_flops: FLOP/token. Model FLOPs per token, with attention counted in full.
+        causal_per_token_flops: causal FLOP/token. Model FLOPs per token, with causal attention counted half.
+        recomputed_per_token_flops: recomputed FLOP/token (lower is better). FLOPs per token that the backward pass computes again under activation checkpointing; null where unknown.
+        multiplier: multiplier. FLOPs of the mode in forward passes: 1 for a forward pass, 3 with backward. `per_token_flops` and `causal_per_token_flops` include it.
+        source: FLOP source. How the FLOPs were counted.
+        reason: no FLOPs because. Why there is no count; null where there is one.
+        fp8_per_token_flops: fp8 FLOP/token. Part of `per_token_flops` that layers in fp8 multiply.
+        peak_flops_per_s: peak. Peak of the device for the precision, from its datasheet; null for an unknown device. In fp8 the mean rate if converted layers run at the fp8 peak and all other products at the bf16 peak.
         peak_source: peak source. Datasheet that `peak_flops_per_s` comes from.
     """
 
@@ -369,14 +372,14 @@ class Flops(Struct):
 
 
 class Data(Struct):
-    """Data: what the model was measured on.
+    """Data: batches that the model was measured on.
 
     Attributes:
         name: data. Class of the data module.
-        batch_size: batch. Sequences in a micro-batch of one rank, or of the ranks that compute one together.
+        batch_size: batch. Sequences in a micro-batch of one rank, or of one group of ranks that compute a batch together.
         context_length: context. Tokens in a sequence.
-        source: source. `random` or `text`.
-        described: more. What else the data module says of itself by `describe()`.
+        source: source. Source of the tokens: `random` or `text`.
+        described: more. Further facts that the data module reports by its method `describe()`.
     """
 
     name: Text = None
@@ -387,10 +390,10 @@ class Data(Struct):
 
 
 class Cost(Struct):
-    """Sweep: the time of a run.
+    """Sweep: time of a run.
 
     Attributes:
-        total_s: total (lower is better). From the start of the cell's process to its end, as the sweep clocked it; `milestones` says where it went.
+        total_s: total (lower is better). Time from the start of the cell's process to its end, on the sweep's clock. `milestones` shows where the time went.
     """
 
     total_s: Seconds = None
@@ -401,15 +404,15 @@ class SweepPlace(Struct):
 
     Attributes:
         name: sweep. Name of the sweep.
-        study: study. Name of the study whose view shows the sweep; null where it has none.
-        cell: cell. The cell's id: its values, and a digest of everything that makes it up.
-        axes: axes. The cell's value of every axis.
-        repeat: repeat. Which repeat of the cell, from 0.
-        attempt: attempt. How often this repeat was begun, up to the run recorded here.
-        environment: environment. Name of the environment that it ran in, null for the sweep's own.
-        search: search. In a sweep that looks for the largest value that fits: `trial`, or `largest` for the run that found it (`oom` where nothing fits).
-        searched_cell: searched cell. The planned cell whose largest value the run helped to find; `cell` is the trial's own id then.
-        load_per_core: load (lower is better). The machine's load of the last minute when the process had ended, divided by its cores.
+        study: study. Name of the study whose view shows the sweep; null without one.
+        cell: cell. Id of the cell: its values and a digest of everything that defines it.
+        axes: axes. Value of each axis in this cell.
+        repeat: repeat. Index of this repeat of the cell, from 0.
+        attempt: attempt. Number of times that this repeat was started, up to this run.
+        environment: environment. Name of the environment (interpreter, variables, code) that the run used; null for the sweep's own.
+        search: search. Role in a search for the largest value that fits: `trial`, or `largest` for the run that found it (`oom` where nothing fits).
+        searched_cell: searched cell. Planned cell whose largest value the run helped to find; `cell` is then the trial's own id.
+        load_per_core: load (lower is better). Load average of the last minute after the run's process had ended, divided by the machine's cores.
     """
 
     name: Text = None
@@ -426,20 +429,20 @@ class SweepPlace(Struct):
 
 
 class Milestones(Struct):
-    """Milestones: when the process reached each part of a run.
+    """Milestones: time at which the process reached each part of a run.
 
     Attributes:
-        started_s: started. Python is up. All milestones: seconds since the process began, to 10 ms.
-        imported_s: imported. Everything is imported.
-        parsed_s: parsed. The command line is understood.
-        device_ready_s: device ready. The device has its context.
-        built_s: built. Data, model and optimizer are there.
-        ready_s: ready. The first batch is about to be fetched.
-        first_step_s: first step. Step 0 was issued (compiled: has ended on the device).
-        window_opened_s: window opened. The window's begin.
-        window_closed_s: window closed. The window's end.
-        stepped_s: stepped. The last step, probes included, is over.
-        closed_s: closed. The record was complete.
+        started_s: started. Time at which Python was running. All milestones are in seconds since the process began, to 10 ms.
+        imported_s: imported. Time at which all modules were imported.
+        parsed_s: parsed. Time at which the command line was parsed.
+        device_ready_s: device ready. Time at which the device had its context.
+        built_s: built. Time at which data, model and optimizer were built.
+        ready_s: ready. Time just before the first batch was fetched.
+        first_step_s: first step. Time at which step 0 was issued; with torch.compile, at which it ended on the device.
+        window_opened_s: window opened. Time of the window's start.
+        window_closed_s: window closed. Time of the window's end.
+        stepped_s: stepped. Time at which the last step ended, probe steps included.
+        closed_s: closed. Time at which the record was complete.
     """
 
     started_s: Seconds = None
@@ -459,7 +462,7 @@ WandbMode = Literal["offline", "online", "disabled"]
 
 
 class WandbFiling(Struct):
-    """W&B: how it files a run, and what it was to get when the run was closed."""
+    """W&B: how a run is filed there, and whether its result is uploaded when the run is closed."""
 
     mode: WandbMode | None = None
     project: str | None = None
@@ -473,38 +476,38 @@ class RunRecord(Struct):
     """Run: one process measuring one configuration.
 
     Attributes:
-        schema_version: schema. Version of this layout.
-        outcome: outcome. `ok`, `oom`, `timeout`, `error`, `interrupted`, `skipped`, or `running` while it goes on.
+        schema_version: schema. Version of the layout of run.json.
+        outcome: outcome. How the run ended: `ok`, `oom` (out of memory), `timeout`, `error`, `interrupted` or `skipped`; `running` until it ends.
         run_id: run. Name of the run's folder.
         exit_code: exit code. Exit code of the process.
         unwritten_step_count: unwritten steps (lower is better). Steps that are in the summary but could not be written to steps.jsonl.
-        pid: pid. Process id.
-        boot_id: boot id. The kernel's id of this boot: with pid and start, one process for ever.
-        process_start_s: process start. When the process started, in seconds since boot.
-        started_at: started. UTC time, ISO 8601.
-        ended_at: ended. UTC time, ISO 8601; null while running.
-        command: command. `fit` or `validate`.
-        argv: arguments. The command line as given.
-        replay_command: replay. The command that repeats this run.
-        config: config. The full resolved configuration.
+        pid: pid. Id of the process.
+        boot_id: boot id. The kernel's random id of this boot. Together with `pid` and `process_start_s` it identifies the process for ever.
+        process_start_s: process start. Start of the process, in seconds since boot.
+        started_at: started. Start of the run: UTC time, ISO 8601.
+        ended_at: ended. End of the run: UTC time, ISO 8601; null while it is running.
+        command: command. Command that measured: `fit` or `validate`.
+        argv: arguments. Command line as it was given, with secrets masked.
+        replay_command: replay. Command that repeats this run.
+        config: config. Full configuration, with all defaults.
         rank: rank. Rank of the process that measured.
         world_size: ranks. Number of processes that trained together.
-        data_parallel_size: batches at once. Number of ranks, or of groups of ranks that compute a batch together, that each train on batches of their own.
-        per_rank: of each rank. Rank, host, GPU, steps, tokens, mean step and phases, peaks and energy of each of several ranks.
-        repairs: repairs. What of Lightning was changed for this run, each with its reason.
-        wandb: W&B. How W&B files the run (mode, project, entity, group, tags), and whether the result goes along (artifact).
+        data_parallel_size: batches at once. Number of ranks that train on different batches. A group of ranks that compute one batch together counts as one.
+        per_rank: of each rank. Figures of each of several ranks: host, GPU, steps, tokens, mean step and phase times, memory peaks, energy.
+        repairs: repairs. Changes made to Lightning for this run, each with its reason.
+        wandb: W&B. How the run is filed at W&B (mode, project, entity, group, tags), and whether the result is uploaded (artifact).
         guards: guards. Checks of the measurement: name, status, value, limit, unit, message, advice.
-        mode: mode. `inference`, `forward`, `forward_backward` or `train_step`.
-        precision: precision. Compute precision, such as `bf16-mixed`.
-        matmul_precision: matmul precision. float32 matmuls: `highest` is fp32, `high` is TF32.
-        clock: clock. `events`, `sync` or `host` (a CPU).
-        device_type: device type. `cuda` or `cpu`.
+        mode: mode. Parts of training that ran: `inference`, `forward`, `forward_backward` or `train_step`.
+        precision: precision. Compute precision by Lightning's name, such as `bf16-mixed`.
+        matmul_precision: matmul precision. PyTorch's precision of float32 matrix products: `highest` is fp32, `high` is TF32.
+        clock: clock. Clock that timed the phases: `events` (CUDA events), `sync` (synchronizes at each phase) or `host` (on a CPU).
+        device_type: device type. Type of the device: `cuda` or `cpu`.
         zero_grad: zero_grad. When gradients are zeroed: `after_step`, or `native` (where Lightning or the module does it).
-        unseen_phases: unseen phases. Phases that manual optimization hides: null, and their time is in `other`.
-        strict: strict. A failed guard makes the exit code 4.
-        gc_policy: gc. What garbage collection does in the window.
-        is_profiled: profiled. A profiler was on: its step times enter no timing table.
-        nonfinite: non-finite. Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason.
+        unseen_phases: unseen phases. Phases that manual optimization hides: they are null, and `other` contains their time.
+        strict: strict. Whether a failed guard makes the exit code 4.
+        gc_policy: gc. What Python's garbage collector does in the window.
+        is_profiled: profiled. Whether a profiler was on. Tables of timings leave out the step times of such a run.
+        nonfinite: non-finite. Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.
     """
 
     schema_version: int

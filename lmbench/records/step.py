@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (tables, one field a line)
-"""A step record: one line of steps.jsonl; and which of a run's steps statistics rest on."""
+"""Step records, the lines of steps.jsonl, and the selection of steps that enter statistics."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from lmbench.records.vocabulary import Stage
 
 
 class StepRecord(Struct):
-    """Step records: one optimizer step, all its micro-batches included.
+    """Step records: one optimizer step with all its micro-batches, timed on the device (on a CPU: on the host).
 
     Attributes:
-        step: step. Index of the optimizer step, from 0, warm-up included.
-        stage: stage. `warmup` or `window`.
-        is_warmup: warm-up. The step came before the window and is in no statistic.
-        micro_batches: micro-batches. Micro-batches of this step; the last group of an epoch can be short.
+        step: step. Index of the optimizer step, from 0, including warm-up.
+        stage: stage. Part of the run: `warmup` or `window`.
+        is_warmup: warm-up. Whether the step came before the window; no statistic includes such steps.
+        micro_batches: micro-batches. Number of micro-batches of this step. The last step of an epoch can have fewer.
         tokens: tokens. Tokens of all micro-batches of this rank.
         loss: loss (lower is better). Mean loss over the micro-batches, as `training_step` returned it.
-        is_skipped: skipped. The fp16 scaler skipped the update; the step is in no statistic.
-        excluded_s: excluded. Validation, checkpoints and record writing between this step and the one before; already subtracted.
+        is_skipped: skipped. Whether the fp16 scaler skipped the update; no statistic includes such steps.
+        excluded_s: excluded. Time between this step and the one before for validation, checkpoints and writing records; already subtracted.
         rank: rank. Rank of the process that measured.
-        nonfinite: non-finite. Names and values (`nan`, `inf`, `-inf`) of fields stored as null for that reason.
-        step_s: step (lower is better). From the end of the last step's last batch to the end of this one's, exclusions subtracted.
-        data_s: data (lower is better). Waiting for the loader.
-        transfer_s: transfer (lower is better). Copying the batch from host to device.
-        forward_s: forward (lower is better). `training_step`, the loss included. Over several ranks also: `ddp` its broadcast of buffers, `fsdp2` all-gathers by block, `tensor_parallel` two all-reduces a block, in each micro-batch.
-        backward_s: backward (lower is better). The backward pass. Over several ranks also: `ddp` all-reduces by bucket in the last micro-batch, `fsdp2` all-gathers and reduce-scatters by block and `tensor_parallel` two all-reduces a block in each.
-        clip_s: clip (lower is better). Gradient clipping, and the gradient norm where it is recorded. With `fsdp2` and `tensor_parallel` an all-reduce.
-        optimizer_s: optimizer (lower is better). The parameter update.
-        zero_grad_s: zero_grad (lower is better). Zeroing the gradients.
-        other_s: other (lower is better). The remainder of `step_s`: the framework between the phases; over several ranks Lightning's broadcast, in each micro-batch.
-        <phase>_host_s: <phase> (host) (lower is better). Wall time the host needed to issue <phase>.
-        lag_<border>_s: lag at <border>'s end. How far the device is behind the host at the end of <border>: near zero the device waits for the host. Null on a CPU.
+        nonfinite: non-finite. Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.
+        step_s: step (lower is better). Time from the end of the previous step's last batch to the end of this step's last batch, less `excluded_s`.
+        data_s: data (lower is better). Time spent waiting for the data loader.
+        transfer_s: transfer (lower is better). Time to copy the batch from host to device.
+        forward_s: forward (lower is better). Time of `training_step`, including the loss. Over several ranks it includes communication. In each micro-batch `ddp` broadcasts buffers, `fsdp2` all-gathers by block, and `tensor_parallel` does two all-reduces per block.
+        backward_s: backward (lower is better). Time of the backward pass. Over several ranks it includes communication. `ddp` all-reduces by bucket in the last micro-batch; in each micro-batch `fsdp2` all-gathers and reduce-scatters by block, and `tensor_parallel` does two all-reduces per block.
+        clip_s: clip (lower is better). Time of gradient clipping, and of the gradient norm where it is recorded. `fsdp2` and `tensor_parallel` add an all-reduce.
+        optimizer_s: optimizer (lower is better). Time of the parameter update.
+        zero_grad_s: zero_grad (lower is better). Time to zero the gradients.
+        other_s: other (lower is better). Remainder of `step_s`: the framework's time between the phases. Over several ranks it includes Lightning's broadcast in each micro-batch.
+        <phase>_host_s: <phase> (host) (lower is better). Time that the host needed to issue <phase>.
+        lag_<border>_s: lag at <border>'s end. Lag of the device behind the host at the end of <border>. Near zero, the device waits for the host. Null on a CPU.
     """
 
     step: Index = None
@@ -51,7 +51,7 @@ class StepRecord(Struct):
         Scalar(
             "1",
             "gradient norm",
-            "2-norm of all gradients before clipping, without the loss scale; recorded where `measure.gradient_norm` asks for it.",
+            "2-norm of all gradients before clipping, without the loss scale; recorded with `measure.gradient_norm`.",
             fold="norm",
         ),
     ] = None
@@ -89,7 +89,10 @@ class StepRecord(Struct):
 
 @dataclass(frozen=True)
 class WindowSteps:
-    """The window's step records: those that enter statistics, and how many do not and why."""
+    """The window's step records that enter statistics, and the numbers of those left out.
+
+    `skipped_count` steps were skipped by the fp16 scaler, `short_count` steps had too few micro-batches.
+    """
 
     used: list[StepRecord]
     skipped_count: int
@@ -97,30 +100,31 @@ class WindowSteps:
 
 
 def select_window(records: Iterable[StepRecord], micro_batches: int | None = None) -> WindowSteps:
-    """The steps that statistics rest on: of stage `window`, full, and not skipped by the scaler.
+    """Select the steps that enter statistics: of stage `window`, full, and not skipped by the fp16 scaler.
 
-    A full step has `micro_batches`; where that is not given, as many as the window's longest step.
+    A full step has `micro_batches`; by default as many as the window's longest step.
     """
     window = [record for record in records if record.stage == "window"]
-    counts = [record.micro_batches for record in window if record.micro_batches is not None]
-    full = micro_batches if micro_batches is not None else max(counts, default=None)
-    kept = [record for record in window if not record.is_skipped]
-    used = [record for record in kept if full is None or record.micro_batches in (None, full)]
-    return WindowSteps(used, len(window) - len(kept), len(kept) - len(used))
+    if micro_batches is None:
+        counts = (record.micro_batches for record in window if record.micro_batches is not None)
+        micro_batches = max(counts, default=None)
+    updated = [record for record in window if not record.is_skipped]
+    used = [record for record in updated if micro_batches is None or record.micro_batches in (None, micro_batches)]
+    return WindowSteps(used, len(window) - len(updated), len(updated) - len(used))
 
 
-#: The scalars that callbacks log by `session.log_scalar`: name and declaration.
+#: Declarations of the scalars that callbacks log by `session.log_scalar`, by name.
 SCALARS: dict[str, Scalar] = {
-    name: note
+    name: metadata
     for name, hint in get_type_hints(StepRecord, include_extras=True).items()
-    for note in getattr(hint, "__metadata__", ())
-    if isinstance(note, Scalar)
+    for metadata in getattr(hint, "__metadata__", ())
+    if isinstance(metadata, Scalar)
 }
 
 if TYPE_CHECKING:
 
     class ScalarMeans(Struct):
-        """Scalars: means over the window's steps, a field for each of SCALARS."""
+        """Scalars: means over the window's steps, with a field for each name in SCALARS."""
 
 else:
     ScalarMeans = defstruct(
@@ -130,12 +134,12 @@ else:
                 name,
                 Annotated[
                     float | None,
-                    replace(about, title=f"mean {about.title}", meaning=f"Mean over the window: {about.meaning}"),
+                    replace(scalar, title=f"mean {scalar.title}", meaning=f"Mean over the window: {scalar.meaning}"),
                 ],
                 None,
             )
-            for name, about in SCALARS.items()
+            for name, scalar in SCALARS.items()
         ],
-        namespace={"__doc__": "Scalars: means over the window's steps of what callbacks logged."},
+        namespace={"__doc__": "Scalars: values that callbacks logged, as means over the window's steps."},
         module=__name__,
     )
