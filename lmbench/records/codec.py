@@ -1,12 +1,14 @@
 """Records as JSON and back, checked against their classes.
 
-msgspec does both: typed, strict, and the fastest. Beside pydantic 2.14 (which comes with wandb) on two busy cores of an
-EPYC (msgspec 0.22): 1 000 run.json of 20 kB in 0.21 s and 26 MiB
-against 0.59 s and 92 MiB, 10^6 step records in 1.7 s against 5.0 s, where plain `json`, which checks nothing, takes
-0.40 s and 11.5 s.
+msgspec does both: it is typed, strict and the fastest. Measured on two busy cores of an EPYC with msgspec 0.22 and
+pydantic 2.14, which comes with wandb:
 
-JSON has no NaN or infinity, and null must keep meaning "not measured". A non-finite number is stored as null, and its
-name with `nan`, `inf` or `-inf` under `nonfinite`; reading puts the numbers back.
+- 1 000 run.json of 20 kB: msgspec 0.21 s and 26 MiB, pydantic 0.59 s and 92 MiB, plain `json`, which checks nothing,
+  0.40 s.
+- 10^6 step records: msgspec 1.7 s, pydantic 5.0 s, plain `json` 11.5 s.
+
+JSON has no NaN or infinity, and null means "not measured". So a non-finite number is stored as null, and `nonfinite`
+has its name with `nan`, `inf` or `-inf`. Reading puts the numbers back.
 """
 
 from __future__ import annotations
@@ -28,20 +30,21 @@ from lmbench.records.step import StepRecord
 
 S = TypeVar("S", bound=Struct)
 
-#: A path into a record, config included, has some ten names; deeper ones would end Python's recursions.
+#: Levels of nesting that are read. Real records, with their configuration, have some ten; far deeper ones would exceed
+#: Python's recursion limit.
 MAX_DEPTH = 50
-#: Larger whole numbers, to either side, become no float.
+#: Whole numbers outside of [-2^63, 2^63) are refused, since the largest ones cannot become floats.
 _MAX_WHOLE = 2**63
 _MAX_UNPACKED_BYTES = 32 * 2**20
 _STEP = msgspec.json.Decoder(StepRecord)
 
 
 class DamagedRecord(ValueError):
-    """A record that does not fit its class; the message is one line that says which field."""
+    """A record does not fit its class; the message is one line that names the field."""
 
 
 class OtherSchema(ValueError):
-    """A record of no schema version, or of one that this lmbench does not read; `version` is it, None without one."""
+    """A record has a schema version that this lmbench does not read, or none; then `version` is None."""
 
     def __init__(self, version: int | None) -> None:
         super().__init__(f"schema version {version}")
@@ -56,11 +59,11 @@ class _Head(Struct):
 def decode_run(data: bytes) -> RunRecord:
     """A run's record from the content of run.json.
 
-    Fields that this version does not know are left out: a newer lmbench may add some without another schema version.
+    Unknown fields are ignored, since a newer lmbench may add fields without changing the schema version.
 
     Raises:
-        OtherSchema: it has another schema version, or none.
-        DamagedRecord: it is no JSON, or a field has the wrong type.
+        OtherSchema: the record has another schema version, or none.
+        DamagedRecord: the content is not JSON, or a field has the wrong type.
     """
     plain = _plain(data)
     version = _typed(plain, _Head).schema_version
@@ -70,7 +73,11 @@ def decode_run(data: bytes) -> RunRecord:
 
 
 def decode_step(data: bytes) -> StepRecord:
-    """A step's record from a line of steps.jsonl. Raises DamagedRecord."""
+    """A step's record from a line of steps.jsonl.
+
+    Raises:
+        DamagedRecord: the line is not JSON, or a field has the wrong type.
+    """
     record: StepRecord = _checked(_STEP.decode, data)
     if record.nonfinite:
         record = _typed(_with_nonfinite(_plain(data)), StepRecord)
@@ -78,12 +85,20 @@ def decode_step(data: bytes) -> StepRecord:
 
 
 def decode(data: bytes, kind: type[S]) -> S:
-    """A record of any class from its JSON. Raises DamagedRecord."""
+    """A record of any class from its JSON.
+
+    Raises:
+        DamagedRecord: the data is not JSON, or a field has the wrong type.
+    """
     return _typed(_plain(data), kind)
 
 
 def read_packed(path: Path, kind: type[S]) -> S:
-    """A record from its gzipped JSON of at most 32 MiB. Raises DamagedRecord."""
+    """A record from a file of JSON, gzipped or plain, of at most 32 MiB unpacked.
+
+    Raises:
+        DamagedRecord: the file cannot be read, is not JSON, or a field has the wrong type.
+    """
     try:
         return decode(read_file(path, _MAX_UNPACKED_BYTES, unpacks=True), kind)
     except Unreadable as error:
@@ -102,7 +117,7 @@ def _typed(plain: Any, kind: type[S]) -> S:
 
 
 def _checked(read: Callable[[Any], Any], data: Any) -> Any:
-    """What msgspec reads, its complaints as DamagedRecord in one line: `Expected int, got str - at window.steps`."""
+    """The result of a msgspec reader; its errors become a DamagedRecord: `Expected int, got str - at window.steps`."""
     try:
         return read(data)
     except RecursionError:
@@ -114,7 +129,7 @@ def _checked(read: Callable[[Any], Any], data: Any) -> Any:
 
 
 def _check_size(value: Any, depth: int) -> None:
-    """Raises DamagedRecord where free-form parts (a configuration, axes) nest too deeply or hold too large a number."""
+    """Raises DamagedRecord where a free-form part (a configuration, axes) nests too deeply or has too large numbers."""
     if isinstance(value, dict | list):
         if not depth:
             raise DamagedRecord(f"it is nested too deeply, more than {MAX_DEPTH} levels")
@@ -125,39 +140,42 @@ def _check_size(value: Any, depth: int) -> None:
 
 
 def encode_run(record: RunRecord) -> bytes:
-    """The content of run.json, one field a line; ends in a line feed. Objects in `config` that JSON has not become
-    text; no secret is in it, by the names of settings and variables and by the looks of any text."""
+    """The content of run.json, one field per line, with a line feed at its end.
+
+    Objects in `config` that JSON cannot hold become text. Secrets are masked: values of settings and variables with a
+    secret's name, and text that looks like a key.
+    """
     keep_environment_secret()
     plain = masked(as_dict(record)) | {"argv": record.argv and masked_words(record.argv)}
     return indented_json(plain | {"nonfinite": _nonfinite(plain)}).encode()
 
 
 def indented_json(value: object, indent: int = 1) -> str:
-    """What msgspec takes as JSON that people can read, an item a line; ends in a line feed."""
+    """A value that msgspec can encode, as readable JSON with one item per line and a line feed at its end."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode() + "\n"
 
 
 def encode_step(step: StepRecord) -> bytes:
-    """A line of steps.jsonl, its line feed included."""
+    """A line of steps.jsonl, including its line feed."""
     values = {name: getattr(step, name) for name in StepRecord.__struct_fields__}
     nonfinite = {name: str(v) for name, v in values.items() if type(v) is float and not math.isfinite(v)}
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
 
 def as_dict(record: Struct) -> dict[str, Any]:
-    """A record as plain dictionaries and lists, non-finite numbers in their places."""
+    """A record as plain dictionaries and lists, with non-finite numbers left in place."""
     plain: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_builtin, str_keys=True)
     return plain
 
 
 def _builtin(value: Any) -> Any:
-    """What JSON has not: a 0-dimensional array's number, else the object's text."""
+    """A plain value for an object unknown to JSON: the number in a 0-dimensional array, the text of anything else."""
     is_number = hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return value.item() if is_number else str(value)
 
 
 def _nonfinite(value: Any, path: str = "") -> dict[str, str]:
-    """Names of the non-finite numbers in a record, for which JSON has null, by their dotted paths."""
+    """`nan`, `inf` or `-inf` for each non-finite number in a record, by its dotted path."""
     if isinstance(value, float):
         return {} if math.isfinite(value) else {path[1:]: str(float(value))}
     items = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list | tuple) else ())
@@ -165,17 +183,21 @@ def _nonfinite(value: Any, path: str = "") -> dict[str, str]:
 
 
 def _with_nonfinite(plain: Any) -> Any:
-    """Put a record's non-finite numbers back where they are null. Raises DamagedRecord for a path to anything else."""
+    """Put a record's non-finite numbers back in the place of their nulls.
+
+    Raises:
+        DamagedRecord: a path leads to something other than null.
+    """
     for path, name in _typed(plain, _Head).nonfinite.items():
-        holder: Any = None
+        container: Any = None
         value: Any = plain
         try:
-            for key in path.split("."):
-                holder, place = value, int(key) if isinstance(value, list) else key
-                value = holder[place]
+            for part in path.split("."):
+                container, key = value, int(part) if isinstance(value, list) else part
+                value = container[key]
             if value is not None:
                 raise ValueError
-            holder[place] = float(name)
+            container[key] = float(name)
         except (LookupError, TypeError, ValueError):
             raise DamagedRecord(f"nonfinite.{path} is {name!r}, or leads to no number") from None
     return {**plain, "nonfinite": {}}

@@ -1,4 +1,4 @@
-"""Reading results: what is damaged or was killed is said, and never fatal."""
+"""Reading results. A damaged or killed run is loaded as far as it can be read, and says so."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lmbench.records.step import StepRecord
 from lmbench.records.store import RESULTS, RUN_FILE, STEPS_FILE
 from lmbench.records.vocabulary import DAMAGED, KILLED, OUTCOMES, RUNNING
 
-#: A real run.json has 20 kB; its content takes up to twenty times as much memory.
+#: A usual run.json has 20 kB; its content takes up to twenty times as much memory.
 MAX_RUN_BYTES = 8 * 2**20
-#: A step takes 1 kB, in steps.jsonl as well as in memory.
+#: A step takes 1 kB, both in steps.jsonl and in memory.
 MAX_STEPS = 1_000_000
 MAX_STEPS_BYTES = 2 * 2**30
 MAX_LINE_BYTES = 64 * 2**10
@@ -27,11 +27,11 @@ MAX_LINE_BYTES = 64 * 2**10
 
 @dataclass(frozen=True)
 class Run:
-    """A result as it was read.
+    """A run's result as it was read.
 
-    `outcome` is one of OUTCOMES, or `running`, `killed` (it says running, and its process is gone), `damaged` (run.json
-    does not fit; every field of `record` is None then). `damage` says in one line what could not be read, None if all
-    could.
+    `outcome` is one of OUTCOMES or of three other words. A run that is `running` still has its process; one that was
+    `killed` says that it is running, but its process is gone. For a `damaged` one run.json could not be read, and all
+    other fields of `record` are empty. `damage` describes in one line what could not be read; None if nothing.
     """
 
     path: Path
@@ -46,11 +46,16 @@ class Run:
 
 
 def load_run(path: str | Path, with_steps: bool = True) -> Run:
-    """Read a run's folder (or the run.json in it), without its steps where the summary is enough.
+    """Read a run's folder, or the folder of a run.json.
 
-    A torn last line of steps.jsonl is what a kill leaves and is ignored; any other unreadable line is damage,
-    and the rest is kept. Raises UsageError for a folder that is no result and for a result of another schema
-    version.
+    A kill can leave a torn last line in steps.jsonl, which is ignored. Any other unreadable line counts as damage, and
+    all other lines are kept.
+
+    Args:
+        with_steps: read the step records too, which the summary does not need.
+
+    Raises:
+        UsageError: the folder holds no result, or one of another schema version.
     """
     folder = _folder_of(Path(path))
     if not is_run_folder(folder):
@@ -66,35 +71,36 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
 
 
 def load_known(folder: Path) -> Run:
-    """A run without its steps; of one that another version of lmbench wrote, `damage` says so."""
+    """A run without its steps; `damage` says where another version of lmbench wrote it."""
     try:
         return load_run(folder, with_steps=False)
     except UsageError as error:
-        # As other damage is told, beside the run that it is of: without the path.
+        # Messages about damage stand beside their run, and so do not repeat its path.
         damage = str(error).replace(repr(str(folder / RUN_FILE)), RUN_FILE)
         return Run(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, damage)
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether the folder holds a result's files, readable or not."""
+    """Whether the folder holds a run's files, readable or not."""
     return any(os.path.lexists(path / name) for name in (RUN_FILE, STEPS_FILE))
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Every run's folder at or below the paths, each once, sorted.
 
-    Raises UsageError for no path, and for one that does not exist or has no result at or below it.
+    Raises:
+        UsageError: there is no path, or one does not exist or has no result at or below it.
     """
     if not (paths := list(paths)):
         raise UsageError("no result was named; name result folders, such as results")
     folders: set[Path] = set()
     for path in paths:
         root = _folder_of(Path(path))
-        if not os.path.isdir(root):  # noqa: PTH112 (which knows of no name that is too long)
-            near = suggest(root.name, (result.name for result in RESULTS.glob("*")), f"{RESULTS}/{{}}")
-            raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs{near}")
+        if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises on a name that is too long)
+            hint = suggest(root.name, (result.name for result in RESULTS.glob("*")), f"{RESULTS}/{{}}")
+            raise UsageError(f"{str(path)!r} does not exist; give a run's folder or a folder of runs{hint}")
         below = set()
-        # Links to folders are not followed, so that one to a folder above does not go round.
+        # Links to folders are not followed, since a link to a parent folder would never end.
         for folder, subfolders, files in os.walk(root):
             if {RUN_FILE, STEPS_FILE} & {*files, *subfolders}:
                 subfolders.clear()
@@ -106,7 +112,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _folder_of(path: Path) -> Path:
-    """The run's folder, where the run.json in it was given."""
+    """The folder of a run.json; any other path itself."""
     return path.parent if path.name == RUN_FILE and not path.is_dir() else path
 
 
@@ -129,6 +135,7 @@ def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
 
 def _read_steps(path: Path) -> tuple[list[StepRecord], str | None]:
     steps: list[StepRecord] = []
+    # Counted, not collected: a file may have a billion bad lines.
     bad_count, first_bad = 0, 0
     try:
         for number, step in read_steps(path):
@@ -144,25 +151,30 @@ def _read_steps(path: Path) -> tuple[list[StepRecord], str | None]:
         return steps, f"{STEPS_FILE} is not read to its end: {error.strerror}"
     if not bad_count:
         return steps, None
-    return steps, f"{STEPS_FILE}: {bad_count} unreadable line{'s' * (bad_count > 1)}, the first is line {first_bad}"
+    lines = "line" if bad_count == 1 else "lines"
+    return steps, f"{STEPS_FILE}: {bad_count} unreadable {lines}, the first is line {first_bad}"
 
 
 def read_steps(path: Path) -> Iterator[tuple[int, StepRecord | None]]:
-    """Line numbers of a steps.jsonl with their records, None for an unreadable line; read as far as is asked.
+    """Line numbers of a steps.jsonl with their records, None for an unreadable line.
 
-    Empty lines and a torn last one are left out. Raises Unreadable.
+    The file is read lazily. Empty lines and a torn last line are left out.
+
+    Raises:
+        Unreadable: the file is missing, not a regular file, or too large.
     """
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_STEPS_BYTES:
             raise Unreadable(f"it holds more than {MAX_STEPS_BYTES / 2**30:g} GiB")
-        number, ends = 0, True
+        # A line longer than MAX_LINE_BYTES comes in several pieces; only the first is looked at.
+        number, ends_line = 0, True
         for piece in iter(partial(file.readline, MAX_LINE_BYTES), b""):
-            begins, ends = ends, piece.endswith(b"\n")
-            number += begins
-            if not begins or piece == b"\n":
+            starts_line, ends_line = ends_line, piece.endswith(b"\n")
+            number += starts_line
+            if not starts_line or piece == b"\n":
                 continue
             try:
                 yield number, decode_step(piece)
             except DamagedRecord:
-                if ends or len(piece) == MAX_LINE_BYTES:
+                if ends_line or len(piece) == MAX_LINE_BYTES:
                     yield number, None

@@ -1,4 +1,4 @@
-"""Results by name: `last`, `last~1`, and names that a user gave, such as `baseline`."""
+"""Results by name: `last`, `last~1`, and the user's own names, such as `baseline`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _NAME = re.compile(r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9_.-]*)(?P<rest>[/@].*)?")
 
 
 class Result(NamedTuple):
-    """A run, or a sweep with its runs. `began` sorts results by the start of their newest run."""
+    """A single run, or a sweep with its runs.
+
+    `began` is the start of the newest run, by which results are sorted: UTC time and the folder's time in ns.
+    """
 
     path: Path
     runs: list[Path]
@@ -26,57 +29,59 @@ class Result(NamedTuple):
 
 
 def sweep_of(run: Path) -> Path | None:
-    """The folder of the sweep that a run's folder lies in, None of a single run."""
-    above = run.parent.parent
-    return above if run.parent.name == RUNS_FOLDER and is_file(above / SWEEP_FILE) else None
+    """The folder of the sweep that a run's folder lies in; None for a single run."""
+    sweep = run.parent.parent
+    return sweep if run.parent.name == RUNS_FOLDER and is_file(sweep / SWEEP_FILE) else None
 
 
 def results_in(paths: Iterable[str | Path]) -> list[Result]:
-    """Every result at or below the paths, the newest first; runs of a sweep that was itself named stand alone.
+    """Every result at or below the paths, the newest first.
+
+    A sweep is one result, unless its folder is one of the paths: then each of its runs is a result.
 
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    named = {Path(path).resolve() for path in paths}
-    homes: dict[Path, list[Path]] = {}
-    for run in find_runs(named):
-        home = sweep_of(run)
-        homes.setdefault(home if home and home not in named else run, []).append(run)
+    roots = {Path(path).resolve() for path in paths}
+    runs_by_result: dict[Path, list[Path]] = {}
+    for run in find_runs(roots):
+        sweep = sweep_of(run)
+        runs_by_result.setdefault(sweep if sweep and sweep not in roots else run, []).append(run)
     results = []
-    for path, runs in homes.items():
-        # Runs of the same second are told apart by when their files were written.
+    for path, runs in runs_by_result.items():
+        # Runs that started in the same second are ordered by the time at which their folders were last written.
         began = max((load_known(run).record.started_at or "", os.lstat(run).st_mtime_ns) for run in runs)
         results.append(Result(path, runs, began))
     return sorted(results, key=lambda result: result.began, reverse=True)
 
 
 def given_names() -> dict[str, Path]:
-    """The results that were given a name, by it: links beside the results."""
+    """The results with a name of the user's, by name: the links in the folder of results."""
     if not RESULTS.is_dir():
         return {}
     return {path.name: path.readlink() for path in sorted(RESULTS.iterdir()) if path.is_symlink()}
 
 
-def find_result(given: str) -> str:
-    """The path that a result is given by: itself, or what `last`, `last~1` or a name of the user's stands for.
+def find_result(text: str) -> str:
+    """The path of a result that is named by `last`, `last~1` or a name of the user's; any other text unchanged.
 
     `last` is the newest run or sweep in `results`, `FOLDER/last` the newest in another folder. A part of a sweep may
-    follow, as in `last/CELL` and `baseline@precision=bf16-mixed`. What exists under the path itself comes first.
+    follow, as in `last/CELL` and `baseline@precision=bf16-mixed`. A text that is an existing path stays as it is.
 
     Raises:
-        UsageError: there are fewer results, or the result of that name is gone.
+        UsageError: there are not so many results, or the result with that name is gone.
     """
-    if os.path.lexists(given):
-        return given
-    if match := _LAST.fullmatch(given):
+    if os.path.lexists(text):
+        return text
+    if match := _LAST.fullmatch(text):
         folder, back = Path(match["folder"] or RESULTS), int(match["back"] or 0)
         results = results_in([folder]) if folder.is_dir() else []
         if back >= len(results):
-            raise UsageError(f"{given!r}: {str(folder)!r} holds {len(results)} results; `lmbench list` shows them")
+            raise UsageError(f"{text!r}: {str(folder)!r} holds {len(results)} results; `lmbench list` shows them")
         return shown_path(results[back].path) + (match["rest"] or "")
-    match, names = _NAME.fullmatch(given), given_names()
+    match, names = _NAME.fullmatch(text), given_names()
     if match is None or match["name"] not in names:
-        return given
+        return text
     path = RESULTS / names[match["name"]]
     if not path.is_dir():
         raise UsageError(f"{match['name']!r} was the name of {path}, which is gone; give the name to another result")
@@ -84,10 +89,10 @@ def find_result(given: str) -> str:
 
 
 def name_result(name: str, path: Path) -> None:
-    """Give a result a name, which another result may have had: a link beside the results.
+    """Give a result a name by a link in the folder of results; another result with that name loses it.
 
     Raises:
-        UsageError: it is no name, or something else has it.
+        UsageError: the name is not allowed, a file or folder has it, or the link cannot be written.
     """
     link = RESULTS / name
     match = _NAME.fullmatch(name)
@@ -104,6 +109,6 @@ def name_result(name: str, path: Path) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """A result's path, from the working directory where it lies in there."""
+    """A result's path, relative to the working directory if it lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

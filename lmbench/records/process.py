@@ -1,5 +1,6 @@
-"""Which process wrote a result, whether it is still there, and when it reached what: where the time around a
-measurement goes. Milestones are kept from `begin` on, which only lmbench's own command line calls.
+"""The identity of the process that writes a result, and its milestones, which show how long each part of a run takes.
+
+Milestones are kept after a call of `begin`, which only lmbench's command line makes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def now() -> str:
-    """The present time, as records have it."""
+    """The present time as records write it: UTC, ISO 8601, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def boot_id() -> str | None:
-    """The kernel's random id of this boot, None where the system has none."""
+    """The kernel's random id of this boot; None where the system has none."""
     try:
         return _BOOT_ID.read_text().strip() or None
     except OSError:
@@ -30,15 +31,15 @@ def boot_id() -> str | None:
 
 
 def process_start_s(pid: int) -> float | None:
-    """When a process started, in seconds since boot (to a clock tick); None if it is gone or nobody says.
+    """Start of a process in seconds since boot, to a clock tick; None if it is gone or the system has no /proc.
 
-    From field 22 of /proc/PID/stat (proc(5)). A process that has ended but was not waited for counts as gone.
+    The source is field 22 of /proc/PID/stat (proc(5)). A zombie, which ended but was not waited for, counts as gone.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The second field is the program's name in brackets, which may hold spaces and brackets itself.
+    # The second field is the program's name in brackets; the name may contain spaces and brackets.
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return None
@@ -46,9 +47,9 @@ def process_start_s(pid: int) -> float | None:
 
 
 def is_running(pid: int, boot: str | None, start_s: float | None) -> bool:
-    """Whether the process with this id, of this boot and with this start, still runs on this machine.
+    """Whether the process with this id, boot and start still runs on this machine.
 
-    A process id alone proves nothing, since ids are used again; it is taken only where the system tells no more.
+    A process id alone proves nothing, since ids are used again. It decides only where boot and start are unknown.
     """
     if pid < 1 or boot != boot_id():
         return False
@@ -58,7 +59,7 @@ def is_running(pid: int, boot: str | None, start_s: float | None) -> bool:
 
 
 def process_identity() -> tuple[int, str | None, float | None]:
-    """Process id, boot id and start of this process, which tell it from every other, for ever."""
+    """Id, boot id and start of this process; together they identify it for ever."""
     pid = os.getpid()
     return pid, boot_id(), process_start_s(pid)
 
@@ -68,32 +69,32 @@ _began_s: float | None = None
 
 
 def clock_s() -> float:
-    """Seconds since boot, on the clock that the kernel dates processes by (to its tick, mostly 10 ms)."""
+    """Seconds since boot, on the kernel's clock for the start of processes."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def begin() -> None:
-    """Start anew: a process may run several commands, or be forked from one that did."""
+    """Forget all milestones and start anew: a process may run several commands, or be a fork of one that did."""
     global _began_s  # noqa: PLW0603 (one process, one beginning)
     now_s = clock_s()
     started_s = process_start_s(os.getpid())
-    # Containers may show another clock's time; then only what comes from now on is known.
+    # In a container the start may be on another clock; then milestones count from now.
     _began_s = started_s if started_s is not None and now_s - started_s >= 0 else now_s
     _reached.clear()
     reach("started")
 
 
 def reach(name: str) -> None:
-    """Note that a milestone, a field of `Milestones` without its unit, is reached, for the first time."""
+    """Note the time of a milestone, a field of `Milestones` without `_s`, when it is reached for the first time."""
     if _began_s is not None:
         _reached.setdefault(f"{name}_s", clock_s() - _began_s)
 
 
 def milestones() -> Milestones:
-    """Those reached so far."""
+    """The milestones reached so far."""
     return Milestones(**_reached)
 
 
 def load_per_core() -> float:
-    """The machine's load of the last minute divided by its cores."""
+    """The machine's load average of the last minute, divided by its cores."""
     return psutil.getloadavg()[0] / (os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""Every field of a record by its dotted name, read off the classes: the one place that says what a number means."""
+"""Every field of a record by its dotted name, with its unit, title and meaning, read from the record classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lmbench.records.vocabulary import SPANS
 
 Kind = Literal["step", "run"]
 
-#: What stands for a phase or a border in names, titles and meanings.
+#: Placeholders for a phase, a border or an end of the window in names, titles and meanings.
 _PLACEHOLDER = re.compile("<(?:phase|border|end)>")
 
 RECORDS: dict[Kind, type[Struct]] = {"step": StepRecord, "run": RunRecord}
@@ -28,10 +28,11 @@ RECORDS: dict[Kind, type[Struct]] = {"step": StepRecord, "run": RunRecord}
 
 @dataclass(frozen=True)
 class SchemaField:
-    """A field: its dotted name, what it says about itself, and its group with the group's meaning.
+    """A field with its dotted name and its documentation.
 
-    `pattern` is its name with placeholders (`phases.<phase>.mean_s`), the same for all that share a row of the table;
-    `title` and `meaning` have `span`, the phase of this field, in their place.
+    `group` is the first line of its class's docstring. `pattern` is the name with placeholders
+    (`phases.<phase>.mean_s`); fields with the same pattern share a row in `lmbench fields`. In `title` the phase `span`
+    of this field takes the placeholder's place.
     """
 
     name: str
@@ -40,7 +41,6 @@ class SchemaField:
     pattern: str
     span: str
     title: str
-    meaning: str
 
     @property
     def unit(self) -> str:
@@ -49,38 +49,46 @@ class SchemaField:
 
 @cache
 def fields(kind: Kind) -> dict[str, SchemaField]:
-    """Every field of a kind of record by its dotted name, in the order of the classes."""
+    """Every field of a step's or a run's record by its dotted name, in the order of the classes."""
     return {field.name: field for field in _walk(RECORDS[kind])}
 
 
 def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:
-    """Fields of a class, then those of its parts."""
+    """Fields of a class, then those of its parts.
+
+    Args:
+        prefix: dotted name of the class's part in the record, `phases.forward.`.
+        pattern: the prefix with placeholders, `phases.<phase>.`.
+        span: the phase that the part belongs to, empty without one.
+    """
     group = record.__doc__.partition("\n")[0].rstrip(".")
-    texts, parts = documented(record), list[tuple[str, Any, str, str]]()
+    documentation, parts = documented(record), list[tuple[str, Any, str, str]]()
     for name, hint in typing.get_type_hints(record, include_extras=True).items():
         kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
         kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
         part = next((kind for kind in kinds if hasattr(typing.get_origin(kind) or kind, "__struct_fields__")), None)
         about = next((note for note in notes if isinstance(note, About)), None)
-        places = [(name, name, span)]
-        for known, (title, meaning, better) in texts.items():
-            if match := re.fullmatch(_PLACEHOLDER.sub("(.+)", known), name):
+        names = [(name, name, span)]
+        for name_pattern, (title, meaning, better) in documentation.items():
+            if match := re.fullmatch(_PLACEHOLDER.sub("(.+)", name_pattern), name):
                 about = About(notes[0] if notes else UNITS.get(kinds[0], "tree"), title, meaning, better)
-                places = [(name, known, match[1] if match.groups() else span)]
-        if inner := typing.get_args(part):
-            places = [(f"{name}.{phase}", f"{name}.<phase>", phase) for phase in SPANS]
-        for leaf, shared, phase in places:
+                names = [(name, name_pattern, match[1] if match.groups() else span)]
+        # `PerPhase[T]` is a field, or a part of class T, for each phase.
+        if phase_type := typing.get_args(part):
+            names = [(f"{name}.{phase}", f"{name}.<phase>", phase) for phase in SPANS]
+        for leaf, leaf_pattern, phase in names:
             if about is not None:
-                titled = (_PLACEHOLDER.sub(phase, text) for text in (about.title, about.meaning))
-                yield SchemaField(prefix + leaf, about, group, pattern + shared, phase, *titled)
+                title = _PLACEHOLDER.sub(phase, about.title)
+                yield SchemaField(prefix + leaf, about, group, pattern + leaf_pattern, phase, title)
             elif part is not None:
-                parts.append((leaf, inner[0] if inner else part, notes[0] if notes else shared, phase))
-    for name, part, shared, phase in parts:
-        yield from _walk(part, f"{prefix}{name}.", f"{pattern}{shared}.", phase)
+                part_type = phase_type[0] if phase_type else part
+                parts.append((leaf, part_type, notes[0] if notes else leaf_pattern, phase))
+    for name, part_type, part_pattern, phase in parts:
+        yield from _walk(part_type, f"{prefix}{name}.", f"{pattern}{part_pattern}.", phase)
 
 
 def value_at(record: Struct, name: str) -> Any:
-    """The value of a field by its dotted name; None where a part of the record is not there."""
+    """The value of a field by its dotted name; None where the record lacks the field or a part on the way."""
     value: Any = record
     for key in name.split("."):
         value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
@@ -90,7 +98,7 @@ def value_at(record: Struct, name: str) -> Any:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted name, value) of a tree whose value is not a filled mapping; lists count as values."""
+    """Dotted names and values of a tree's leaves; lists and empty mappings are leaves."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -99,7 +107,9 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def recorded(tree: Struct | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value of a record by its dotted name, also of what is inside a mapping (`config.model.size`), without what
-    is null or an empty mapping."""
+    """Every value of a record by its dotted name, including those inside mappings (`config.model.size`).
+
+    Nulls and empty mappings are left out.
+    """
     plain = tree if isinstance(tree, Mapping) else as_dict(tree)
     return {name: value for name, value in leaves(plain, prefix) if value is not None and value != {}}

@@ -1,4 +1,4 @@
-"""What a run was set to, by dotted names, and in what two runs differ by choice."""
+"""The settings of a run by dotted names, and the differences between the settings of two runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lmbench.masking import masked
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, recorded, value_at
 
-#: settings.toml, which says what each list is.
+#: The lists of settings.toml, which describes each.
 _NOT_MEASURED, FACTS, CHOSEN, CONSEQUENCES = tomllib.loads(
     Path(__file__).with_name("settings.toml").read_text("utf-8")
 ).values()
-_SHORT = 60
+_BRIEF_LENGTH = 60
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting or fact by its dotted name, with its values on both sides (None where one does not have it)."""
+    """A setting or fact with different values in two runs; None for a run that lacks it. `name` is dotted."""
 
     name: str
     a: str | None
@@ -35,31 +35,34 @@ class Difference:
 
 
 def settings(record: RunRecord) -> dict[str, Any]:
-    """The run's settings by dotted name: the mode and the configuration, or facts where no configuration is known."""
+    """The run's settings by dotted name: its mode and configuration, or facts where no configuration is recorded."""
     if record.config is None:
         return {"mode": record.mode, **values_at(record, *FACTS)}
-    known = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
-    # A logger costs time, whatever the names that its run goes by.
-    return {"mode": record.mode, **known, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
+    options = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
+    # Whether there is a logger matters, since it costs time; its options do not.
+    return {"mode": record.mode, **options, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 
 
 def chosen_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """What somebody chose: settings, code, versions, the sweep's environment."""
+    """Differences that somebody chose: in settings, code, versions and the sweep's environment."""
     return _differing(a, b, lambda run: settings(run) | values_at(run, *CHOSEN))
 
 
 def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """What was chosen; then facts of the model that no setting of it explains, such as those of another class."""
+    """The chosen differences; then, if no setting of the model differs, differences in the model's facts."""
     chosen = chosen_differences(a, b)
     is_explained = any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen)
     return chosen + ([] if is_explained else _differing(a, b, lambda run: values_at(run, *CONSEQUENCES)))
 
 
-def _differing(a: RunRecord, b: RunRecord, known: Callable[[RunRecord], Mapping[str, Any]]) -> list[Difference]:
-    """What differs of that which is known of both. An option that is not set on one side (`model.num_layers`, where the
-    size tells it) has the value that the record has under its name."""
-    sides = known(a), known(b)
-    found = []
+def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Mapping[str, Any]]) -> list[Difference]:
+    """Differences between the facts of two runs.
+
+    Where one run does not set an option (`model.num_layers`, which follows from the size), its record's field of that
+    name is compared.
+    """
+    sides = facts_of(a), facts_of(b)
+    result = []
     for name in {**sides[0], **sides[1]}:
         values = [side.get(name) for side in sides]
         if values[0] != values[1]:
@@ -67,36 +70,35 @@ def _differing(a: RunRecord, b: RunRecord, known: Callable[[RunRecord], Mapping[
                 value_at(run, name) if value is None else value for run, value in zip((a, b), values, strict=True)
             ]
         if values[0] != values[1]:
-            found.append(Difference(name, *(None if value is None else as_text(value) for value in values)))
-    return found
+            result.append(Difference(name, *(None if value is None else as_text(value) for value in values)))
+    return result
 
 
 def values_at(record: RunRecord, *names: str) -> dict[str, Any]:
-    """What the record has at dotted names, field by field where a name is that of a part; nothing that was not
-    recorded."""
-    known: dict[str, Any] = {}
+    """Values of a record by dotted names; a part (`model`) gives all of its fields. Nulls are left out."""
+    values: dict[str, Any] = {}
     for name in names:
         value = value_at(record, name)
         if isinstance(value, Struct | dict):
-            known |= recorded(value, f"{name}.")
+            values |= recorded(value, f"{name}.")
         elif value is not None:
-            known[name] = value
-    return known
+            values[name] = value
+    return values
 
 
 def is_named(name: str, names: Iterable[str]) -> bool:
-    """Whether a dotted name is one of these or lies under one; `gpu` stands for `environment.gpu`."""
+    """Whether a dotted name is one of `names` or lies under one; `gpu` stands for `environment.gpu`."""
     short = name.removeprefix("environment.")
-    return any(f"{alias}.".startswith(f"{known}.") for known in names for alias in (name, short))
+    return any(f"{alias}.".startswith(f"{part}.") for part in names for alias in (name, short))
 
 
 def as_text(value: Any) -> str:
-    """A setting as it is compared and shown."""
+    """A setting's value as text, for comparing and showing."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def brief(text: str | None) -> str:
-    """A setting's text as a line has room for it."""
+    """A setting's text, cut to 60 characters; `none` for None."""
     if text is None:
         return "none"
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 3]}..."
+    return text if len(text) <= _BRIEF_LENGTH else f"{text[: _BRIEF_LENGTH - 3]}..."

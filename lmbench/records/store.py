@@ -1,4 +1,4 @@
-"""Writing a result: one folder a run, `run.json` replaced whole, `steps.jsonl` only appended to."""
+"""Writing a result: each run has a folder, in which `run.json` is replaced whole and `steps.jsonl` is appended to."""
 
 from __future__ import annotations
 
@@ -20,60 +20,64 @@ from lmbench.records.step import StepRecord
 RUN_FILE = "run.json"
 STEPS_FILE = "steps.jsonl"
 RESERVE_FILE = ".reserve"
-#: All frames of the exception that ended a run.
+#: File with all frames of the exception that ended a run.
 TRACEBACK_FILE = "traceback.txt"
 
-#: A sweep's folder: what it is, its runs' folders, and (when it is done) a row for each cell.
+#: Description of a sweep, in its folder.
 SWEEP_FILE = "sweep.json"
-#: Its file has 500 bytes a cell.
+#: Largest sweep.json that is read; it has 500 bytes per cell.
 MAX_SWEEP_BYTES = 64 * 2**20
+#: Folder of a sweep's runs, in the sweep's folder.
 RUNS_FOLDER = "runs"
-#: Where commands leave results unless they are told otherwise, and where names are looked up.
-RESULTS = Path("results")
+#: Table with a row for each cell, in the folder of a sweep that is done.
 CELLS_FILE = "cells.csv"
+#: Folder in which commands leave results by default, and in which names of results are looked up.
+RESULTS = Path("results")
 
-#: Steps that may wait while the disk is full; later ones are dropped and counted.
+#: Largest size of the steps that wait while the disk is full; later steps are dropped and counted.
 MAX_WAITING_BYTES = 100 * 2**20
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def new_run_id() -> str:
-    """UTC time and 8 random digits, so runs of the same second, or after the clock was set back, do not meet.
+    """UTC time and 8 random digits, so that runs of the same second, or after the clock was set back, differ.
 
-    The digits come from the system, as a user may have seeded `random`.
+    The digits come from the system, since a user may have seeded `random`.
     """
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises UsageError for what is no plain file name."""
+    """Raises UsageError for a name that is not a plain file name; `what` says what was to be named."""
     if _UNFIT.search(name) or name.startswith(".") or not name:
         raise UsageError(f"{what} {name!r}: only letters, digits and '_.-' are allowed, and no '.' first")
 
 
 class RunFolder:
-    """The folder of one run that is being written. `path` is the folder, its name the run id.
+    """The folder of a run that is being written; make one with `create`. The name of the folder is the run id.
 
-    Use `create`. Steps that cannot be written, on a disk that is full, wait and are tried again with the next ones:
-    `error` is why the last try failed, None when nothing waits. Nothing else waits in this process: after a SIGKILL all
-    that was handed over is there.
+    Steps that cannot be written, on a full disk, wait and are tried again with the next ones. `error` is the reason of
+    the last failure, None when no steps wait. Everything else is written at once, so that a SIGKILL loses nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.error: OSError | None = None
         self._file: TextIO | None = None
-        #: Lines on their way into steps.jsonl, and the first one's beginning where that is in the file.
-        self._waiting, self._begun = b"", b""
+        #: Lines that wait for steps.jsonl, and the part of the first one that is in the file already.
+        self._waiting, self._partial_line = b"", b""
         self._dropped_count = 0
 
     @classmethod
     def create(cls, results_dir: str | Path, run_id: str | None = None) -> RunFolder:
-        """Make a new folder under `results_dir` (made as needed); it never takes over an existing one.
+        """Make a new folder in `results_dir`, which is made if needed.
 
-        Without `run_id` it has a `new_run_id`. Raises UsageError if the folder cannot be made, or if `run_id` is taken
-        or no plain file name.
+        Args:
+            run_id: name of the folder; a `new_run_id` by default.
+
+        Raises:
+            UsageError: the folder cannot be made, or the run id is taken or not a plain file name.
         """
         parent = Path(results_dir).absolute()
         if run_id is not None:
@@ -94,7 +98,7 @@ class RunFolder:
         raise UsageError(f"{problem}; choose another one")
 
     def reserve(self) -> None:
-        """Take up space now, so that after a `release` a disk that filled up still has room for a last run.json."""
+        """Occupy 64 KiB of the disk, so that a full disk still has room for a last run.json after `release`."""
         path = self.path / RESERVE_FILE
         try:
             path.write_bytes(bytes(64 * 1024))
@@ -102,17 +106,18 @@ class RunFolder:
             self.release()
 
     def release(self) -> None:
-        """Give the reserved space back; may be called again."""
+        """Free the reserved space, if there is any."""
         with contextlib.suppress(OSError):
             (self.path / RESERVE_FILE).unlink(missing_ok=True)
 
     def write_run(self, run: RunRecord) -> None:
-        """Replace run.json in one move: a reader sees the old or the new one, also after a crash.
+        """Replace run.json atomically: a reader sees either the old or the new one, even after a crash.
 
-        Raises OSError (a full disk, say); the old run.json is then as it was.
+        Raises:
+            OSError: the file cannot be written, such as on a full disk; the old run.json stays as it was.
         """
         write_whole(self.path / RUN_FILE, encode_run(run).decode())
-        # Without this a power cut can undo the move. Some file systems refuse to sync a folder.
+        # Without a sync of the folder a power cut can undo the renaming. Some file systems refuse such a sync.
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             fd = os.open(self.path, os.O_RDONLY)
             stack.callback(os.close, fd)
@@ -120,11 +125,11 @@ class RunFolder:
 
     @property
     def unwritten_count(self) -> int:
-        """Steps that are not in the file: those that wait and those that were dropped."""
+        """Number of steps that are not in the file: those that wait, and those that were dropped."""
         return self._waiting.count(b"\n") + self._dropped_count
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
-        """Write step records after those that wait, one JSON object a line, in one write; never raises OSError."""
+        """Write step records behind those that wait, one JSON object per line, in one write; never raises OSError."""
         if len(self._waiting) < MAX_WAITING_BYTES:
             self._waiting += b"".join(map(encode_step, records))
         else:
@@ -135,20 +140,20 @@ class RunFolder:
         try:
             while self._waiting:
                 self._file = self._file or open_to_append(self.path / STEPS_FILE)
+                # On a disk that gets full, a write may end within a line.
                 count = os.write(self._file.fileno(), self._waiting)
-                # What fits is in the file, if only the beginning of a line.
-                self._begun = (self._begun + self._waiting[:count]).rpartition(b"\n")[2]
+                self._partial_line = (self._partial_line + self._waiting[:count]).rpartition(b"\n")[2]
                 self._waiting = self._waiting[count:]
             self.error = None
         except OSError as error:
             self.error = error
 
     def waiting_steps(self) -> list[StepRecord]:
-        """The records that are not, or not wholly, in the file."""
-        return list(map(decode_step, (self._begun + self._waiting).splitlines()))
+        """The step records that are not in the file, or only in part."""
+        return list(map(decode_step, (self._partial_line + self._waiting).splitlines()))
 
     def close(self) -> None:
-        """Try once more to write what waits, and bring the steps to the disk; never raises OSError."""
+        """Try once more to write the steps that wait, and sync the file to the disk; never raises OSError."""
         self._write()
         if self._file is not None:
             try:
@@ -160,11 +165,12 @@ class RunFolder:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one move: a reader sees the old or the new one, also after a crash.
+    """Replace a file atomically: a reader sees either the old or the new one, even after a crash.
 
-    Raises OSError (a full disk, say); the old file is then as it was.
+    Raises:
+        OSError: the file cannot be written, such as on a full disk; the old file stays as it was.
     """
-    # Not over what lies there: a folder of somebody else's may hold a link of that name.
+    # The name is random and must be new: somebody else's folder may hold a link of a predictable name.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with temporary.open("x", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What follows from a run's steps: statistics of each phase over the window, rates, guards."""
+"""The summary of a run, computed from its steps: statistics of each phase over the window, rates and guards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lmbench.records.statistics import (
 from lmbench.records.step import SCALARS, ScalarMeans, StepRecord, select_window
 from lmbench.records.vocabulary import SPANS
 
-#: Quantiles of a summary: the share below, and from how many values on.
+#: Quantiles of a summary: the share of values below, and the least number of values.
 _QUANTILES = {
     "min_s": (0, 1), "p5_s": (0.05, 20), "p25_s": (0.25, 1), "median_s": (0.5, 1), "p75_s": (0.75, 1),
     "p95_s": (0.95, 20), "p99_s": (0.99, 100), "max_s": (1, 1),
@@ -32,12 +32,12 @@ _QUANTILES = {
 
 
 def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float | None = None) -> None:
-    """Fill in, in place, what follows from the facts of the run and its steps (`stage` window or warm-up).
+    """Fill in, in place, the parts of a run's record that follow from its facts and its steps.
 
     Args:
-        raw_wall_s: the window's wall time with its pauses in it; None where no window was closed.
+        steps: records of the stages warm-up and window.
+        raw_wall_s: the window's wall time including its pauses; None where no window was completed.
     """
-    # Pauses are no part of the wall time, which is compared with the sum of the steps.
     window, selected = run.window, select_window(steps, run.window.micro_batches)
     measured = [step for step in steps if step.stage == "window"]
     pauses_s = [step.excluded_s for step in measured if step.excluded_s]
@@ -45,10 +45,11 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
     window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
     if raw_wall_s is not None:
+        # The steps leave out the pauses, and the wall time is compared with their sum.
         window.wall_s = raw_wall_s - window.excluded_s
         window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
     run.phases = summarize_steps(steps)
-    # Skipped steps have no update to describe.
+    # Scalars describe updates, which skipped steps do not have.
     updated = [step for step in measured if not step.is_skipped]
     series = {name: _known(updated, name) for name in SCALARS}
     run.scalars = ScalarMeans(**{name: statistics.fmean(values) for name, values in series.items() if values})
@@ -57,7 +58,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
 
 
 def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
-    """What a rank tells the others of its window."""
+    """Figures of this rank's window, for the record of all ranks."""
     environment = run.environment or Environment()
     return RankRecord(
         run.rank or 0,
@@ -73,7 +74,7 @@ def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
 
 
 def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
-    """Let a run be that of all ranks: their tokens together, and the memory of the one that took most."""
+    """Turn the record of one rank into that of all ranks: sums of tokens and energy, maxima of memory."""
     run.per_rank = ranks
     for facts, name, join in (
         (run.window, "tokens", sum),
@@ -84,22 +85,24 @@ def join_ranks(run: RunRecord, ranks: list[RankRecord]) -> None:
         values = [getattr(rank, name) for rank in ranks]
         setattr(facts, name, None if None in values else join(values))
     if run.window.tokens is not None and run.data_parallel_size is not None:
-        # Ranks that compute a batch together have all counted it.
+        # Every rank of a group that computes a batch together counted the batch's tokens.
         run.window.tokens = run.window.tokens * run.data_parallel_size // len(ranks)
 
 
 def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
-    """The rank that the others wait for, the phase that it takes longer in, and how long they wait for it (s per step).
+    """The rank that the others wait for, its slow phase, and how long they wait for it, in s per step.
 
-    Ranks meet in collectives: whoever is later by its own work before one, the others wait for there, and the steps of
-    all are alike. Told by phases that hold no collective; where one holds work and collectives all ranks look alike,
-    and only their traces tell. None where nobody waits for 2 % of the step, or nobody knows.
+    Ranks meet in collectives, where all wait for the slowest; so their steps take equally long. A rank is late if it
+    needs longer than the others in phases without a collective. In a phase with work and collectives all ranks look
+    alike, and only their traces can tell. None where the others wait for less than 2 % of the step, or where the
+    delay is unknown.
     """
     ranks = [rank for rank in run.per_rank or () if "step" in rank.mean_s]
-    meets_late = run.config is not None and value_at(run, "config.trainer.strategy") == "ddp"
-    phases = ("data", "transfer", "forward") if meets_late else ("data", "transfer")
     if len(ranks) < 2:
         return None
+    # Under DDP ranks wait for each other in the backward pass, under other strategies already in the forward pass.
+    is_ddp = run.config is not None and value_at(run, "config.trainer.strategy") == "ddp"
+    phases = ("data", "transfer", "forward") if is_ddp else ("data", "transfer")
     times_s = np.array([[rank.mean_s.get(phase, 0.0) for phase in phases] for rank in ranks])
     late = int(times_s.sum(axis=1).argmax())
     delays_s = times_s[late] - np.delete(times_s, late, axis=0).mean(axis=0)
@@ -110,15 +113,15 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
 
 
 def _throughput(run: RunRecord) -> Throughput:
-    """Rates of the window: its tokens over its own wall time, pauses subtracted; never from a multiple of a median.
+    """Rates of the window: its tokens divided by its wall time without pauses.
 
-    Without a datasheet peak for the device and the precision there is no MFU, never a guess.
+    MFU is null, never a guess, where the datasheet peak for the device and the precision is unknown.
     """
     tokens, wall_s, energy_j, flops = run.window.tokens, run.window.wall_s, run.device_state.energy_j, run.flops
     rate = tokens / wall_s if tokens and wall_s else None
-    # Of several ranks each has a device with that peak.
-    share = rate / flops.peak_flops_per_s / (run.world_size or 1) if rate and flops.peak_flops_per_s else None
-    per_token, again = flops.per_token_flops, flops.recomputed_per_token_flops
+    # Share of the peak for each FLOP per token. Each rank has a device with this peak.
+    per_flop = rate / flops.peak_flops_per_s / (run.world_size or 1) if rate and flops.peak_flops_per_s else None
+    per_token, recomputed = flops.per_token_flops, flops.recomputed_per_token_flops
     reason = run.window.tokens_reason or (None if rate else "tokens per batch unknown")
     if flops.peak_flops_per_s is None:
         gpu = run.environment and run.environment.gpu.name
@@ -132,16 +135,16 @@ def _throughput(run: RunRecord) -> Throughput:
     return Throughput(
         tokens_per_s=rate,
         model_flops_per_s=product(rate, per_token),
-        mfu_fraction=product(share, per_token),
-        mfu_causal_fraction=product(share, flops.causal_per_token_flops),
-        hfu_fraction=product(share, None if per_token is None or again is None else per_token + again),
+        mfu_fraction=product(per_flop, per_token),
+        mfu_causal_fraction=product(per_flop, flops.causal_per_token_flops),
+        hfu_fraction=product(per_flop, None if per_token is None or recomputed is None else per_token + recomputed),
         mfu_reason=reason,
         joules_per_token=energy_j / tokens if energy_j is not None and rate and tokens else None,
     )
 
 
 def host_bound_fraction(run: RunRecord) -> float | None:
-    """Share of the step in phases in which the device waited for the host, by the lag probes; None without them."""
+    """Share of the step in phases whose lag verdict is `host-bound`; None without verdicts."""
     if not run.probe.verdicts or run.probe.verdicts == PerPhase():
         return None
     bound = [span for span, lag in run.probe.verdicts.items() if lag.verdict == "host-bound" and span != "step"]
@@ -149,19 +152,21 @@ def host_bound_fraction(run: RunRecord) -> float | None:
 
 
 def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
-    """Statistics of the step and of every phase that was seen, over the steps that `select_window` keeps."""
+    """Statistics of the step and of every phase that was seen, over the steps that `select_window` selects."""
     steps = select_window(records).used
     phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
-        values, hosts = _known(steps, f"{span}_s"), _known(steps, f"{span}_host_s")
+        values, host_values = _known(steps, f"{span}_s"), _known(steps, f"{span}_host_s")
         if not values:
             continue
         summary = summarize(values)
         phases.set(span, summary)
         step_mean_s = phases.step and phases.step.mean_s
         summary.share_fraction = summary.mean_s / step_mean_s if summary.mean_s is not None and step_mean_s else None
-        if hosts:
-            summary.host = HostSpan(statistics.fmean(hosts), min(hosts), statistics.median(hosts), max(hosts))
+        if host_values:
+            summary.host = HostSpan(
+                statistics.fmean(host_values), min(host_values), statistics.median(host_values), max(host_values)
+            )
         if span != "other":
             lags = _known(steps, f"lag_{span}_s")
             summary.lag = Lag(min(lags), statistics.median(lags), max(lags)) if lags else Lag()
@@ -169,10 +174,13 @@ def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
 
 
 def summarize(values: Sequence[float]) -> PhaseSummary:
-    """Statistics of one series of seconds in the order it was measured.
+    """Statistics of one series of seconds in the order of measurement.
 
-    None where the series is too short (std below 2 values, autocorrelation below 3, trend and the median's interval
-    below 6, p5 and p95 below 20, p99 below 100). Raises ValueError for a value that is not finite.
+    A statistic is None where the series is too short for it: std below 2 values, autocorrelation below 3, trend and the
+    median's interval below 6, p5 and p95 below 20, p99 below 100.
+
+    Raises:
+        ValueError: a value is not finite.
     """
     series, n = np.asarray(values, dtype=float), len(values)
     if not np.isfinite(series).all():
@@ -182,7 +190,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
     mean, median = statistics.fmean(values), float(np.median(series))
     std = sample_std(values)
     low, high, coverage = median_interval(np.sort(series).tolist()) or (None, None, None)
-    drift, chance = trend(values) or (None, None)
+    drift, p = trend(values) or (None, None)
     quantiles: dict[str, Any] = {
         name: float(np.quantile(series, share)) for name, (share, least) in _QUANTILES.items() if n >= least
     }
@@ -198,10 +206,10 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         lag1_autocorrelation=lag1_autocorrelation(values),
         outlier_count=outlier_count(values, median),
         trend_fraction=drift,
-        trend_p=chance,
+        trend_p=p,
     )
 
 
 def _known(steps: Iterable[StepRecord], name: str) -> list[float]:
-    """The values that steps have of a field."""
+    """Values of a field in the steps that have it."""
     return [value for step in steps if (value := getattr(step, name)) is not None]

@@ -27,6 +27,6 @@ ENDINGS = tuple(ending for suffixes in SUFFIXES.values() for ending in suffixes)
 def test_a_number_with_a_unit_ends_in_it_and_no_other_name_does():
     for field in [*fields("step").values(), *fields("run").values()]:
         assert field.pattern.endswith(SUFFIXES.get(field.unit, ENDINGS)) == (field.unit in SUFFIXES), field.pattern
-        assert field.meaning.endswith("."), field.pattern
+        assert field.about.meaning.endswith("."), field.pattern
         assert field.title, field.pattern
         assert field.about.better is None or field.about.is_number, field.pattern
