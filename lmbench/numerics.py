@@ -1,9 +1,9 @@
-"""What 16-bit arithmetic does: published sums by a loop, run here, and the inputs at which norms, softmax and cross
-entropy overflow.
+"""Errors of 16-bit arithmetic: published sums by a loop, run here, and inputs at which operators overflow.
 
-An operator fails at an input x where its result is zero or not finite, and torch's in float64 is neither. Written out
-in a 16-bit format it fails where a step does: a square from the root of the format's largest number on (|x| = 256 in
-float16), exp(x) from its logarithm on. PyTorch's own operators compute in float32 inside.
+The operators are norms, softmax and cross entropy. An operator fails at an input x where its result is zero or not
+finite, although PyTorch's result in float64 is neither. Written out in a 16-bit format, it fails where one of its steps
+does: a square from the root of the format's largest number on (|x| = 256 in float16), exp(x) from its logarithm on.
+PyTorch's own operators compute in float32 internally.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import Unit
 
 EPS = 1e-5
-#: Numbers in a row, which norms add up.
+#: Length of a row, over which norms add up.
 WIDTH = 1024
-#: Each with the integers that have as many bits; positive numbers are in the order of their bits.
+#: Formats, each with the integer type of as many bits. Positive numbers have the order of their bit patterns.
 DTYPES = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
-#: The rows that a number x scales: -1 everywhere but at some positions, and what is there.
+#: The rows that are multiplied by x: -1 everywhere but at some positions, with the value there.
 ROWS: dict[str, tuple[slice, float]] = {
     "x and -x by turns": (slice(None, None, 2), 1.0),
     "one logit x, others -x": (slice(1), 1.0),
@@ -36,7 +36,7 @@ _NORM, _SOFTMAX, _CROSS_ENTROPY = ROWS
 
 
 class Form(NamedTuple):
-    """One way to compute an operator, on the row of `ROWS` by that name."""
+    """One way to compute an operator; `row` names its input in `ROWS`."""
 
     operator: str
     form: str
@@ -63,9 +63,9 @@ _TRUTHS = {form.operator: form.compute for form in FORMS if form.form == "torch"
 
 
 def overflows_from(form: Form, dtype: torch.dtype, width: int, device: torch.device) -> float | None:
-    """The smallest positive normal number x of `dtype` from which on the form fails, None where it never does.
+    """The smallest positive normal number x of `dtype` from which on the form fails; None where it never does.
 
-    Found by halving the numbers of the format, so the form has to fail from one number on to the largest.
+    Found by bisection over the numbers of the format; so the form must fail at every larger number too.
     """
     position, value = ROWS[form.row]
     row = torch.full((width,), -1.0, dtype=dtype, device=device)
@@ -87,7 +87,7 @@ def overflows_from(form: Form, dtype: torch.dtype, width: int, device: torch.dev
 
 
 def run_loop(loop: Accumulation, device: torch.device) -> float:
-    """The sum of a published loop, run here."""
+    """The sum of a published loop, computed here."""
     total = torch.tensor(0.0, dtype=getattr(torch, loop.accumulator), device=device)
     addend = torch.tensor(loop.addend, dtype=getattr(torch, loop.addend_dtype), device=device)
     for _ in range(loop.n):
@@ -96,7 +96,7 @@ def run_loop(loop: Accumulation, device: torch.device) -> float:
 
 
 def published_sums(device: torch.device) -> Table:
-    """A row for each published loop: its sum here, by `torch.sum`, and as printed."""
+    """Table of the published loops: the sum by the loop here, by `torch.sum`, and as published."""
     rows: list[list[Value]] = []
     for loop in (loops := load_rows("accumulation.csv", Accumulation)):
         total = run_loop(loop, device)
@@ -106,14 +106,14 @@ def published_sums(device: torch.device) -> Table:
         rows.append([f"{loop.accumulator} += {addend}", total, plain_sum, loop.results])
     unit = Unit("", 1.0, "{:.8g}".format)
     columns = [Column("total += addend"), Column("loop", unit), Column("torch.sum", unit), Column("published")]
-    # The first of them is in every write-up.
+    # Every write-up has the first loop.
     loop = loops[0]
     caption = f"{loop.n:,} x {loop.addend:g}, run here; as printed by write-ups {loop.sources}"
     return Table("sums", "Published sums", columns, rows, f"{caption} (lmbench/reference/README.md)")
 
 
 def overflow_table(device: torch.device) -> Table:
-    """A row for each form: the x at which it begins to fail, by dtype."""
+    """Table of the forms: the x from which on each fails, by dtype."""
     columns = [Column("operator"), Column("form"), Column("x", name="input")]
     columns += [Column(str(dtype).removeprefix("torch."), Unit("", 1.0, "{:.4g}".format)) for dtype in DTYPES]
     with torch.inference_mode():
@@ -123,7 +123,7 @@ def overflow_table(device: torch.device) -> Table:
 
 
 def measure_numerics() -> Answer:
-    """Both tables for a GPU, for the CPU where there is none."""
+    """Both tables for the GPU, or for the CPU where there is none."""
     has_gpu = torch.cuda.is_available()
     device, name = torch.device("cuda" if has_gpu else "cpu"), torch.cuda.get_device_name() if has_gpu else "CPU"
     with progress("numerics"):

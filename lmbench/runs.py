@@ -1,4 +1,4 @@
-"""Results as Python objects: read, shown, and as a table of pandas."""
+"""Results as Python objects: reading them, showing them, and turning them into a `pandas.DataFrame`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Run(_load.Run):
-    """A run: `record` is its run.json (`record.throughput.tokens_per_s`, `record.phases.forward.mean_s`; every field is
-    in `lmbench.records.run`), `steps` its steps, `outcome` how it ended, `path` its folder, which is gone where nothing
-    was to be kept.
+    """A run as it was read; `print(run)` shows it like `lmbench show`, a notebook shows it as a table.
 
-    `print(run)` shows what `lmbench show` does; a notebook shows it as a table.
+    `record` is its run.json (`record.throughput.tokens_per_s`, `record.phases.forward.mean_s`); `lmbench fields` lists
+    every field. `steps` are its step records, `outcome` is how it ended. `path` is its folder, which no longer exists
+    if the run was not to be kept.
     """
 
     def answer(self) -> Answer:
-        """The run as `lmbench show` gives it."""
+        """The answer of `lmbench show` for this run."""
         path = self.path if self.path.is_dir() else None
         return run_answer(self.record, path, notes(self))
 
@@ -49,25 +49,25 @@ class Run(_load.Run):
 
 
 def load(path: str | Path, *, with_steps: bool = True) -> list[Run]:
-    """Every run at or below a folder (also of a sweep), sorted by name; one that is damaged says so in `damage`.
+    """Every run at or below a folder, such as that of a sweep, sorted by name; `damage` says what could not be read.
 
-    `last`, `last~1` or a name that was given to a result stands for it, as on the command line.
+    As on the command line, `path` may be `last`, `last~1`, or a name that the user gave to a result.
 
     Raises:
-        UsageError: there is no such folder, no result in it, or one of another version of lmbench.
+        UsageError: the folder does not exist, has no result, or has one of another version of lmbench.
     """
     return [read_run(folder, with_steps) for folder in _load.find_runs([find_result(str(path))])]
 
 
 def read_run(folder: Path, with_steps: bool = True) -> Run:
-    """A run's folder. One that says `running` may have been killed; its record says what it is then."""
+    """Read a run's folder. `record.outcome` is `killed` where run.json says `running` and the process is gone."""
     run = _load.load_run(folder, with_steps)
     run.record.outcome = run.outcome
     return Run(**vars(run))
 
 
 def notes(run: _load.Run) -> list[Line]:
-    """What there is of a run that was never closed, and what of it cannot be read, as labelled lines."""
+    """Lines about a run that did not end (its number of steps), and about files that could not be read."""
     lines = []
     if run.outcome in (RUNNING, KILLED, DAMAGED):
         summary = "" if run.outcome == DAMAGED else ", without a summary: the run was not closed"
@@ -78,15 +78,18 @@ def notes(run: _load.Run) -> list[Line]:
 
 
 def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> pandas.DataFrame:
-    """Runs as a `pandas.DataFrame`, with a row for each run, or each step; columns are a record's fields by their
-    dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI units. Lists are left out."""
+    """Runs as a `pandas.DataFrame`, with a row for each run or, with `steps`, for each step.
+
+    Columns are the record's fields by their dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI
+    units. Lists are left out of the rows of runs.
+    """
     import pandas as pd
 
-    chosen = [runs] if isinstance(runs, _load.Run) else list(runs)
+    runs = [runs] if isinstance(runs, _load.Run) else runs
     if steps:
-        return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in chosen for step in run.steps])
+        return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in runs for step in run.steps])
     rows = [
         {"run_id": run.run_id} | {name: v for name, v in recorded(run.record).items() if not isinstance(v, list)}
-        for run in chosen
+        for run in runs
     ]
     return pd.DataFrame(rows)

@@ -1,1 +1,1 @@
-"""Which dtype every tensor of a step has, and why: recorded on a probe step, shown by `lmbench dtypes`."""
+"""The dtype of every tensor of a step, and the reason for it: recorded in a probe step, shown by `lmbench dtypes`."""

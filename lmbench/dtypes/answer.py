@@ -1,7 +1,7 @@
-"""Recorded dtypes: what a recording leaves beside run.json, why a tensor has its dtype, and both as an answer.
+"""Recorded dtypes: the file `dtypes.json` of a result, the reasons for dtypes, and the answer of `lmbench dtypes`.
 
-`dtypes.json` has every module, its calls and its operators. The reasons are autocast's lists, the precision, or the
-code. The answer has tensors, modules and operators.
+`dtypes.json` has every module with its calls and operators. A reason is one of autocast's lists, the precision, or the
+code. The answer has tables of tensors, modules and operators.
 """
 
 from __future__ import annotations
@@ -51,19 +51,20 @@ _NAMES = {
         view_as_complex""",
     ("cpu", _WIDEST): "cat index_copy stack",
 }
-#: Autocast's lists by device and operator, of PyTorch 2.11: ATen/autocast_mode.h for CUDA, autocast_mode.cpp for a CPU.
-#: Functions that Python sees in one piece and that consist of listed operators (`cross_entropy`, `lstm`) are in them.
+#: Autocast's list for each device and operator in PyTorch 2.11, from ATen/autocast_mode.h for CUDA and
+#: autocast_mode.cpp for a CPU. Added are functions that Python sees as one call although they consist of listed
+#: operators (`cross_entropy`, `lstm`).
 LISTS = {(device, name): words for (device, words), names in _NAMES.items() for name in names.split()}
-#: What code casts with.
+#: Functions and methods that cast.
 CASTS = frozenset(["to", "type", "type_as", "float", "double", "half", "bfloat16"])
-#: How many operators a module's reason names.
-_NAMED = 3
+#: Largest number of operators that a module's reason names.
+_MAX_OPERATORS = 3
 NEVER_RAN = "never ran"
 TAKES = "takes what it gets"
 
 
 class NotedOperator(Struct):
-    """Calls of an operator that are alike: dtypes of the tensors that the code gave it, of its result, and why."""
+    """Equal calls of an operator: the dtypes of its inputs as the code passed them, of its result, and the reason."""
 
     name: str
     count: int
@@ -73,16 +74,16 @@ class NotedOperator(Struct):
 
 
 class NotedCall(Struct):
-    """Calls of a module that are alike: dtypes of the tensors that it got and returned."""
+    """Equal calls of a module: the dtypes of the tensors that it got and of those that it returned."""
 
     inputs: list[str]
     outputs: list[str]
 
 
 class NotedModule(Struct):
-    """A module by its path: its parameters, how it was called, and the operators that its own code called.
+    """A module with its parameters, its calls, and the operators that its own code called.
 
-    The path of the step's own code, which runs in no module, is empty.
+    `path` is empty for the code of the step itself, outside of all modules. `parameters` counts them by dtype.
     """
 
     path: str
@@ -103,10 +104,10 @@ class DtypeNotes(Struct):
 
 
 def read_notes(folder: Path) -> DtypeNotes:
-    """Read the notes of a result folder.
+    """Read the `dtypes.json` of a result folder.
 
     Raises:
-        UsageError: there are none, or they cannot be read.
+        UsageError: the file is missing or damaged.
     """
     try:
         return read_packed(folder / DTYPES_FILE, DtypeNotes)
@@ -116,14 +117,14 @@ def read_notes(folder: Path) -> DtypeNotes:
         ) from None
 
 
-def in_words(dtypes: Iterable[str]) -> str:
-    """Dtypes in their order, neighbours that are alike together: `float32 x 3, int64`."""
-    runs = [(dtype, len(list(same))) for dtype, same in groupby(dtypes)]
+def sequence_text(dtypes: Iterable[str]) -> str:
+    """Dtypes in order, with equal neighbours counted: `float32 x 3, int64`."""
+    runs = [(dtype, len(list(neighbours))) for dtype, neighbours in groupby(dtypes)]
     return ", ".join(dtype if count == 1 else f"{dtype} x {count}" for dtype, count in runs)
 
 
-def tally(dtypes: dict[str, int]) -> str:
-    """Dtypes with how many tensors have each; one dtype alone needs no number."""
+def counts_text(dtypes: dict[str, int]) -> str:
+    """Dtypes with their numbers of tensors: `float32 (3), int64 (1)`; a single dtype without its number."""
     if len(dtypes) == 1:
         return next(iter(dtypes))
     return ", ".join(f"{dtype} ({count})" for dtype, count in dtypes.items()) or "none"
@@ -136,15 +137,15 @@ def is_floating(dtype: str) -> bool:
 def operator_reason(
     name: str, inputs: Sequence[str], output: str, device_type: str, under_autocast: bool, uses_autocast: bool
 ) -> str:
-    """Why an operator returned `output`.
+    """The reason why an operator returned its dtype.
 
     Args:
-        name: the operator's, `linear`.
-        inputs: dtypes of the tensors that the code gave it.
-        output: the dtype that it returned.
-        device_type: whose lists autocast used.
+        name: name of the operator, such as `linear`.
+        inputs: dtypes of the tensors that the code passed to it.
+        output: dtype that it returned.
+        device_type: device whose autocast lists apply.
         under_autocast: whether autocast was on for this call.
-        uses_autocast: whether it was on for any call of the step.
+        uses_autocast: whether autocast was on for any call of the step.
     """
     if name in CASTS:
         return f"the code casts to {output}"
@@ -157,30 +158,30 @@ def operator_reason(
 
 
 def module_reason(operators: Sequence[NotedOperator], was_called: bool, has_gradients: bool, has_children: bool) -> str:
-    """Why a module returns what it returns: what decides it in the operators that it called itself."""
+    """The reason for the dtypes that a module returns, from the operators that its own code called."""
     if not was_called:
         return "not called, but its parameters have gradients: another module uses them" if has_gradients else NEVER_RAN
     if not operators:
         return "what its modules return" if has_children else "calls no operator"
     names: dict[str, dict[str, None]] = defaultdict(dict)
-    # What takes what it gets decides nothing.
-    for operator in [each for each in operators if each.reason != TAKES] or operators:
+    # An operator that only takes the dtype of its inputs decides nothing.
+    for operator in [operator for operator in operators if operator.reason != TAKES] or operators:
         names[operator.reason][operator.name] = None
-    return "; ".join(f"{', '.join(list(alike)[:_NAMED])}: {reason}" for reason, alike in names.items())
+    return "; ".join(f"{', '.join(list(group)[:_MAX_OPERATORS])}: {reason}" for reason, group in names.items())
 
 
 def tensor_reasons(
     precision: str, mode: str, loss_scale: float | None, dtypes: Mapping[str, Mapping[str, int]]
 ) -> dict[str, str]:
-    """Why parameters, buffers, batch, gradients and optimizer state have their dtypes.
+    """The reasons for the dtypes of parameters, buffers, batch, gradients and optimizer state.
 
     Args:
         precision: Lightning's name, such as bf16-mixed.
-        mode: of the run.
-        loss_scale: what the loss was multiplied by, None without a scaler.
-        dtypes: by kind of tensor.
+        mode: mode of the run.
+        loss_scale: factor by which the loss was multiplied; None without a scaler.
+        dtypes: numbers of tensors by kind of tensor and by dtype.
     """
-    # A precision that a plugin made up is not known to cast.
+    # An unknown precision, defined by a plugin, is taken for one that casts nothing.
     meaning, parameters = find_precision(precision) or PRECISIONS["32-true"], dtypes["parameters"]
     reasons = {
         "parameters": f"precision {precision} leaves weights as they are made",
@@ -198,22 +199,22 @@ def tensor_reasons(
         reasons |= dict.fromkeys(("parameters", "buffers", "batch"), f"precision {precision} casts what is floating")
     if loss_scale is not None:
         reasons["gradients"] += f"; multiplied by the loss scale {loss_scale:g} until the optimizer's step"
-    usual: dict[str, Iterable[str]] = dict.fromkeys(("gradients", "optimizer_state"), parameters)
-    for kind, known in {"parameters": [meaning.weights], **usual}.items():
-        if others := ", ".join(dtype for dtype in dtypes[kind] if dtype not in known):
+    expected: dict[str, Iterable[str]] = dict.fromkeys(("gradients", "optimizer_state"), parameters)
+    for kind, explained in {"parameters": [meaning.weights], **expected}.items():
+        if others := ", ".join(dtype for dtype in dtypes[kind] if dtype not in explained):
             reasons[kind] += f"; {others}: the code's own choice"
     return {kind: reason if dtypes[kind] else f"there are none in mode {mode}" for kind, reason in reasons.items()}
 
 
-#: How many modules a line names.
-_MOST_NAMED = 5
+#: Largest number of modules that a line names.
+_MAX_MODULES = 5
 
 
 def dtypes_answer(source: str) -> Answer:
-    """The dtypes recorded in a result folder: tensors, modules and operators.
+    """The dtypes recorded in a result folder: tables of tensors, modules and operators.
 
     Raises:
-        UsageError: it is no result, has no dtypes, or they cannot be read.
+        UsageError: the folder is not a result, has no dtypes, or they cannot be read.
     """
     path = Path(source)
     run = load_run(path, with_steps=False).record
@@ -231,8 +232,8 @@ def dtypes_answer(source: str) -> Answer:
         headline.append(Line("compiled", text))
     lines = [Line("notes", str(path / record.notes_file), is_whole=True)]
     if unused := record.unused_modules:
-        lines.insert(0, Line("never ran", f"{len(unused)} modules: {', '.join(unused[:_MOST_NAMED])}"))
-    tensors = [(each.name.replace("_", " "), tally(each.dtypes), each.reason) for each in record.tensors]
+        lines.insert(0, Line("never ran", f"{len(unused)} modules: {', '.join(unused[:_MAX_MODULES])}"))
+    tensors = [(kind.name.replace("_", " "), counts_text(kind.dtypes), kind.reason) for kind in record.tensors]
     tables = [
         _table("tensors", "tensors dtype why", tensors, "by dtype, with how many have it"),
         *_module_tables(notes.modules),
@@ -242,35 +243,36 @@ def dtypes_answer(source: str) -> Answer:
 
 
 def _table(name: str, titles: str, rows: Iterable[Sequence[Value]], caption: str) -> Table:
-    """A table of words, and of the number `n`."""
-    looks = {"n": Column("n", COUNT, "count"), "class": Column("class", is_shortened=True)}
-    columns = [looks.get(title, Column(title)) for title in titles.split()]
+    """A table with a column for each word of `titles`; all are text but the number `n`."""
+    special = {"n": Column("n", COUNT, "count"), "class": Column("class", is_shortened=True)}
+    columns = [special.get(title, Column(title)) for title in titles.split()]
     return Table(name, name.capitalize(), columns, list(rows), caption)
 
 
 def _module_tables(modules: Sequence[NotedModule]) -> list[Table]:
-    """Modules in the order of the model, those that differ in a number in their path alone in one row
-    (`blocks.*.norm`), with how many they are; and their operators."""
+    """The tables of modules and of operators.
+
+    Modules are in the order of the model. Modules that differ only in a number of their path share a row
+    (`blocks.*.norm`), which has their count.
+    """
     calls: Counter[tuple[str, str, str, str]] = Counter()
     groups: dict[bytes, list[NotedModule]] = defaultdict(list)
     for module in modules:
         groups[msgspec.json.encode(replace(module, path=collapsed(module.path)))].append(module)
-        for each in module.operators:
-            calls[each.name, in_words(each.inputs), each.output, each.reason] += each.count
-    # What autocast decides comes first, then what the code does, then what takes what it gets.
+        for operator in module.operators:
+            calls[operator.name, sequence_text(operator.inputs), operator.output, operator.reason] += operator.count
+    rows = []
+    for first, *others in groups.values():
+        path = (collapsed(first.path) if others else first.path) or "(the step)"
+        weights = counts_text(first.parameters) if first.parameters else ""
+        for call in first.calls or [NotedCall([], [])]:
+            dtypes = sequence_text(call.inputs), sequence_text(call.outputs)
+            rows.append((path, 1 + len(others), first.class_name, weights, *dtypes, first.reason))
+    # First the operators that autocast decides, then those that the code decides, last those that follow their inputs.
     ordered = sorted(calls, key=lambda call: (call[3].startswith(TAKES), not call[3].startswith("autocast")))
-    rows = [
-        (
-            (collapsed(first.path) if more else first.path) or "(the step)", 1 + len(more), first.class_name,
-            tally(first.parameters) if first.parameters else "", in_words(call.inputs), in_words(call.outputs),
-            first.reason,
-        )
-        for first, *more in groups.values()
-        for call in first.calls or [NotedCall([], [])]
-    ]  # fmt: skip
-    operators = [(name, calls[name, given, gives, why], given, gives, why) for name, given, gives, why in ordered]
-    alike = "n modules are alike; each call with dtypes of its own has a row"
+    operators = [(call[0], calls[call], *call[1:]) for call in ordered]
+    caption = "n modules are alike; each call with dtypes of its own has a row"
     return [
-        _table("modules", "module n class weights gets returns why", rows, alike),
+        _table("modules", "module n class weights gets returns why", rows, caption),
         _table("operators", "operator n given gives why", operators, "calls in the forward pass, without views"),
     ]

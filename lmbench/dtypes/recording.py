@@ -1,4 +1,4 @@
-"""The dtypes of one step: hooks on modules, and a mode that sees every function of PyTorch that Python code calls."""
+"""The recording of one step's dtypes: by hooks on modules, and by a mode that sees every PyTorch function called."""
 
 from __future__ import annotations
 
@@ -32,31 +32,33 @@ _Dtypes = tuple[str, ...]
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A dtype as records have it: `float32`."""
+    """A dtype's name in records: `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a value, in their order, however nested in what PyTorch's pytrees know."""
+    """The tensors of a value in order, also inside containers that PyTorch's pytrees know."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def dtypes_in(value: Any) -> _Dtypes:
-    """The dtypes of the tensors of a value, in their order; of torchao's, which pass for their original's, what they
-    hold."""
+    """The dtypes of the tensors of a value in order.
+
+    torchao's tensors report the dtype of their original; here they count with the dtype of their data.
+    """
     return tuple(name_of(getattr(tensor, "_data", tensor).dtype) for tensor in tensors_in(value))
 
 
 def counted(tensors: Iterable[Tensor]) -> dict[str, int]:
-    """How many tensors there are of each dtype, the most frequent first."""
+    """Number of tensors of each dtype, the most frequent first."""
     return dict(Counter(name_of(tensor.dtype) for tensor in tensors).most_common())
 
 
 class StepDtypes(TorchFunctionMode):
     """Notes the dtypes of one step of a module on a device, from `start` to `stop`.
 
-    Operators are noted as Python calls them, with what the code gave them and what came back; what autocast did lies
-    between the two. Code in C++ is one operator.
+    Operators are noted as Python calls them, with the dtypes that the code passed and those that came back; autocast
+    casts in between. A function in C++ counts as one operator.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -66,12 +68,12 @@ class StepDtypes(TorchFunctionMode):
             getattr(child, "_compiled_call_impl", None) is not None or hasattr(child, "_orig_mod")
             for child in module.modules()
         )
-        # A module that optimizes by hand has no phases.
+        # With manual optimization the forward pass is not a phase of its own.
         self._phases = {"forward"} if getattr(module, "automatic_optimization", True) else {"forward", "other"}
         self._autocast_dtype: str | None = None
-        # By the path of the calling module, name, inputs, output, and whether autocast was on.
+        # Counts by path of the calling module, operator's name, inputs, output, and whether autocast was on.
         self._operators: Counter[tuple[str, str, _Dtypes, str, bool]] = Counter()
-        # By the module's path, what it got and what it returned.
+        # Inputs and outputs of each kind of call, by the module's path.
         self._calls: dict[str, dict[tuple[_Dtypes, _Dtypes], None]] = defaultdict(dict)
         self._running: list[tuple[str, _Dtypes]] = []
         self._latest: _Dtypes = ()
@@ -80,23 +82,23 @@ class StepDtypes(TorchFunctionMode):
         self._loss: Any = None
 
     def start(self, phase: str) -> None:
-        """The step begins, in `phase`."""
+        """Begin to note a step that starts in `phase`."""
         self.phase = phase
         with ExitStack() as instruments:
             for path, child in self._module.named_modules():
                 if path and not isinstance(child, torch.jit.ScriptModule):
-                    # In front of other hooks, and behind them: what the caller gave, and what it gets.
+                    # The first hook before and the last one after the forward see what the caller passes and gets.
                     begin = partial(self._begin, path)
-                    before = child.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
-                    instruments.callback(before.remove)
+                    hook = child.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+                    instruments.callback(hook.remove)
                     instruments.callback(child.register_forward_hook(self._end).remove)
-            # Compiled code runs without hooks, or would be compiled anew with them.
+            # Compiled code would run without the hooks, or be compiled again with them.
             instruments.enter_context(torch.compiler.set_stance("force_eager"))
             instruments.enter_context(self)
             self.stop = instruments.pop_all().close
 
     def border(self, phase: str) -> None:
-        """Within the step a phase begins."""
+        """Note that a phase of the step begins."""
         self.phase = phase
 
     def _begin(self, path: str, module: nn.Module, inputs: Any, named: Any) -> None:
@@ -105,9 +107,9 @@ class StepDtypes(TorchFunctionMode):
 
     def _end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not _is_recomputed() and self._running:
-            path, given = self._running.pop()
+            path, inputs_dtypes = self._running.pop()
             self._latest = dtypes_in(output)
-            self._calls[path][given, self._latest] = None
+            self._calls[path][inputs_dtypes, self._latest] = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -115,7 +117,7 @@ class StepDtypes(TorchFunctionMode):
         if self.phase not in self._phases or name in ("__get__", "__set__") or _is_recomputed():
             return result
         name, tensors = name.strip("_"), tensors_in((args, kwargs))
-        # Tensors without dimensions beside others do not decide what comes out.
+        # Beside other tensors, a tensor without dimensions does not decide the result's dtype.
         inputs = dtypes_in([tensor for tensor in tensors if tensor.ndim] or tensors)
         outputs = dtypes_in([tensor for tensor in tensors_in(result) if not tensor._is_view()])[:1]
         inputs = inputs[:1] if name in CASTS else inputs
@@ -128,21 +130,21 @@ class StepDtypes(TorchFunctionMode):
         return result
 
     def note_batch(self, batch: Any) -> None:
-        # Tokenizers give mappings of their own.
+        # A tokenizer's batch is a mapping that pytrees do not know.
         self._batch = counted(tensors_in(dict(batch) if isinstance(batch, Mapping) else batch))
 
     def note_gradients(self) -> None:
-        """Those that parameters have now."""
+        """Note the dtypes of the parameters' present gradients."""
         parameters = self._module.named_parameters()
         self._gradients = {name: name_of(p.grad.dtype) for name, p in parameters if p.grad is not None}
 
     def note_loss(self, outputs: Any) -> None:
-        """Of what a step returned, or of what its backward began with."""
+        """Note the loss: a step's output, or the tensor that its backward starts from."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         self._loss = self._loss if loss is None else loss
 
     def fill_in(self, record: DtypeRecord, precision: str, mode: str, optimizers: Iterable[Optimizer]) -> DtypeNotes:
-        """Complete the record by what the step showed; returns the notes for a file of their own."""
+        """Complete the record with the step's dtypes; returns the notes for `dtypes.json`."""
         module, device_type = self._module, self._device.type
         operators: dict[str, list[NotedOperator]] = defaultdict(list)
         for (path, name, inputs, output, under_autocast), count in self._operators.items():
@@ -151,7 +153,7 @@ class StepDtypes(TorchFunctionMode):
             operators[path].append(NotedOperator(name, count, list(inputs), output, reason))
         modules: list[NotedModule] = []
         for path, child in module.named_modules():
-            # Nobody calls a list of modules, and a step may have no code of its own.
+            # Left out are lists of modules, which are never called, and a step without operators of its own.
             has_forward = getattr(type(child), "forward", None) is not nn.Module.forward
             if operators[path] or (path and (has_forward or child._parameters)):
                 modules.append(self._noted(path, child, operators[path]))
@@ -163,7 +165,7 @@ class StepDtypes(TorchFunctionMode):
             "logits": logits,
             "loss": counted(tensors_in(self._loss)),
             "gradients": dict(Counter(self._gradients.values())),
-            "optimizer_state": counted(tensors_in([list(each.state.values()) for each in optimizers])),
+            "optimizer_state": counted(tensors_in([list(optimizer.state.values()) for optimizer in optimizers])),
         }
         reasons = tensor_reasons(precision, mode, record.loss_scale, kinds)
         reasons |= {"logits": logits_reason, "loss": loss_reason}
@@ -171,31 +173,33 @@ class StepDtypes(TorchFunctionMode):
         record.tensors = [
             NotedTensors(kind, dtypes, reasons[kind]) for kind, dtypes in kinds.items() if dtypes or kind != "buffers"
         ]
-        record.unused_modules = [each.path for each in modules if each.reason == NEVER_RAN]
+        record.unused_modules = [noted.path for noted in modules if noted.reason == NEVER_RAN]
         return DtypeNotes(torch=str(torch.__version__), device_type=device_type, modules=modules)
 
     def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule:
-        """A module with its calls, those that are alike together."""
-        alike = self._calls[path]
+        """The notes of a module; equal calls are noted once."""
+        calls = self._calls[path]
         reason = "TorchScript: no hook sees its calls"
         if not isinstance(module, torch.jit.ScriptModule):
             has_gradients = any(name.startswith(f"{path}.") for name in self._gradients)
             has_children = next(module.children(), None) is not None
-            reason = module_reason(operators, bool(alike) or not path, has_gradients, has_children)
+            reason = module_reason(operators, bool(calls) or not path, has_gradients, has_children)
         return NotedModule(
             path=path,
             class_name=type(module).__name__,
             reason=reason,
             parameters=counted(module.parameters(recurse=False)),
-            calls=[NotedCall(*map(list, dtypes)) for dtypes in alike],
+            calls=[NotedCall(*map(list, dtypes)) for dtypes in calls],
             operators=operators,
         )
 
     def _logits(self, operators: Mapping[str, list[NotedOperator]]) -> tuple[dict[str, int], str, str]:
-        """The dtypes of what the loss is made of (before a cast that the code makes only for the loss), the reason for
-        them, and the reason for the loss's dtype."""
-        for called in operators.values():
-            for before, loss in zip([None, *called], called, strict=False):
+        """The dtypes of the logits, the reason for them, and the reason for the loss's dtype.
+
+        The logits are the input of the loss operator, before a cast that the code makes only for the loss.
+        """
+        for calls in operators.values():
+            for before, loss in zip([None, *calls], calls, strict=False):
                 if loss.name.endswith("_loss") or "cross_entropy" in loss.name or loss.name == "kl_div":
                     reason = f"{loss.name}: {loss.reason}"
                     if before and before.name in CASTS and before.output == loss.inputs[0]:
@@ -206,5 +210,5 @@ class StepDtypes(TorchFunctionMode):
 
 
 def _is_recomputed() -> bool:
-    """Whether this is within a backward: a forward that activation checkpointing repeats is no call of the step."""
+    """Whether a backward is running: a forward that activation checkpointing repeats is not a call of the step."""
     return torch._C._current_graph_task_id() != -1
