@@ -1,4 +1,4 @@
-"""Errors a user can cause, the checks that raise them, and the exit codes of every command."""
+"""Errors that a user can cause, the checks that raise them, and the exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 
 from lmbench.masking import masked_message, one_line
 
-#: More suggestions than this are none.
-_MOST_MEANT = 2
+#: Largest number of names that end in a misspelt name and are suggested.
+_MAX_SUGGESTIONS = 2
 
 
 class ExitCode(IntEnum):
-    """Exit codes, the same for every command (the README lists them)."""
+    """Exit codes of all commands; the README explains them."""
 
     OK = 0
     INTERNAL = 1
@@ -38,22 +38,22 @@ class ExitCode(IntEnum):
 
 
 class UsageError(Exception):
-    """A mistake in what the user gave: one line saying what was given, what is allowed, what to do.
+    """A user's mistake: one line that says what was given, what is allowed and what to do.
 
-    Raised anywhere; the command line prints the line to standard error and exits with 2, without a traceback. What it
-    quotes may come from a file or a server, or be a secret: the message is made fit to be shown here, once.
+    It may be raised anywhere. The command line prints the line to standard error without a traceback, and exits with 2.
+    The line may quote a file, a server or a secret; so secrets are masked and unprintable characters escaped here.
     """
 
     def __init__(self, line: str) -> None:
         super().__init__(one_line(masked_message(line)))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in a notebook: the line, as it says it all."""
+        """Let IPython show only the line in a notebook, without a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class Failure(Exception):
-    """What keeps a command from its end though it was given nothing wrong: a reason in one line, and the exit code."""
+    """A command failed although its input was right: the reason in one line, and the exit code."""
 
     def __init__(self, reason: str, exit_code: ExitCode = ExitCode.INTERNAL) -> None:
         super().__init__(reason)
@@ -61,65 +61,74 @@ class Failure(Exception):
 
 
 def tell(line: str) -> None:
-    """Tell a line on standard error, whatever it quotes."""
+    """Print a line to standard error, with secrets masked and unprintable characters escaped."""
     print(f"lmbench: {one_line(masked_message(line))}", file=sys.stderr, flush=True)
 
 
 def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
-    """`; did you mean sdpa?`, to follow a line about a misspelt name; nothing where none of the known is near.
+    """`; did you mean sdpa?`, to follow a line about a misspelt name; empty where no known name is similar.
 
-    A known name that ends in the misspelt one is meant first (`steps`: `measure.steps`), then a similar name. `form` is
-    how the known name is shown, such as `--{}`.
+    Known names that end in the misspelt one come first (`measure.steps` for `steps`), then a similar name.
+
+    Args:
+        name: the misspelt name.
+        known: all names that would be right.
+        form: format of a suggested name, such as `--{}`.
     """
     candidates = sorted(known)
-    near = [known_name for known_name in candidates if known_name.lower().rpartition(".")[2] == name.lower()]
-    near = near[:_MOST_MEANT] or get_close_matches(name, candidates, 1)
-    return f"; did you mean {' or '.join(map(form.format, near))}?" if near else ""
+    matches = [candidate for candidate in candidates if candidate.lower().rpartition(".")[2] == name.lower()]
+    matches = matches[:_MAX_SUGGESTIONS] or get_close_matches(name, candidates, 1)
+    return f"; did you mean {' or '.join(map(form.format, matches))}?" if matches else ""
 
 
 def unknown(what: str, name: str, known: Iterable[str], otherwise: str = "") -> UsageError:
-    """The error for a name that is none of the known: `unknown attention 'spda'; choose one of ...; did you mean ...`.
+    """The error for an unknown name: `unknown attention 'spda'; choose one of ...; did you mean ...`.
 
-    `otherwise` follows the known names, such as `, or a function of your own`.
+    `otherwise` is text that follows the known names, such as `, or a function of your own`.
     """
     known = list(known)
     return UsageError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{otherwise}{suggest(name, known)}")
 
 
 def check_at_least(limit: int, **values: float) -> None:
-    """Raises UsageError for the first value below the limit, by its name."""
+    """Raises UsageError for the first value below the limit; each is passed by its name."""
     for name, value in values.items():
         if value < limit:
             raise UsageError(f"{name} is {value}; it must be at least {limit}")
 
 
 def check_groups(size: int, devices: int) -> None:
-    """Raises UsageError where devices cannot stand in groups of a size, which compute a batch together."""
+    """Raises UsageError where a number of devices cannot be split into groups of `size`, each for one batch."""
     if devices % size:
         raise UsageError(f"a tensor_parallel_size of {size} does not divide {devices} devices")
 
 
 def check_divides(devices: int, **values: int) -> None:
-    """Raises UsageError for the first value that so many devices cannot share, by its name."""
+    """Raises UsageError for the first value that `devices` does not divide; each is passed by its name."""
     for name, value in values.items():
         if value % devices:
             raise UsageError(f"{name} is {value}, which {devices} devices cannot share; split over fewer")
 
 
 def find_modules_in_current_folder() -> None:
-    """Let a user's module be found beside where the command is given."""
-    # As `python -m` does; an installed command leaves it out.
+    """Let a user's module be imported from the working directory.
+
+    `python -m lmbench` has that folder on its path; the installed command does not.
+    """
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.insert(0, here)
 
 
 def import_named(what: str, path: str) -> Any:
-    """What a module of the user's has under a name, `my_module.MyClass` or `my_module:my_function`; `what` says where
-    it was named.
+    """Import an object of a user's module.
+
+    Args:
+        what: the option or setting that names the object, for messages.
+        path: the object with its module, `my_module.MyClass` or `my_module:my_function`.
 
     Raises:
-        UsageError: there is no such module or name in it, or its own code failed, with the line.
+        UsageError: the module or the name in it does not exist, or importing the module failed.
     """
     module_name, separator, name = path.rpartition(":" if ":" in path else ".")
     if not module_name or name == "py":
@@ -128,10 +137,10 @@ def import_named(what: str, path: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename}:{frame.lineno}"
+        location = f"{frame.filename}:{frame.lineno}"
         if isinstance(error, SyntaxError):
-            place = f"{error.filename}:{error.lineno}"
-        reason = f"importing {module_name} failed at {place}: {type(error).__name__}: {' '.join(str(error).split())}"
+            location = f"{error.filename}:{error.lineno}"
+        reason = f"importing {module_name} failed at {location}: {type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, ModuleNotFoundError) and error.name:
             reason = f"{module_name} imports {error.name}, which is not installed"
             if f"{module_name}.".startswith(f"{error.name}."):
@@ -144,26 +153,25 @@ def import_named(what: str, path: str) -> Any:
         raise UsageError(f"{what}: module {module_name} has no {name}{hint}") from None
 
 
-#: Variables with the number of processes, and with the place of this one among them.
+#: Environment variables in which launchers set the number of processes, and the index of this process.
 _COUNT = re.compile(
     "(LOCAL_)?WORLD_SIZE|SLURM_(NTASKS|NPROCS|NTASKS_PER_NODE)|FLUX_JOB_SIZE|PMI_SIZE"
     "|(OMPI_COMM_WORLD|MV2_COMM_WORLD|JSM_NAMESPACE)_SIZE"
 )
-_PLACE = re.compile(
+_INDEX = re.compile(
     "((LOCAL|NODE|GROUP)_)?RANK|SLURM_(PROCID|LOCALID)|FLUX_TASK_RANK|PMI_RANK"
     "|(OMPI_COMM_WORLD|MV2_COMM_WORLD|JSM_NAMESPACE)_RANK"
 )
 
 
 def check_launcher(world_size: int = 1) -> None:
-    """Raises UsageError where a variable says that this is one of more processes than `world_size`, or holds no
-    number."""
+    """Raises UsageError where a launcher's variable tells of more processes than `world_size`, or is not a number."""
     for name, value in os.environ.items():
-        most = world_size if _COUNT.fullmatch(name) else world_size - 1
-        if most == world_size or _PLACE.fullmatch(name):
+        is_count = _COUNT.fullmatch(name)
+        if is_count or _INDEX.fullmatch(name):
             if not value.isdecimal():
                 raise UsageError(f"{name} is {value!r}; a launcher of processes sets a whole number there; unset it")
-            if int(value) > most:
+            if int(value) > (world_size if is_count else world_size - 1):
                 raise UsageError(
                     f"{name} is {value}: this is one process of several, and {world_size} is to be measured; ask for "
                     f"all with --trainer.devices and --trainer.num_nodes, start one alone, or unset {name}"

@@ -1,8 +1,8 @@
-"""Files that somebody else may have made: only regular files are read, at most as many bytes as allowed, and no link
-out of their folder; and folders in the temporary directory that do not stay there.
+"""Safe reading and writing of files that somebody else may have made, and temporary folders that are always removed.
 
-A result comes from a colleague, a cluster, a download. What looks like its run.json may be a pipe that never ends, a
-link to a device or to another person's file, or four megabytes of gzip that unpack to eight gigabytes.
+A result may come from a colleague, a cluster or a download. Its run.json may be a pipe that never ends, a link to a
+device or to another person's file, or four megabytes of gzip that unpack to eight gigabytes. So only regular files are
+read, only up to a limit of bytes, and links are not followed out of their folder.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CHUNK_BYTES = 2**20
 
 
 class Unreadable(Exception):
-    """The reason why a file is not read, or not to its end: a line without the file's name, `it is a pipe, no file`.
+    """A file cannot be read, or not to its end; the message is a line without the file's name, `it is missing`.
 
-    `is_missing` where there is no such file.
+    `is_missing` is true where the file does not exist.
     """
 
     def __init__(self, reason: str, is_missing: bool = False) -> None:
@@ -36,14 +36,17 @@ class Unreadable(Exception):
 
 
 def read_file(path: Path, most_bytes: int, follows_links: bool = False, unpacks: bool = False) -> bytes:
-    """The content of a regular file of at most `most_bytes`; with `unpacks` also of what a gzip file holds.
+    """The content of a regular file.
 
-    A file that the user named may be a link (`follows_links`); a link in a result folder is followed only to another
-    file of the same folder.
+    Args:
+        most_bytes: largest content that is read.
+        follows_links: follow any link, for a file that the user named. By default a link is followed only to another
+            file of the same folder.
+        unpacks: unpack the content of a gzip file.
 
     Raises:
-        Unreadable: it is missing, no regular file, a link that leads out of its folder, larger, or may not be read, or
-            a gzip file that is damaged or ends early.
+        Unreadable: the file is missing, not a regular file, a link out of its folder, too large or not permitted, or a
+            gzip file that is damaged or ends early.
     """
     pieces: list[bytes] = []
     left_bytes = most_bytes
@@ -52,7 +55,7 @@ def read_file(path: Path, most_bytes: int, follows_links: bool = False, unpacks:
         file.seek(0)
         stream = gzip.GzipFile(fileobj=file) if is_packed else file
         try:
-            # In pieces, since a single read would allocate as much as is allowed.
+            # Read in pieces, since a single read would allocate `most_bytes` at once.
             while left_bytes >= 0 and (piece := stream.read(min(_CHUNK_BYTES, left_bytes + 1))):
                 pieces.append(piece)
                 left_bytes -= len(piece)
@@ -65,7 +68,11 @@ def read_file(path: Path, most_bytes: int, follows_links: bool = False, unpacks:
 
 @contextmanager
 def open_file(path: Path, follows_links: bool = False) -> Iterator[BinaryIO]:
-    """A regular file for reading in binary. Raises Unreadable as `read_file`, whatever its size."""
+    """Open a regular file of any size for reading in binary.
+
+    Raises:
+        Unreadable: the file is missing, not a regular file, a link out of its folder, or not permitted.
+    """
     try:
         if path.is_symlink() and not follows_links:
             path = inside(path.parent, path.name)
@@ -83,10 +90,11 @@ def open_file(path: Path, follows_links: bool = False) -> Iterator[BinaryIO]:
 
 
 def open_to_append(path: Path) -> TextIO:
-    """A file of a folder to read and to append to, made where it is missing.
+    """Open a file for reading and appending; it is made where it is missing.
 
     Raises:
-        OSError: it is a link, no regular file, or has another name: what is written would lie in a file of elsewhere.
+        OSError: the file is a link, not a regular file, or has a second name (a hard link): the text would be written
+            to a file in another place.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     status = os.fstat(fd)
@@ -97,7 +105,7 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def is_file(path: Path) -> bool:
-    """Whether `open_file` opens it: a regular file, or a link to one in the same folder."""
+    """Whether the path is a regular file, or a link to one in the same folder."""
     try:
         with open_file(path):
             return True
@@ -106,21 +114,21 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder that is no link."""
+    """Whether the path is a folder, and not a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114 (which raise on some paths)
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The real path of a file that a record names, relative to its folder.
+    """The real path of a file that is named relative to a folder.
 
     Raises:
         Unreadable: the path leads out of the folder, by `..`, as an absolute path or through links.
     """
     try:
-        path, home = (folder / name).resolve(), folder.resolve()
+        path, real_folder = (folder / name).resolve(), folder.resolve()
     except (OSError, ValueError, RuntimeError):
         raise Unreadable(f"{name!r} is no path") from None
-    if path == home or not path.is_relative_to(home):
+    if path == real_folder or not path.is_relative_to(real_folder):
         raise Unreadable(f"{name!r} leads out of its folder")
     return path
 
@@ -129,10 +137,10 @@ _LOCK = ".lmbench-lock"
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):
-    """A folder `lmbench-PURPOSE-...`, removed at the end of a `with` block or of the process.
+    """A temporary folder `lmbench-PURPOSE-...`, removed at the end of a `with` block or of the process.
 
-    The process holds a lock in it, which the kernel lets go of however the process ends. Whoever makes the next
-    scratch folder removes those whose locks nobody holds.
+    The process holds a lock in the folder, which the kernel releases however the process ends. Making the next scratch
+    folder removes all folders whose lock is free.
     """
 
     def __init__(self, purpose: str) -> None:
@@ -144,7 +152,7 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         shutil.rmtree(folder, ignore_errors=True)
         super().__init__(prefix=f"lmbench-{purpose}-", ignore_cleanup_errors=True)
-        # Locked before it has the name by which others look for it.
+        # The lock is taken before the file gets the name that other processes look for.
         new = Path(self.name, ".new")
         self._lock = new.open("x")
         fcntl.flock(self._lock, fcntl.LOCK_EX)

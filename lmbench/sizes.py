@@ -1,5 +1,6 @@
-"""Model sizes: the named shapes, their exact parameter counts, and model FLOPs per token: exact for lmbench's
-Transformer, counted on a fake copy for a user's module.
+"""Model sizes: named shapes, exact parameter counts, and model FLOPs per token.
+
+The FLOPs of lmbench's Transformer follow from an exact formula; those of a user's module are counted on a fake copy.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ class ModelShape:
     """Shape of a decoder-only Transformer (RMSNorm, RoPE, SwiGLU, untied embedding and head, no biases).
 
     Raises:
-        UsageError: a value below 1, heads that do not divide the width, or an odd head_dim (RoPE rotates
-            pairs).
+        UsageError: a value is below 1, the heads do not divide the width, or head_dim is odd (RoPE rotates pairs).
     """
 
     d_model: int
@@ -53,14 +53,14 @@ class ModelShape:
     def parameter_count(self) -> int:
         """Exact number of parameters.
 
-        Embedding and head 2 * vocab * d_model; each layer 4 * d_model^2 (q, k, v, output), 3 * d_model * d_ff
-        (gate, up, down) and two norms of d_model; one last norm of d_model.
+        Embedding and head have 2 * vocab * d_model. Each layer has 4 * d_model^2 (q, k, v, output), 3 * d_model * d_ff
+        (gate, up, down) and two norms of d_model. The last norm has d_model.
         """
         layer = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
         return 2 * self.vocab_size * self.d_model + self.num_layers * layer + self.d_model
 
 
-#: The named sizes, each with its d_model, d_ff, num_layers and num_heads.
+#: The named sizes with their d_model, d_ff, num_layers and num_heads.
 _TABLE = """
 tiny     64    128   2   4
 small   768   3072  12  12
@@ -73,15 +73,15 @@ SIZES = {name: ModelShape(*map(int, numbers)) for name, *numbers in map(str.spli
 
 
 def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dimensions: int | None) -> ModelShape:
-    """Take a named size and let each dimension given override it; with ``size=None`` all four are needed.
+    """The shape of a named size, with some dimensions overridden; without a size all four dimensions are needed.
 
     Args:
         size: a name of `SIZES`, or None.
         vocab_size: number of token ids.
-        dimensions: d_model, d_ff, num_layers and num_heads, each None where it is not set.
+        dimensions: d_model, d_ff, num_layers and num_heads; None leaves that of the size.
 
     Raises:
-        UsageError: an unknown size, a missing dimension, or a shape that :class:`ModelShape` refuses.
+        UsageError: the size is unknown, a dimension is missing, or :class:`ModelShape` refuses the shape.
     """
     overrides = {name: value for name, value in dimensions.items() if value is not None}
     if size is not None and size not in SIZES:
@@ -94,7 +94,7 @@ def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dime
 
 
 def size_name(shape: ModelShape) -> str | None:
-    """The name of a shape's size, whatever its vocabulary; None for any other shape."""
+    """The name of a shape's size, whatever the vocabulary; None for a shape without a name."""
     return next((name for name, named in SIZES.items() if replace(named, vocab_size=shape.vocab_size) == shape), None)
 
 
@@ -103,17 +103,19 @@ COUNTER_SOURCE = "torch.utils.flop_counter on a fake copy"
 
 
 class UncountableError(Exception):
-    """A module's FLOPs could not be counted; the message is the reason, fit for a table's footnote."""
+    """A module's FLOPs cannot be counted; the message gives the reason, short enough for a table's footnote."""
 
 
 @dataclass(frozen=True)
 class FlopCount:
     """Model FLOPs of one forward pass, per token.
 
-    per_token_flops counts attention in full (torchtitan's count); causal_per_token_flops counts half of it
-    (Megatron's) and is None where attention cannot be told from other matmuls. source says where the
-    figures come from. recomputed_per_token_flops is what activation checkpointing adds to a backward pass, None
-    where nobody knows.
+    Attributes:
+        per_token_flops: count with attention in full, as torchtitan counts.
+        causal_per_token_flops: count with half of attention, as Megatron counts; None where attention cannot be told
+            from other matrix products.
+        source: how the FLOPs were counted.
+        recomputed_per_token_flops: FLOPs that activation checkpointing adds to a backward pass; None where unknown.
     """
 
     per_token_flops: int
@@ -123,18 +125,19 @@ class FlopCount:
 
 
 def mode_multiplier(mode: str) -> int:
-    """How many forward passes' worth of model FLOPs one batch of a mode is: 1, or 3 with a backward pass, which has two
-    products, for the input's and the weight's gradient, for each one of the forward."""
+    """Model FLOPs of one batch in a mode, in forward passes: 1, or 3 with a backward pass.
+
+    For each product of the forward pass, the backward pass has two: for the gradients of the input and of the weight.
+    """
     return 3 if mode in BACKWARD_MODES else 1
 
 
 def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
-    """Matmul FLOPs of one forward pass per token, exactly.
+    """Exact FLOPs of the matrix products of one forward pass, per token.
 
-    A product of [m, k] and [k, n] costs 2mnk (a multiply and an add each). Per token and layer: q, k, v,
-    output 8 * d_model^2; gate, up, down 6 * d_model * d_ff; scores and values 4 * context * d_model. Once:
-    the head 2 * d_model * vocab. The embedding is a look-up; norms, softmax and other elementwise work are
-    not model FLOPs.
+    A product of [m, k] and [k, n] costs 2mnk, since a multiply-add counts as two. Each layer has 8 * d_model^2 for q,
+    k, v and output, 6 * d_model * d_ff for gate, up and down, and 4 * context * d_model for scores and values. The head
+    has 2 * d_model * vocab. The embedding is a look-up; norms, softmax and other elementwise work are not model FLOPs.
     """
     dense = shape.num_layers * (8 * shape.d_model**2 + 6 * shape.d_model * shape.d_ff)
     dense += 2 * shape.d_model * shape.vocab_size
@@ -143,23 +146,23 @@ def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
 
 
 def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> FlopCount:
-    """Count one forward pass of a fake copy of any module: no memory, no kernels, nothing of it changed.
+    """Count the FLOPs of one forward pass on a fake copy of a module, which uses no memory and runs no kernels.
+
+    Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad head_dim, and
+    some have no formula, which would count as zero. Operators that are not PyTorch's are not counted, but named in
+    ``source``.
 
     Args:
-        module: any module; of its tensors only shapes, types and devices are copied. What it holds besides (metrics,
-            lists) is copied too, so that a step may change it, except for its trainer and its data.
-        batch: what the step takes; tensors in it are replaced by fakes.
-        tokens: tokens in that batch (the count is divided by it).
-        step: name of the method that takes the batch, such as ``training_step``; a second parameter of it is 0, the
-            batch's index.
-
-    Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad
-    head_dim, and some have no formula, which would count as zero. Operators outside PyTorch's own are not
-    counted, and are named in ``source``.
+        module: any module; it is not changed. Of its tensors only shapes, dtypes and devices are copied. Its other
+            attributes (metrics, lists) are copied, since the step may change them, but its trainer and data are shared.
+        batch: the step's batch; its tensors are replaced by fakes.
+        tokens: number of tokens in the batch, by which the count is divided.
+        step: name of the method that takes the batch, such as ``training_step``. A second parameter gets the batch's
+            index, 0.
 
     Raises:
-        UncountableError: the module cannot be copied, or does not run on fake tensors (it reads values, or calls a
-            raw extension).
+        UncountableError: the module cannot be copied, or does not run on fake tensors because it reads values or calls
+            a raw extension.
     """
     import torch
     from lightning_utilities.core.apply_func import apply_to_collection
@@ -172,13 +175,13 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     def fused_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
         return int(sdpa_flop_count(q, k, v))
 
-    # The counter has no formula for the fused CPU kernel, which a module may insist on.
+    # The counter has no formula for the fused CPU kernel, which a module may select.
     fused_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
     foreign: set[str] = set()
 
     class Watch(TorchDispatchMode):
-        """Notes operators that are not PyTorch's."""
+        """Collects the names of operators that are not PyTorch's."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace not in {"aten", "prim", "prims", "profiler"}:
@@ -186,21 +189,21 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
             return func(*args, **(kwargs or {}))
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # The copy shares the module's trainer and data.
+    # The copy shares the module's trainer and data: they may be too large to copy, or impossible to.
     attributes = [item for part in module.modules() for item in vars(part).items()]
     shared = {
         id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
     }
     try:
-        # A compiled module would start to compile for fakes.
+        # Without this a compiled module would be compiled for fake tensors.
         with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
             with FakeCopyMode(fake_mode):
                 fake = copy.deepcopy(module, shared)
             for part, name in itertools.product(fake.modules(), ("log", "log_dict")):
-                # Outside of a loop `log` raises, and inside the trainer would keep fake tensors.
+                # `log` raises outside of a loop; inside one the trainer would keep fake tensors.
                 if hasattr(part, name):
                     vars(part)[name] = lambda *args, **kwargs: None
-            # Also of a mapping that is no dict, as tokenizers make them.
+            # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
             fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
             with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
                 method = getattr(fake, step)
