@@ -1,4 +1,4 @@
-"""A configuration that somebody wrote: what is no YAML is told in one line."""
+"""Reading a configuration: a text that is not YAML is refused in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmbench.errors import UsageError
 @pytest.mark.parametrize(
     "text", ["a: 2026-99-99", "x: !!python/object/apply:os.system [ls]", "--- 1\n--- 2", "[" * 3000]
 )
-def test_text_that_is_no_yaml_is_told_in_one_line(text):
+def test_text_that_is_not_yaml_is_refused_in_one_line(text):
     with pytest.raises(UsageError, match=r"^file is no YAML: .*") as refused:
         parse_yaml(text, "file")
     assert "\n" not in str(refused.value)

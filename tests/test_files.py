@@ -1,4 +1,4 @@
-"""Files of others: only regular ones are read, and no more of them than is allowed."""
+"""Files that somebody else made: only regular files are read, and only up to a limit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_a_regular_file_is_read_up_to_the_limit_and_not_beyond(tmp_path):
     # A sparse terabyte, which no memory holds.
     os.truncate(path, 2**40)
     _refused(path, "it holds more than 1 MiB, which is the most that is read")
-    # A file that tells no size.
+    # A file that reports a size of 0.
     _refused(Path("/proc/self/status"), "it holds more than", 10)
 
 
-def test_what_is_no_regular_file_is_told_and_not_waited_for(tmp_path):
+def test_pipes_devices_and_folders_are_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         _refused(path, "it is no regular file", follows_links=True)
@@ -54,7 +54,7 @@ def test_a_link_is_followed_within_its_folder_only_unless_the_user_named_it(tmp_
     assert [is_folder(path) for path in (folder, folder / "home", folder / "a\0b")] == [True, False, False]
 
 
-def test_gzip_is_bounded_by_what_comes_out(tmp_path):
+def test_a_gzip_file_is_limited_by_its_unpacked_size(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(bytes(64 * MIB)))
     tracemalloc.start()

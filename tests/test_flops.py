@@ -1,4 +1,4 @@
-"""Model FLOPs: the formula against PyTorch's counter, and the counter on modules that are not lmbench's."""
+"""Model FLOPs: the formula against PyTorch's counter, and the counter on a user's modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_formula_equals_the_counter_forward_and_backward(shape, context_length, 
         loss.backward()
     expected = forward_flops(shape, context_length).per_token_flops * tokens.numel()
     assert forward.get_total_flops() == expected
-    # Exactly twice: the first layer's input is the embedding, which trains too, so no product is left out.
+    # Backward has exactly twice the products: even the first layer's input, the embedding, needs a gradient.
     assert backward.get_total_flops() == 2 * expected
 
 
@@ -44,7 +44,7 @@ def test_causal_count_leaves_out_half_of_attention():
 TINY_TOKENS = torch.zeros(2, 16, dtype=torch.long)
 
 
-class OfBatch(nn.Sequential):
+class TakesBatch(nn.Sequential):
     def forward(self, batch):
         return self[0](*batch)
 
@@ -58,7 +58,7 @@ def test_counter_on_a_fake_copy_counts_fused_attention_too_and_compiles_nothing(
     network = Transformer(SIZES["tiny"], 16, attention)
     network.compile(backend=refuse)
     before = torch.get_rng_state()
-    count = counter_flops(OfBatch(network), (TINY_TOKENS, TINY_TOKENS), TINY_TOKENS.numel(), "forward")
+    count = counter_flops(TakesBatch(network), (TINY_TOKENS, TINY_TOKENS), TINY_TOKENS.numel(), "forward")
     assert count.per_token_flops == forward_flops(SIZES["tiny"], 16).per_token_flops
     assert count.causal_per_token_flops is None
     assert "flop_counter" in count.source
@@ -69,14 +69,17 @@ def test_counter_on_a_fake_copy_counts_fused_attention_too_and_compiles_nothing(
 def test_counting_for_a_gpu_is_not_misled_by_kernels_that_pad_head_dim():
     shape = ModelShape(d_model=40, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
     tokens = TINY_TOKENS.cuda()
-    network = OfBatch(Transformer(shape, 16).to("cuda", torch.bfloat16))
+    network = TakesBatch(Transformer(shape, 16).to("cuda", torch.bfloat16))
     count = counter_flops(network, (tokens, tokens), tokens.numel(), "forward")
     assert count.per_token_flops == forward_flops(shape, 16).per_token_flops
 
 
 class Foreign(LightningModule):
-    """A stranger's ordinary module: logs in its step, draws dropout, makes tensors on its device, sums up in a plain
-    tensor, as metrics do, counts, holds its data, and takes no batch_idx."""
+    """A user's ordinary module, whose step changes much of the module.
+
+    It logs, draws dropout, makes tensors on its device, sums up in a plain tensor as metrics do, and counts steps. It
+    holds its data and takes no batch_idx.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The table of GPUs: whole names only, dense figures, and no guess."""
+"""The table of GPUs: it matches whole names only, has dense figures, and guesses nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tables import rows
 
 from lmbench.precision import GPUS, find_gpu, peak_flops
 
-#: TFLOP/s of the datasheets: bf16, tf32, fp32.
+#: TFLOP/s from datasheets: bf16, tf32, fp32.
 PEAKS = """
 NVIDIA A100-SXM4-80GB | 312 156 19.5
 NVIDIA A100 80GB PCIe | 312 156 19.5
@@ -42,11 +42,11 @@ def test_an_unknown_gpu_has_no_peak(name):
     assert find_gpu(name) is peak_flops(name, "bf16-mixed") is None
 
 
-def test_names_are_told_apart_and_match_with_and_without_the_maker():
+def test_similar_names_differ_and_a_name_matches_with_and_without_the_maker():
     names = ("L4", "L40", "L40S", "H100 PCIe", "H100 80GB HBM3", "H100 NVL", "H200")
     assert len({find_gpu(f"NVIDIA {name}").name for name in names}) == len(names)
     assert find_gpu("A100-SXM4-40GB") == find_gpu("NVIDIA A100-SXM4-40GB")
-    # Figures are dense: one sparse figure would break the ratio of 2.
+    # Neighbouring data types differ by a factor of 2; a sparse figure would break it.
     pairs = [(gpu.half, gpu.tf32) for gpu in GPUS if gpu.tf32] + [(gpu.fp8, gpu.half) for gpu in GPUS if gpu.fp8]
     assert [pair for pair in pairs if pair[0] / pair[1] != pytest.approx(2, rel=0.02)] == []
 
@@ -58,7 +58,7 @@ def test_in_fp8_the_peak_is_that_of_each_product_in_its_own_precision(fraction, 
     assert f"fp8 for {fraction:.1%}" in peak.dtype
 
 
-def test_a_unit_that_a_gpu_lacks_and_a_precision_without_rates_are_not_guessed():
+def test_a_gpu_without_a_unit_and_a_precision_without_rates_have_no_guessed_peak():
     assert peak_flops("Tesla V100-SXM2-16GB", "bf16-mixed") is None
     assert peak_flops("Tesla V100-SXM2-16GB", "32-true", "high").dtype == "fp32"
     assert peak_flops("NVIDIA A100-SXM4-80GB", "fp8-rowwise") is None

@@ -1,4 +1,4 @@
-"""No secret is stored or shown, by its name or by its looks; and what is none stays as it is."""
+"""Secrets are neither stored nor shown, whether their name or their look gives them away; other text stays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KEYS = [
     "-----BEGIN PGP PRIVATE KEY BLOCK-----\nabcd\n-----END PGP PRIVATE KEY BLOCK-----",
     "-----BEGIN RSA PRIVATE KEY-----\nabcd\n-----END RSA PRIVATE KEY-----",
 ]  # fmt: skip
-#: What stands around a secret, which is `planted7value8text` there.
+#: Texts around a secret; `%` stands for the secret, `planted7value8text`.
 AROUND = """Server=tcp:x,1433;Uid=me;Pwd=%;Encrypt=yes|AccountName=a;AccountKey=%;EndpointSuffix=core|{'api_key': '%'}
     |https://a.blob.core.windows.net/c?sv=2020&sig=%&se=1|Authorization: Basic %|{"Authorization": "Bearer %"}
     |Basic %|https://hooks.slack.com/services/%|password: %|--client_secret=%
@@ -72,23 +72,23 @@ unknown option --token; give --model.hf_token VALUE, --password and --token to l
 """)
 
 
-def test_a_secrets_name_is_known_by_its_words_and_a_name_that_looks_alike_is_none():
+def test_a_name_is_secret_by_its_words_and_similar_names_are_not():
     assert [name for name in SECRETS.split() if not is_secret(name)] == []
     assert [name for name in INNOCENT.split() if is_secret(name)] == []
     assert [name for kind in ("run", "step") for name in fields(kind) if is_secret(name)] == []
 
 
-def test_a_key_is_known_by_its_looks_under_any_name_and_ordinary_text_stays():
+def test_text_that_looks_like_a_key_is_masked_under_any_name_and_ordinary_text_stays():
     assert masked({"notes": [f"use {key} here" for key in KEYS]}) == {"notes": ["use *** here"] * len(KEYS)}
     assert masked(ORDINARY) == ORDINARY
 
 
-def test_what_stands_beside_a_secret_stays():
+def test_text_around_a_secret_stays():
     for text in map(str.strip, AROUND.split("|")):
-        around = masked_text(text.replace("%", "planted7value8text"))
-        assert "planted" not in around
+        result = masked_text(text.replace("%", "planted7value8text"))
+        assert "planted" not in result
         expected = text.replace("Bearer ", "").replace("correct horse, ", "").replace("%", "***")
-        assert around == expected
+        assert result == expected
 
 
 def test_addresses_lose_their_user_and_password():
@@ -97,7 +97,7 @@ def test_addresses_lose_their_user_and_password():
     assert masked_text("at postgresql+psycopg://u:p@db/x, redis://:p@r") == "at postgresql+psycopg://db/x, redis://r"
 
 
-def test_a_configuration_is_masked_by_names_and_true_false_zero_and_nothing_stay():
+def test_a_configuration_is_masked_by_names_and_true_false_zero_and_none_stay():
     tree = {"auth": {"user": "me", "on": True}, "loggers": [{"api_key": "x"}], "token": None, "pin": 3, "password": 42}
     result = masked(tree)
     assert result == {**tree, "auth": {"user": "***", "on": True}, "loggers": [{"api_key": "***"}], "password": "***"}
@@ -115,7 +115,7 @@ def test_values_of_the_environment_are_masked_however_they_are_quoted(quoted, mo
     for value in ("planted/env 'value' of\n\"two\" \\ lines", "correct horse battery"):
         monkeypatch.setenv("TEAM_API_KEY", value)
         assert masked_message(f"no {quoted(value)}!").replace("'", "").replace('"', "") == "no ***!"
-    # A word that happens to be a value stays.
+    # A short word stays, although it is the value of a variable with a secret's name.
     monkeypatch.setenv("DESKTOP_SESSION", "ubuntu")
     assert masked_message("on ubuntu") == "on ubuntu"
 
@@ -152,7 +152,7 @@ class Net(LightningModule):
 
 
 def _fit(folder, *words):
-    """Exit code, and all that was printed."""
+    """Exit code and printed text of a fit of the secretive module."""
     (folder / "secretive.py").write_text(MODULE)
     quick = ["--measure.warmup_steps=1", "--measure.steps=2", "--measure.min_window_s=0", "--measure.probe_steps=0"]
     words = ("fit", *words, "--trainer.accelerator=cpu", "--wandb.mode=disabled", *quick)
@@ -169,7 +169,7 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
     assert "model.api_key is ***; allowed: a whole number" in printed[2]
     stored = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
     assert len(stored) == 6
-    # What the module itself prints is its own affair.
+    # The line that the module itself prints is not masked.
     printed = [text for text in "".join(printed).split("\n") if not text.startswith("{'key'")]
     assert not any("planted" in text for text in (*printed, *(path.read_text("latin-1") for path in stored)))
 
@@ -188,7 +188,7 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
-    """A sweep's file with secrets in its configuration, its options and its variables."""
+    """A sweep file with secrets in its configuration, options and variables."""
     monkeypatch.chdir(tmp_path)
     config = "model: {size: tiny, hub: {hf_token: planted-config}}\ndata: {url: 'http://u:planted@h/x'}"
     Path("base.yaml").write_text(config)
@@ -221,7 +221,7 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
     assert "planted" not in (new_record("x", words).replay_command or "")
 
 
-def test_going_on_with_a_folder_says_what_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):
+def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):
     plan, folder = _begin("mine", read_sweep_file(sweep))
     anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
     for count in range(len(anew)):

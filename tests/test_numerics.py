@@ -1,4 +1,4 @@
-"""`lmbench numerics`: sums as numpy adds them, operators that fail where formulas say, and both tables in JSON."""
+"""`lmbench numerics`: operators fail where their formulas say, and the sums agree with the published ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from lmbench.cli import main
 from lmbench.numerics import FORMS, overflows_from
 
-#: The least number that is rounded to infinity, and the largest that is rounded to zero.
+#: The smallest number that is rounded to infinity, and the largest that is rounded to zero.
 OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 * (1 - 2**-9), torch.float32: 2.0**128 * (1 - 2**-25)}
 UNDERFLOW = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
-#: By operator and form, the x at which it has to fail: a square, a sum of squares in float32, exp(x) or exp(-x).
+#: The x at which a form fails, by its first step that fails: a square, a sum of squares in float32, exp(x) or exp(-x).
 FORMULAS = {
     **dict.fromkeys(
         [("LayerNorm", "written out"), ("RMSNorm", "written out")],
@@ -32,13 +32,13 @@ def test_operators_fail_where_their_formulas_say(device, dtype, width):
     for form in FORMS:
         x = overflows_from(form, dtype, width, torch.device(device))
         if (form.operator, form.form) in FORMULAS:
-            # Sums and exponentials are rounded on the way.
+            # Sums and exponentials have rounding errors.
             assert x == pytest.approx(FORMULAS[form.operator, form.form](dtype, width), rel=2**-6), form
         elif dtype is torch.float16 or not form.operator.endswith("Norm"):
             assert x is None, form
 
 
-def test_json_has_both_tables_and_the_published_sums_are_ours(capsys):
+def test_json_has_both_tables_and_the_sums_agree_with_the_published_ones(capsys):
     assert main(["numerics", "--json"]) == 0
     tables = json.loads(capsys.readouterr().out)["tables"]
     for row in tables["sums"]:

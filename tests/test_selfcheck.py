@@ -1,4 +1,4 @@
-"""`lmbench selfcheck`: what was planted is told from what was not, and a failed check is an exit code."""
+"""`lmbench selfcheck`: planted truths are found on a CPU, and a failed check sets the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("check", [checks.training, checks.losses, checks.late_rank])
-def test_what_was_planted_comes_back_on_a_cpu(check):
+def test_planted_truths_are_found_on_a_cpu(check):
     results = list(check(CPU))
     assert results
     assert [result.name for result in results if not result.is_right] == []
@@ -34,11 +34,11 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
     yaml.safe_load("""
 - [true, 0.3, 0, "1 passed"]
 - [false, 0.01, 1, "0 passed, 1 failed"]
-# What fails on a busy machine.
+# A check that fails on a busy machine is undecided.
 - [false, 0.3, 11, "0 passed, 1 undecided"]
 """),
 )
-def test_the_table_has_every_result_and_the_exit_code_tells_a_failure(
+def test_the_table_has_every_result_and_a_failure_sets_the_exit_code(
     monkeypatch, capsys, is_right, waited, code, counts
 ):
     planted = checks.Check(lambda device: [checks.Truth("planted truth", is_right, "one", "two")])

@@ -1,4 +1,4 @@
-"""Named sizes, their parameter counts, and what a wrong shape is told."""
+"""Named sizes, their parameter counts, and dimensions that override them."""
 
 from __future__ import annotations
 

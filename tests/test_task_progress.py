@@ -1,4 +1,4 @@
-"""Where work stands, on a terminal and in a log."""
+"""Progress of a task, on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(progress, "_LIVE_EVERY_S", 0.02)
-    # Standard error itself is pytest's while a test runs.
+    # During a test, standard error belongs to pytest.
     monkeypatch.setattr(progress, "StatusLine", partial(StatusLine, stream := Terminal()))
     return stream
 
 
-def test_parts_what_a_process_tells_and_the_time_left_are_said_and_taken_away(terminal):
+def test_a_live_line_shows_part_child_output_and_time_left_and_is_wiped_at_the_end(terminal):
     with progress.progress("counting", 3) as task:
         task.begin("one")
         assert run_python("-c", CHILD, heard=task.note) == "done\n"
         task.begin("two")
         task.keep("one took long")
-    told = terminal.getvalue()
-    assert re.search(r"\rcounting: 1 of 3 one, batch 7, [\d.]+ s so far", told)
-    assert re.search(r"\rcounting: 2 of 3 two, [\d.]+ s so far, about [\d.]+ s left", told)
-    assert "lmbench: counting: one took long\n" in told
-    assert not told.rpartition("\r")[2].startswith("counting")
+    text = terminal.getvalue()
+    assert re.search(r"\rcounting: 1 of 3 one, batch 7, [\d.]+ s so far", text)
+    assert re.search(r"\rcounting: 2 of 3 two, [\d.]+ s so far, about [\d.]+ s left", text)
+    assert "lmbench: counting: one took long\n" in text
+    assert not text.rpartition("\r")[2].startswith("counting")
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
 
 
-def test_a_log_hears_after_5_s_and_then_ever_less_often(monkeypatch):
+def test_a_log_gets_a_line_after_5_s_and_then_at_growing_intervals(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
     line = StatusLine(log := io.StringIO())
@@ -54,7 +54,7 @@ def test_a_log_hears_after_5_s_and_then_ever_less_often(monkeypatch):
     assert [int(words.split()[-1]) for words in log.getvalue().splitlines()[:6]] == [5, 15, 35, 75, 135, 195]
 
 
-def test_a_stream_that_is_gone_ends_nothing():
+def test_a_closed_stream_raises_nothing():
     stream = Terminal()
     line = StatusLine(stream)
     stream.close()
@@ -62,7 +62,7 @@ def test_a_stream_that_is_gone_ends_nothing():
     line.show("lost as well")
 
 
-def test_a_live_line_keeps_to_a_narrow_terminal_is_written_over_itself_and_wiped_at_the_end(monkeypatch):
+def test_a_live_line_fits_a_narrow_terminal_and_is_overwritten_and_wiped(monkeypatch):
     monkeypatch.setenv("COLUMNS", "24")
     monkeypatch.setenv("TERM", "xterm")
     line = progress.StatusLine(terminal := Terminal())

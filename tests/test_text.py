@@ -1,4 +1,4 @@
-"""Text that came from elsewhere is seen for what it is, wherever a command shows it."""
+"""Unprintable characters in foreign text are escaped wherever a command shows the text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLANTED = "$\\frac{$\x1b[31m\x9b2J\u202e\u2066\u061c\u200b\u00ad\ufeff\x00\r\n[r
 UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
-def test_every_character_that_unicode_does_not_draw_is_written_out_and_can_be_read():
+def test_every_character_that_cannot_be_seen_is_escaped_and_all_others_stay():
     raw = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in UNSEEN]
     assert len(raw) > 2000
     assert [character for character in raw if not shown(character).isascii() or shown(character) == character] == []
@@ -36,24 +36,24 @@ def _unseen(text):
 
 
 def _planted(run):
-    """The record with the planted text at the end of every text that may be any text, and of names in mappings."""
+    """The record with the planted text at the end of every free text, and of a name in a mapping."""
     decode_run(json.dumps(run).encode())
-    for holder, key in places(run):
-        before = holder[key]
-        if not isinstance(before, str):
+    for container, key in places(run):
+        value = container[key]
+        if not isinstance(value, str):
             continue
-        holder[key] = f"{before}{PLANTED}"
+        container[key] = f"{value}{PLANTED}"
         try:
             decode_run(json.dumps(run).encode())
         except DamagedRecord:
-            holder[key] = before
+            container[key] = value
     run["config"] = {**run.get("config", {}), f"own{PLANTED}": {f"x{PLANTED}": f"=1+1{PLANTED}"}}
     return run
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Runs with planted text in folders of such names: two sides to compare, one failed run, one without a schema."""
+    """Runs with planted text in folders with such names: two sides to compare, a failed run, and one without schema."""
     folder = tmp_path_factory.mktemp("results") / "own\x1b[31m\u202e[red]<script>a|b"
     for side in ("a", "b"):
         for repeat in range(3):
@@ -88,7 +88,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_planted_text_reaches_no_output_raw(name, results, capsys):
+def test_planted_text_is_escaped_in_every_output(name, results, capsys):
     code = main([word.replace("{}", str(results)) for word in COMMANDS[name]])
     captured = capsys.readouterr()
     page = results / "page.html"
@@ -102,7 +102,7 @@ def test_planted_text_reaches_no_output_raw(name, results, capsys):
         json.loads(captured.out)
 
 
-def test_a_folder_whose_name_is_no_text_can_be_shown(tmp_path, capsys):
+def test_a_folder_whose_name_is_not_unicode_can_be_shown(tmp_path, capsys):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\x80own"))
     make_run(folder, run_id="one")
     assert main(["show", str(folder)]) == 0

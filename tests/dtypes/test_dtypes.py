@@ -1,4 +1,4 @@
-"""Dtypes noted on a probe step: of every module and tensor, with the reason for each cast."""
+"""Dtypes recorded in a probe step: those of every module and tensor, with the reason for each cast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conftest import QUIET, SlowBatches, quiet_trainer
 SHORT = ["--trainer.accelerator", "cpu", "--measure.steps", "2", "--measure.warmup_steps", "1",
          "--measure.probe_steps", "1", "--quiet"]  # fmt: skip
 LOWER, FLOAT32 = "autocast's lower-precision list", "autocast's float32 list"
-#: By operator, a call on a tensor.
+#: A call on a tensor for each operator.
 CALLS = {
     "linear": lambda x: functional.linear(x, x[0, 0]),
     "matmul": lambda x: x @ x,
@@ -71,10 +71,10 @@ class Odd(LightningModule):
     def training_step(self, batch, batch_idx):
         ids = torch.arange(4)
         with torch.autocast("cpu", torch.bfloat16):
-            found = self.nested({"values": batch, "ids": ids}, named=(batch.double(),))["sum"].float()
+            value = self.nested({"values": batch, "ids": ids}, named=(batch.double(),))["sum"].float()
             for block in self.blocks:
-                found = block(found)
-        narrow, wide = self.scale(found), self.scale(self.scripted(found.float()))
+                value = block(value)
+        narrow, wide = self.scale(value), self.scale(self.scripted(value.float()))
         weight = self.lent.weight
         loss = nn.functional.linear(wide + narrow, weight).pow(2).mean()
         return nn.functional.mse_loss(loss, torch.zeros(()))
@@ -87,7 +87,7 @@ class Odd(LightningModule):
 
 
 def noted(module, tmp_path, batches=None, make=quiet_trainer, **flags):
-    """A fit with one probe step; the record and, by path, the modules."""
+    """Fit with one probe step; returns the record, and the modules by path."""
     session = MeasurementSession(Schedule(warmup_steps=1, steps=1, probe_steps=1))
     make(DtypeRecorder(), session, default_root_dir=str(tmp_path), **flags).fit(module, batches or SlowBatches())
     record = session.run.dtypes
@@ -103,18 +103,18 @@ def odd(tmp_path_factory):
 
 
 def tensors(record):
-    return {each.name: each.dtypes for each in record.tensors}
+    return {kind.name: kind.dtypes for kind in record.tensors}
 
 
-def test_a_module_has_its_dtypes_however_nested_and_a_call_for_each_of_several(odd):
+def test_a_module_has_the_dtypes_of_nested_tensors_and_a_call_for_each_combination(odd):
     (call,), scaled = odd[2]["nested"].calls, odd[2]["scale"].calls
     assert call.inputs == ["float32", "int64", "float64"]
     assert call.outputs == ["float64", "int64", "float64"]
-    assert [each.inputs for each in scaled] == [["bfloat16"], ["float32"]]
-    assert [each.outputs for each in scaled] == [["bfloat16"], ["float32"]]
+    assert [call.inputs for call in scaled] == [["bfloat16"], ["float32"]]
+    assert [call.outputs for call in scaled] == [["bfloat16"], ["float32"]]
 
 
-def test_what_never_ran_is_listed_and_what_others_use_is_told_apart(odd):
+def test_modules_that_never_ran_are_listed_but_not_those_whose_parameters_others_use(odd):
     module, record, modules = odd
     assert record.unused_modules == ["unused", "unused.0"]
     reasons = {name: modules[name].reason.partition(",")[0] for name in ("unused.0", "lent", "scripted")}
@@ -122,12 +122,12 @@ def test_what_never_ran_is_listed_and_what_others_use_is_told_apart(odd):
         "unused.0": "never ran", "lent": "not called", "scripted": "TorchScript: no hook sees its calls",
     }  # fmt: skip
     assert "blocks" not in modules
-    # Nothing stays behind.
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
+    # No hook or mode is left behind.
+    assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
     assert not torch.overrides._get_current_function_mode_stack()
 
 
-def test_casts_of_the_code_and_of_promotion_are_no_autocasts_and_odd_dtypes_are_told(odd):
+def test_casts_by_the_code_and_by_promotion_are_not_called_autocast_and_odd_dtypes_are_noted(odd):
     _, record, modules = odd
     kinds = tensors(record)
     assert kinds["parameters"]["float8_e4m3fn"] == 1
@@ -138,14 +138,14 @@ def test_casts_of_the_code_and_of_promotion_are_no_autocasts_and_odd_dtypes_are_
     assert {
         ("double", "float64", "the code casts to float64"),
         ("add", "float32", "takes a mixture, gives float32"),
-        # Outside of the code's own autocast, though it is in a list.
+        # The operator is in autocast's list, but the call is outside of the code's own autocast.
         ("linear", "float32", "autocast was off for it: takes what it gets"),
-    } <= {(each.name, each.output, each.reason) for each in modules[""].operators}
+    } <= {(operator.name, operator.output, operator.reason) for operator in modules[""].operators}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", CALLS)
-def test_autocasts_lists_are_those_of_this_pytorch(name, device):
+def test_autocasts_lists_agree_with_this_pytorch(name, device):
     x = torch.rand(2, 2, 2, 2, device=device)
     with torch.autocast(device, torch.bfloat16):
         dtypes = [CALLS[name](x.to(dtype)).dtype for dtype in (torch.float32, torch.bfloat16)]
@@ -166,11 +166,11 @@ def test_a_precision_means_what_its_plugin_does(sleeper, tmp_path, name):
     assert modules["net.0"].calls[0].outputs == [meaning.compute]
     assert record.autocast_dtype == (meaning.compute if meaning.is_mixed else None)
     assert (record.loss_scale is not None) == meaning.has_scaler
-    assert all(name in each.reason for each in record.tensors if each.name == "parameters")
+    assert all(name in kind.reason for kind in record.tensors if kind.name == "parameters")
     assert ("multiplies in fp8, gives bfloat16" in modules["net.0"].reason) == (meaning.peak == "fp8")
 
 
-def test_compiled_modules_are_noted_without_compiled_code_and_stay_compiled(sleeper, tmp_path):
+def test_compiled_modules_run_eagerly_for_the_notes_and_stay_compiled(sleeper, tmp_path):
     graphs = []
 
     def backend(graph, inputs):
@@ -216,7 +216,7 @@ def test_the_command_shows_a_run_with_reasons(toys, capsys):
     assert any("float16" in repair for repair in load_run(toys / "fp16").record.repairs)
 
 
-def test_damaged_notes_are_told_in_one_line(toys, tmp_path, capsys):
+def test_damaged_notes_are_refused_in_one_line(toys, tmp_path, capsys):
     (tmp_path / "run.json").write_bytes((toys / "fp16" / "run.json").read_bytes())
     (tmp_path / DTYPES_FILE).write_text('{"modules": 3}')
     assert main(["dtypes", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""Records as JSON: they come back as they were, and what does not fit its class is damage in one line."""
+"""Records as JSON: they come back unchanged, and data that does not fit its class is described in one line."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def _json(**parts):
         ({"config": {"deep": json.loads("[" * 200 + "]" * 200)}}, "nested too deeply"),
     ],
 )
-def test_a_record_that_does_not_fit_says_which_field_in_one_line(parts, line):
+def test_damage_names_the_field_that_does_not_fit_in_one_line(parts, line):
     with pytest.raises(DamagedRecord, match=rf"^.*{re.escape(line)}.*\Z"):
         decode_run(_json(**parts))
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\0\0", b"\xff\xfe", b"[" * 100_000, b'"text"', b"[1]", b"null"])
 @pytest.mark.parametrize("decode", [decode_run, decode_step])
-def test_what_is_no_record_is_damaged_whatever_it_is(decode, data):
+def test_data_that_is_not_a_record_is_damaged(decode, data):
     with pytest.raises(DamagedRecord, match=r"^.*\Z"):
         decode(data)
 
 
-def test_fields_of_a_later_lmbench_are_left_out():
+def test_unknown_fields_of_a_later_lmbench_are_ignored():
     assert decode_run(_json(colour="red", window={"wall_s": 1.0, "wall_ms": 1000})).window.wall_s == 1.0
 
 
-def test_nonfinite_numbers_are_null_for_strict_readers_and_come_back():
+def test_nonfinite_numbers_are_stored_as_null_and_come_back():
     run = RunRecord(SCHEMA_VERSION, "ok", config={"limits": [1.0, -math.inf], "1": {"2": math.nan}})
     run.loss.first = math.nan
     run.guards = [Guard("finite_loss", "fail", math.inf)]
@@ -66,7 +66,7 @@ def test_nonfinite_numbers_are_null_for_strict_readers_and_come_back():
     assert (step.loss, step.nonfinite) == (-math.inf, {})
 
 
-def test_foreign_values_of_a_config_are_stored_readably():
+def test_values_of_a_config_that_json_cannot_hold_become_readable_text_or_numbers():
     config = {
         "path": Path("a/b"), "n": np.float32(0.5), "k": np.int64(3), "dtype": np.dtype("int8"), "t": (1, 2), 5: {2},
     }  # fmt: skip

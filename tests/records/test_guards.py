@@ -1,4 +1,4 @@
-"""Every guard: passes on a healthy run, judges a planted fault, and never passes on what it cannot know."""
+"""Every guard passes on a healthy run, finds a planted fault, and never passes where a fact is unknown."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ CAPPED = {"power_capped_fraction": 0.0, "thermal_capped_fraction": 0.0, "sm_cloc
 
 
 def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
-    """Guards, by name, of a run on a GPU with nothing wrong with it but these step times of its window, steps that were
-    skipped, losses of steps, and changes of its record."""
+    """Guards, by name, of a healthy run on a GPU with some changes.
+
+    Args:
+        times: step times of the window.
+        skipped: indices of steps that the scaler skipped.
+        losses: losses by step, instead of healthy ones.
+        wall: wall time of the window, relative to the sum of its steps.
+        changes: values by dotted name, instead of those of the healthy record.
+    """
     steps = [
         StepRecord(
             step=step,
@@ -79,7 +86,7 @@ def test_nothing_passes_on_an_empty_run():
     assert {(guard.status, guard.message != "") for guard in guards} == {("n/a", True)}
 
 
-def test_a_cpu_run_is_not_judged_on_what_only_a_gpu_has():
+def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
     changes = {"device_state": {}, "memory": {}, "probe.hidden_syncs": None, "probe.verdicts": {}}
     guards = guards_of(device_type="cpu", **changes)
     assert {name for name, guard in guards.items() if guard.status == "n/a"} == {
@@ -89,20 +96,20 @@ def test_a_cpu_run_is_not_judged_on_what_only_a_gpu_has():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
-        *CASES["said"],
+        *CASES["texts"],
         ({"skipped": range(5, 25)}, "skipped_steps fail fp16 gradients overflowed in all 20 steps of the window"),
         ({"skipped": range(25)}, "skipped_steps from the first step on: nothing was trained; skipped_steps halved 25"),
         ({"skipped": range(25), "precision": "bf16-mixed"}, "skipped_steps n/a"),
-        # Synchronizing at its ends is left out of a short window.
+        # The synchronizations at its ends may take a larger share of a short window.
         ({"wall": 1.07, "times": [1e-4] * 20}, "window_identity pass"),
         ({"wall": 1.08, "times": [1e-4] * 20}, "window_identity fail"),
         ({"wall": 1.07, "times": [1e-4] * 20, "device_type": "cpu"}, "window_identity fail"),
         ({"device_type": "cpu", "times": [0.10] * 20 + [0.50] + [0.10] * 9}, "trend pass; spread outliers: 1"),
     ],
 )
-def test_a_guard_says_what_it_knows(changes, said):
+def test_a_guards_status_message_and_advice_fit_its_figures(changes, expected):
     guards = guards_of(**changes)
-    for name, text in (line.split(" ", 1) for line in said.split("; ")):
+    for name, text in (line.split(" ", 1) for line in expected.split("; ")):
         assert text in f"{guards[name].status} {guards[name].message} {guards[name].advice}"

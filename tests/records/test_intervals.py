@@ -1,4 +1,4 @@
-"""Intervals against counts of single moments."""
+"""Intervals against counts at single moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading results: torn, damaged, killed, foreign, endless. Each is said in a line, and the rest is kept."""
+"""Reading results that are torn, damaged, killed, foreign or endless: a line says so, and the rest is kept."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _append(folder, data):
     ("data", "steps", "damage"),
     [
         *yaml.safe_load(r"""
-# Torn, torn in a letter, without its newline, torn in the middle, no JSON.
+# A last line that is torn, that is torn within a letter, that lacks its newline; a torn line in the middle; other data.
 - ['{"step": 2, "loss', [0, 1], null]
 - ["{\"step\": 2, \"note\": \"\xc3", [0, 1], null]
 - ['{"step": 2}', [0, 1, 2], null]
@@ -48,7 +48,7 @@ def _append(folder, data):
         ("[" * 100_000 + "\n", [0, 1], "1 unreadable line, the first is line 3"),
     ],
 )
-def test_a_torn_last_line_is_ignored_and_any_other_unreadable_one_is_damage(folder, data, steps, damage):
+def test_a_torn_last_line_is_ignored_and_any_other_unreadable_line_is_damage(folder, data, steps, damage):
     assert _append(folder, data.encode("latin-1")) == (steps, damage and f"steps.jsonl: {damage}")
 
 
@@ -62,7 +62,7 @@ def test_a_torn_last_line_is_ignored_and_any_other_unreadable_one_is_damage(fold
         (lambda path: path.write_bytes(b"\xff\xfe{}"), "run.json is damaged: it is no JSON"),
     ],
 )
-def test_a_run_json_that_is_no_plain_file_is_a_damaged_run(folder, make, damage):
+def test_a_run_whose_run_json_cannot_be_read_is_damaged_and_keeps_its_steps(folder, make, damage):
     (folder.path / "run.json").unlink()
     make(folder.path / "run.json")
     assert find_runs([folder.path]) == [folder.path]
@@ -71,7 +71,7 @@ def test_a_run_json_that_is_no_plain_file_is_a_damaged_run(folder, make, damage)
     assert run.damage.startswith(damage)
 
 
-def test_what_is_no_result_of_this_version_is_refused(folder, tmp_path):
+def test_other_folders_and_results_of_another_version_are_refused(folder, tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(UsageError, match="is no lmbench result"):
             load_run(path)
@@ -88,7 +88,7 @@ def test_what_is_no_result_of_this_version_is_refused(folder, tmp_path):
     yaml.safe_load("""
 - [{}, running]
 - [{boot_id: 00000000-0000-0000-0000-000000000000}, killed]
-# A process id that is used again, none, and one that no process has.
+# A process id that was used again, none, and one without a process.
 - [{process_start_s: 0.01}, killed]
 - [{pid: null}, killed]
 - [{pid: 4194305}, killed]
@@ -115,7 +115,7 @@ def test_runs_are_found_at_any_depth_once_and_sorted(tmp_path):
     paths = [tmp_path / name for name in ("b", "a", "sweep/c")]
     for path in paths:
         RunFolder.create(path.parent, run_id=path.name).write_run(RunRecord(SCHEMA_VERSION, "ok"))
-    # A folder inside a run's is no run; a link to the folder above does not go round.
+    # A folder inside a run's folder is not a run; a link to a parent folder is not followed.
     (tmp_path / "a" / "wandb").mkdir()
     (tmp_path / "a" / "wandb" / "run.json").write_text("{}")
     (tmp_path / "empty").mkdir()
@@ -134,7 +134,7 @@ def test_paths_without_results_are_refused(tmp_path):
 
 def test_steps_without_end_are_read_in_bounded_memory(folder):
     steps = folder.path / "steps.jsonl"
-    # One long line of zeros that no disk holds comes last.
+    # Once with empty lines, and once with a long last line of zeros, in a sparse file.
     for start, size, count, damage in (
         (b"\n" * 2 * MIB + b'{"step": 7}\n', None, 1, None),
         (b'{"step": 1}\n', 64 * MIB, 1, "steps.jsonl: 1 unreadable line, the first is line 2"),
@@ -149,6 +149,6 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
         assert peak_bytes < 32 * MIB
 
 
-def test_no_more_steps_are_kept_than_a_run_ever_has(folder, monkeypatch):
+def test_steps_beyond_a_limit_are_not_read(folder, monkeypatch):
     monkeypatch.setattr("lmbench.records.load.MAX_STEPS", 10)
     assert _append(folder, b"{}\n" * 9)[1] == "steps.jsonl: more than 10 steps; the others are not read"

@@ -1,4 +1,4 @@
-"""The schema: a meaning for each name, units in names."""
+"""The schema: every field has a title and a meaning, and its name ends in its unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing results: folders that never collide, run.json whole or not at all, steps as strict JSON."""
+"""Writing results: a folder that cannot be made is refused, and run.json is replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RunFolder
 
 
-# Root may write anywhere but into the kernel's own file systems.
+# Tests may run as root, which can write everywhere except in the kernel's own file systems.
 @pytest.mark.parametrize(
     ("folder", "run_id", "problem"),
     yaml.safe_load("""

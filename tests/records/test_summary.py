@@ -1,4 +1,4 @@
-"""Statistics against numpy and scipy, and the median's interval against simulation."""
+"""Statistics of steps against numpy and scipy, and the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_medians_interval_is_the_narrowest_that_covers_95_percent():
 
 
 def test_a_single_fall_is_the_whole_drift_and_no_more():
-    # Theil and Sen's slope times the steps says -11.25: the line would end below zero.
+    # The plain Theil-Sen line would drift by -11.25 and end below zero.
     assert trend([10.0, 10.0, 10.0, 1.0, 1.0, 1.0])[0] == pytest.approx(-0.9)
     assert summarize([0.010] * 3 + [0.005] * 3).trend_fraction == pytest.approx(-0.5)
 
@@ -44,25 +44,25 @@ def test_a_single_fall_is_the_whole_drift_and_no_more():
 @pytest.mark.parametrize("n", [101, 1234, 10_000])
 def test_trend_of_a_long_series_is_found_by_blocks(n):
     values = 1.0 + 0.05 * np.arange(n) / (n - 1) + np.random.default_rng(0).normal(0, 0.01, n)
-    found = summarize(values.tolist())
-    assert found.trend_fraction == pytest.approx(0.05 / 1.025, rel=0.1)
-    assert found.trend_p < 1e-6
+    summary = summarize(values.tolist())
+    assert summary.trend_fraction == pytest.approx(0.05 / 1.025, rel=0.1)
+    assert summary.trend_p < 1e-6
 
 
 def test_a_coarse_clock_makes_no_outliers_and_a_constant_series_no_spread():
     values = [2.0e-6] * 60 + [2.5e-6] * 40
     assert summarize(values).outlier_count == 0
     assert summarize([*values, 50e-6]).outlier_count == 1
-    found = summarize([0.25] * 30)
-    assert (found.std_s, found.cv_fraction, found.outlier_count) == (0, 0, 0)
-    assert (found.trend_fraction, found.trend_p, found.lag1_autocorrelation) == (0, 1, None)
+    constant = summarize([0.25] * 30)
+    assert (constant.std_s, constant.cv_fraction, constant.outlier_count) == (0, 0, 0)
+    assert (constant.trend_fraction, constant.trend_p, constant.lag1_autocorrelation) == (0, 1, None)
 
 
-def test_short_series_have_null_where_they_are_too_short_and_others_that_are_not_finite_are_refused():
+def test_statistics_are_null_for_series_that_are_too_short_and_a_nonfinite_series_is_refused():
     for n in range(7):
-        found = summarize(_series(n).tolist())
-        nulls = [value is None for value in (found.std_s, found.lag1_autocorrelation, found.median_low_s)]
-        assert (found.n, nulls) == (n, [n < 2, n < 3, n < 6])
+        summary = summarize(_series(n).tolist())
+        nulls = [value is None for value in (summary.std_s, summary.lag1_autocorrelation, summary.median_low_s)]
+        assert (summary.n, nulls) == (n, [n < 2, n < 3, n < 6])
     with pytest.raises(ValueError, match="non-finite"):
         summarize([1.0, float("nan")])
 
@@ -74,20 +74,20 @@ def _step(step, stage="window", micro_batches=2, is_skipped=False, step_s=1.0):
 
 
 def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
-    odd = [_step(0, "warmup", step_s=9.0), _step(1, is_skipped=True, step_s=9.0), _step(3, micro_batches=1, step_s=9.0)]
-    records = [*odd, _step(2), _step(4)]
+    warmup = _step(0, "warmup", step_s=9.0)
+    records = [warmup, _step(1, is_skipped=True, step_s=9.0), _step(3, micro_batches=1, step_s=9.0), _step(2), _step(4)]
     window = select_window(records)
     assert [step.step for step in window.used] == [2, 4]
     assert (window.skipped_count, window.short_count) == (1, 1)
     summary = summarize_steps(records)
     assert (summary.step.n, summary.step.max_s) == (2, 1.0)
-    assert summarize_steps(odd[:1]) == PerPhase()
+    assert summarize_steps([warmup]) == PerPhase()
 
 
 def test_moments_and_quantiles_have_their_own_fields():
     summary = summarize(np.random.default_rng(0).permutation(101.0 * np.arange(101)).tolist())
     names = ("min_s", "p5_s", "p25_s", "median_s", "p75_s", "p95_s", "p99_s", "max_s", "mean_s")
-    expected = [101.0 * place for place in (0, 5, 25, 50, 75, 95, 99, 100, 50)]
+    expected = [101.0 * percentile for percentile in (0, 5, 25, 50, 75, 95, 99, 100, 50)]
     assert [getattr(summary, name) for name in names] == pytest.approx(expected)
     std = np.std(101 * np.arange(101), ddof=1)
     assert (summary.std_s, summary.cv_fraction) == pytest.approx((std, std / summary.mean_s))
@@ -99,7 +99,7 @@ def test_moments_and_quantiles_have_their_own_fields():
         # Data, forward, backward and step of each rank.
         ("ddp", [(1, 10, 25, 36), (1, 15, 20, 36)], (1, "forward", 5)),
         ("ddp", [(4, 10, 22, 36), (1, 10, 25, 36), (1, 10, 25, 36)], (0, "data", 3)),
-        # In the same phase as the collectives, by an even load, or where nobody waits.
+        # None where the loads are equal, where steps differ, where the forward has collectives, or for one rank.
         ("ddp", [(1, 10, 25, 36), (1, 10, 25, 36)], None),
         ("ddp", [(1, 10, 25, 36), (1, 15, 25, 41)], None),
         ("fsdp2", [(1, 10, 25, 36), (1, 15, 20, 36)], None),
@@ -107,8 +107,8 @@ def test_moments_and_quantiles_have_their_own_fields():
         ("ddp", [(1, 10, 25, 36)], None),
     ],
 )
-def test_the_rank_that_others_wait_for_is_told_by_the_phases_before_they_meet(strategy, times, late):
+def test_the_rank_that_others_wait_for_is_found_by_the_phases_before_they_meet(strategy, times, late):
     names = ("data", "forward", "backward", "step")
     run = RunRecord(SCHEMA_VERSION, "ok", config={"trainer": {"strategy": strategy}})
-    run.per_rank = [RankRecord(at, mean_s=dict(zip(names, rank, strict=True))) for at, rank in enumerate(times)]
+    run.per_rank = [RankRecord(rank, mean_s=dict(zip(names, spans, strict=True))) for rank, spans in enumerate(times)]
     assert late_rank(run) == late
