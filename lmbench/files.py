@@ -1,7 +1,7 @@
 """Safe reading and writing of files that somebody else may have made, and temporary folders that are always removed.
 
-A result may come from a colleague, a cluster or a download. Its run.json may be a pipe that never ends, a link to a
-device or to another person's file, or four megabytes of gzip that unpack to eight gigabytes. So only regular files are
+A result may come from a colleague, a cluster or a download. Its run.json may be a pipe that never ends, or a link to a
+device or to another person's file; four megabytes of gzip may unpack to eight gigabytes. So only regular files are
 read, only up to a limit of bytes, and links are not followed out of their folder.
 """
 
@@ -45,8 +45,8 @@ def read_file(path: Path, most_bytes: int, follows_links: bool = False, unpacks:
         unpacks: unpack the content of a gzip file.
 
     Raises:
-        Unreadable: the file is missing, not a regular file, a link out of its folder, too large or not permitted, or a
-            gzip file that is damaged or ends early.
+        Unreadable: the file is missing, not a regular file, a link out of its folder, too large, or not permitted; or
+            its gzip data is damaged or ends early.
     """
     pieces: list[bytes] = []
     left_bytes = most_bytes

@@ -135,9 +135,9 @@ def mode_multiplier(mode: str) -> int:
 def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
     """Exact FLOPs of the matrix products of one forward pass, per token.
 
-    A product of [m, k] and [k, n] costs 2mnk, since a multiply-add counts as two. Each layer has 8 * d_model^2 for q,
-    k, v and output, 6 * d_model * d_ff for gate, up and down, and 4 * context * d_model for scores and values. The head
-    has 2 * d_model * vocab. The embedding is a look-up; norms, softmax and other elementwise work are not model FLOPs.
+    A product of [m, k] and [k, n] costs 2mnk, since a multiply-add counts as two. For each layer: q, k, v and output
+    8 * d_model^2; gate, up and down 6 * d_model * d_ff; scores and values 4 * context * d_model. Once: the head
+    2 * d_model * vocab. The embedding is a look-up; norms, softmax and other elementwise work are not model FLOPs.
     """
     dense = shape.num_layers * (8 * shape.d_model**2 + 6 * shape.d_model * shape.d_ff)
     dense += 2 * shape.d_model * shape.vocab_size

@@ -60,7 +60,7 @@ CASTS = frozenset(["to", "type", "type_as", "float", "double", "half", "bfloat16
 #: Largest number of operators that a module's reason names.
 _MAX_OPERATORS = 3
 NEVER_RAN = "never ran"
-TAKES = "takes what it gets"
+FOLLOWS = "follows its inputs"
 
 
 class NotedOperator(Struct):
@@ -153,8 +153,8 @@ def operator_reason(
         return f"multiplies in fp8, gives {output}"
     listed = LISTS.get((device_type, name))
     if listed is not None and uses_autocast:
-        return listed if under_autocast else "autocast was off for it: takes what it gets"
-    return f"takes a mixture, gives {output}" if len(set(filter(is_floating, inputs))) > 1 else TAKES
+        return listed if under_autocast else "autocast was off for it: follows its inputs"
+    return f"takes mixed inputs, gives {output}" if len(set(filter(is_floating, inputs))) > 1 else FOLLOWS
 
 
 def module_reason(operators: Sequence[NotedOperator], was_called: bool, has_gradients: bool, has_children: bool) -> str:
@@ -162,10 +162,10 @@ def module_reason(operators: Sequence[NotedOperator], was_called: bool, has_grad
     if not was_called:
         return "not called, but its parameters have gradients: another module uses them" if has_gradients else NEVER_RAN
     if not operators:
-        return "what its modules return" if has_children else "calls no operator"
+        return "as its modules return it" if has_children else "calls no operator"
     names: dict[str, dict[str, None]] = defaultdict(dict)
     # An operator that only takes the dtype of its inputs decides nothing.
-    for operator in [operator for operator in operators if operator.reason != TAKES] or operators:
+    for operator in [operator for operator in operators if operator.reason != FOLLOWS] or operators:
         names[operator.reason][operator.name] = None
     return "; ".join(f"{', '.join(list(group)[:_MAX_OPERATORS])}: {reason}" for reason, group in names.items())
 
@@ -181,22 +181,22 @@ def tensor_reasons(
         loss_scale: factor by which the loss was multiplied; None without a scaler.
         dtypes: numbers of tensors by kind of tensor and by dtype.
     """
-    # An unknown precision, defined by a plugin, is taken for one that casts nothing.
+    # An unknown precision, defined by a plugin, is treated as one that casts nothing.
     meaning, parameters = find_precision(precision) or PRECISIONS["32-true"], dtypes["parameters"]
     reasons = {
-        "parameters": f"precision {precision} leaves weights as they are made",
+        "parameters": f"precision {precision} leaves weights as they were made",
         "buffers": "as the module made them",
         "batch": "as the data gives it",
         "gradients": "a gradient has its parameter's dtype",
-        "optimizer_state": "made like the parameters",
+        "optimizer_state": "made with the dtypes of the parameters",
     }
     if meaning.is_mixed:
         reasons["parameters"] += "; autocast casts copies of them"
         if meaning.peak == "fp8":
-            reasons["parameters"] += ", torchao those of its layers to fp8"
+            reasons["parameters"] += ", and torchao casts those of its layers to fp8"
     elif meaning.weights != "float32":
         # Lightning's plugin casts modules and batches themselves.
-        reasons |= dict.fromkeys(("parameters", "buffers", "batch"), f"precision {precision} casts what is floating")
+        reasons |= dict.fromkeys(("parameters", "buffers", "batch"), f"precision {precision} casts floating tensors")
     if loss_scale is not None:
         reasons["gradients"] += f"; multiplied by the loss scale {loss_scale:g} until the optimizer's step"
     expected: dict[str, Iterable[str]] = dict.fromkeys(("gradients", "optimizer_state"), parameters)
@@ -228,7 +228,7 @@ def dtypes_answer(source: str) -> Answer:
         Line("precision", f"{run.precision} on {notes.device_type}, {autocast}, torch {notes.torch}"),
     ]
     if record.was_compiled:
-        text = "noted in a step without compiled code; what a fused kernel keeps to itself may be wider"
+        text = "noted in a step without compiled code; values inside a fused kernel may have wider dtypes"
         headline.append(Line("compiled", text))
     lines = [Line("notes", str(path / record.notes_file), is_whole=True)]
     if unused := record.unused_modules:
@@ -269,7 +269,7 @@ def _module_tables(modules: Sequence[NotedModule]) -> list[Table]:
             dtypes = sequence_text(call.inputs), sequence_text(call.outputs)
             rows.append((path, 1 + len(others), first.class_name, weights, *dtypes, first.reason))
     # First the operators that autocast decides, then those that the code decides, last those that follow their inputs.
-    ordered = sorted(calls, key=lambda call: (call[3].startswith(TAKES), not call[3].startswith("autocast")))
+    ordered = sorted(calls, key=lambda call: (call[3].startswith(FOLLOWS), not call[3].startswith("autocast")))
     operators = [(call[0], calls[call], *call[1:]) for call in ordered]
     caption = "n modules are alike; each call with dtypes of its own has a row"
     return [

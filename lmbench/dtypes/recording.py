@@ -206,7 +206,7 @@ class StepDtypes(TorchFunctionMode):
                         return {before.inputs[0]: 1}, f"cast to {before.output} by the code, for {loss.name}", reason
                     return {loss.inputs[0]: 1}, f"given to {loss.name}", reason
         missing = "no loss operator was seen"
-        return Counter(filter(is_floating, self._latest)), f"what the last module returned; {missing}", missing
+        return Counter(filter(is_floating, self._latest)), f"output of the last module; {missing}", missing
 
 
 def _is_recomputed() -> bool:

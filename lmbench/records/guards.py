@@ -32,7 +32,7 @@ Steps: TypeAlias = Sequence[StepRecord]
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A table of guards.toml, which says what each key means."""
+    """A table of guards.toml, where its keys are described."""
 
     message: str
     advice: str = ""

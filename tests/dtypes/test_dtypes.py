@@ -133,13 +133,13 @@ def test_casts_by_the_code_and_by_promotion_are_not_called_autocast_and_odd_dtyp
     assert kinds["parameters"]["float8_e4m3fn"] == 1
     assert kinds["loss"] == {"float32": 1}
     (addition,) = modules["nested"].operators
-    assert addition.reason == "takes a mixture, gives float64"
+    assert addition.reason == "takes mixed inputs, gives float64"
     assert record.autocast_dtype == "bfloat16"
     assert {
         ("double", "float64", "the code casts to float64"),
-        ("add", "float32", "takes a mixture, gives float32"),
+        ("add", "float32", "takes mixed inputs, gives float32"),
         # The operator is in autocast's list, but the call is outside of the code's own autocast.
-        ("linear", "float32", "autocast was off for it: takes what it gets"),
+        ("linear", "float32", "autocast was off for it: follows its inputs"),
     } <= {(operator.name, operator.output, operator.reason) for operator in modules[""].operators}
 
 
