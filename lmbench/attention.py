@@ -14,15 +14,15 @@ _RATE = Unit("TFLOP/s", 1e-12, lambda value: units.plain(value * 1e-12))
 
 
 def _columns(span: Span) -> tuple[Column, ...]:
-    modes = BACKWARD_MODES if span == "backward" else ()
+    is_backward = span == "backward"
     # FLOPs in forward passes: the backward pass has two products for each product of the forward pass.
-    passes = 2 if span == "backward" else 1
+    passes = 2 if is_backward else 1
 
     def rate(run: RunRecord) -> float | None:
         """FLOP/s by the FLOPs that the pass needs: half of the products where causal, even if a kernel does all."""
         flops, data, summary = run.flops, run.data, run.phases.get(span)
         per_token = flops.causal_per_token_flops if run.model.is_causal else flops.per_token_flops
-        if modes and run.mode not in modes:
+        if is_backward and run.mode not in BACKWARD_MODES:
             return None
         if run.model.head_dim is None or not per_token or not flops.multiplier or not summary or not summary.mean_s:
             return None

@@ -131,8 +131,10 @@ def masked(tree: Any, name: str = "", masks_whole_text: bool = False) -> Any:
         masks_whole_text: mask the whole of a text that contains a secret, such as a URL, and not only that part.
     """
     if isinstance(tree, Mapping):
-        masked_keys = {key: masked_text(key) if isinstance(key, str) else key for key in tree}
-        return {masked_keys[key]: masked(value, _dotted(name, key), masks_whole_text) for key, value in tree.items()}
+        return {
+            masked_text(key) if isinstance(key, str) else key: masked(value, _dotted(name, key), masks_whole_text)
+            for key, value in tree.items()
+        }
     if isinstance(tree, list | tuple):
         return [masked(value, name, masks_whole_text) for value in tree]
     text = masked_text(tree) if isinstance(tree, str) else tree

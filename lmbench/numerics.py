@@ -78,7 +78,8 @@ def overflows_from(form: Form, dtype: torch.dtype, width: int, device: torch.dev
     def fails(pattern: int) -> bool:
         scaled = number(pattern) * row
         result, truth = form.compute(scaled).double(), _TRUTHS[form.operator](scaled.double())
-        return bool(((result == 0) | ~result.isfinite())[truth.isfinite() & (truth != 0)].any())
+        is_wrong, is_expected = (result == 0) | ~result.isfinite(), truth.isfinite() & (truth != 0)
+        return bool((is_wrong & is_expected).any())
 
     limits = torch.finfo(dtype)
     smallest, largest = torch.tensor([limits.tiny, limits.max], dtype=dtype).view(bits).tolist()
@@ -102,7 +103,7 @@ def published_sums(device: torch.device) -> Table:
         total = run_loop(loop, device)
         addends = torch.full((loop.n,), loop.addend, dtype=getattr(torch, loop.addend_dtype), device=device)
         plain_sum = addends.sum(dtype=getattr(torch, loop.accumulator)).item()
-        addend = f"{loop.addend_dtype}{'.float()' if loop.is_cast else ''}"
+        addend = loop.addend_dtype + (".float()" if loop.is_cast else "")
         rows.append([f"{loop.accumulator} += {addend}", total, plain_sum, loop.results])
     unit = Unit("", 1.0, "{:.8g}".format)
     columns = [Column("total += addend"), Column("loop", unit), Column("torch.sum", unit), Column("published")]
@@ -124,8 +125,8 @@ def overflow_table(device: torch.device) -> Table:
 
 def measure_numerics() -> Answer:
     """Both tables for the GPU, or for the CPU where there is none."""
-    has_gpu = torch.cuda.is_available()
-    device, name = torch.device("cuda" if has_gpu else "cpu"), torch.cuda.get_device_name() if has_gpu else "CPU"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     with progress("numerics"):
         sums, overflows = published_sums(device), overflow_table(device)
     _, loop_sum, plain_sum, *_ = sums.rows[0]

@@ -86,11 +86,12 @@ def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dime
     overrides = {name: value for name, value in dimensions.items() if value is not None}
     if size is not None and size not in SIZES:
         raise unknown("model size", size, SIZES, ", or give all dimensions")
-    shape = asdict(SIZES[size]) if size is not None else {}
-    missing = [name for name in ("d_model", "d_ff", "num_layers", "num_heads") if name not in {**shape, **overrides}]
+    named = asdict(SIZES[size]) if size is not None else {}
+    shape = named | overrides | {"vocab_size": vocab_size}
+    missing = [name for name in ("d_model", "d_ff", "num_layers", "num_heads") if name not in shape]
     if missing:
         raise UsageError(f"without a model size, {', '.join(missing)} must be given too (sizes: {', '.join(SIZES)})")
-    return ModelShape(**{**shape, **overrides, "vocab_size": vocab_size})
+    return ModelShape(**shape)
 
 
 def size_name(shape: ModelShape) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import keep_environment_secret, masked, masked_words
@@ -157,8 +157,7 @@ def indented_json(value: object, indent: int = 1) -> str:
 
 def encode_step(step: StepRecord) -> bytes:
     """A line of steps.jsonl, including its line feed."""
-    values = {name: getattr(step, name) for name in StepRecord.__struct_fields__}
-    nonfinite = {name: str(v) for name, v in values.items() if type(v) is float and not math.isfinite(v)}
+    nonfinite = {name: str(v) for name, v in asdict(step).items() if type(v) is float and not math.isfinite(v)}
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
 

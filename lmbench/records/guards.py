@@ -99,9 +99,9 @@ def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
     def judge_parameters(key: str, names: Sequence[str] | None) -> Guard:
         if names is None or checked is None:
             return judge(key, None)
-        listed = f": {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
+        listed = ", ".join([*names[:3], "..."] if len(names) > 3 else names)
         variant = "-none" if len(names) >= checked and key != "gradients-nonfinite" else ""
-        return judge(key + variant, len(names), checked=checked, names=listed)
+        return judge(key + variant, len(names), checked=checked, names=listed and f": {listed}")
 
     if training.nonfinite_gradients and not training.is_skipped:
         yield judge_parameters("gradients-nonfinite", training.nonfinite_gradients)
@@ -147,7 +147,8 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     if is_joint and (steps_s := [rank.mean_s["step"] for rank in run.per_rank or [] if "step" in rank.mean_s]):
         # A rank may start or end its window a step before another.
         yield judge("ranks", max(steps_s) / min(steps_s) - 1, 0.005 + 1 / (count or 1))
-    # A fused kernel of causal attention skips the masked half of the products, so the full count would exceed 100 %.
+    # Only attention alone is known to be causal. A fused kernel then skips half of the products, so that the full count
+    # could exceed 100 %.
     is_causal = run.model.is_causal
     yield judge("mfu-causal", rates.mfu_causal_fraction) if is_causal else judge("mfu", rates.mfu_fraction)
 

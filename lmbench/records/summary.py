@@ -51,7 +51,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.phases = summarize_steps(steps)
     # Scalars describe updates, which skipped steps do not have.
     updated = [step for step in measured if not step.is_skipped]
-    series = {name: _known(updated, name) for name in SCALARS}
+    series = {name: _values(updated, name) for name in SCALARS}
     run.scalars = ScalarMeans(**{name: statistics.fmean(values) for name, values in series.items() if values})
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
@@ -156,7 +156,7 @@ def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
     steps = select_window(records).used
     phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
-        values, host_values = _known(steps, f"{span}_s"), _known(steps, f"{span}_host_s")
+        values, host_values = _values(steps, f"{span}_s"), _values(steps, f"{span}_host_s")
         if not values:
             continue
         summary = summarize(values)
@@ -168,7 +168,7 @@ def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
                 statistics.fmean(host_values), min(host_values), statistics.median(host_values), max(host_values)
             )
         if span != "other":
-            lags = _known(steps, f"lag_{span}_s")
+            lags = _values(steps, f"lag_{span}_s")
             summary.lag = Lag(min(lags), statistics.median(lags), max(lags)) if lags else Lag()
     return phases
 
@@ -210,6 +210,6 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
     )
 
 
-def _known(steps: Iterable[StepRecord], name: str) -> list[float]:
+def _values(steps: Iterable[StepRecord], name: str) -> list[float]:
     """Values of a field in the steps that have it."""
     return [value for step in steps if (value := getattr(step, name)) is not None]
