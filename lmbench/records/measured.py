@@ -337,7 +337,7 @@ class DeviceReading(Struct):
 
 
 class DeviceState(Struct):
-    """Device state: differences between the readings at the window's start and end.
+    """Device state: summary of the readings at the window's start and end.
 
     Attributes:
         mean_power_w: power (lower is better). Mean power between the two readings, from the GPU's energy counter.
