@@ -8,7 +8,7 @@ from typing import TextIO
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.window import ProbeKind
-from lmbench.progress import StatusLine, told
+from lmbench.progress import StatusLine, refreshing
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 from lmbench.report.units import duration
@@ -32,7 +32,7 @@ class ProgressLine(Observer):
         self._began_s = self._step_began_s = time.monotonic()
         self._warmup_step_s: float | None = None
         self._thread.close()
-        self._thread.enter_context(told(self._line, self._tell))
+        self._thread.enter_context(refreshing(self._line, self._tell))
 
     def before_window(self) -> None:
         if (self._warmup_step_s or 0.0) < _LONG_STEP_S:

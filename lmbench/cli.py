@@ -1,4 +1,4 @@
-"""The `lmbench` command. Only what is named is imported: help and reports work without torch."""
+"""The `lmbench` command. It imports a command's module only when that command runs: help and reports need no torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lmbench.masking import keep_words_secret, masked_message
 from lmbench.records.process import begin
 from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
 
-#: Commands that measure in processes; with `--run` or `--config` others do.
+#: Commands that start runs. Other commands may start some with `--run` or `--config`.
 _STARTS_RUNS = {*MEASURING, "sweep", "overhead", "selfcheck", "nsys"}
-#: With one of these a command's standard output is for programs, and holds nothing else.
+#: With one of these options a program reads standard output, so it holds the result alone.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
 
 def help_text() -> str:
-    lines = "\n".join(f"  {name:<10}  {what}" for name, (_, what) in COMMANDS.items())
+    lines = "\n".join(f"  {name:<10}  {summary}" for name, (_, summary) in COMMANDS.items())
     return (
         "usage: lmbench COMMAND [OPTIONS]\n\n"
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"
@@ -37,7 +37,7 @@ def help_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code. Ctrl-C and SIGTERM end it with 130 and 143, without a traceback."""
+    """Run one command and return its exit code. Ctrl-C ends it with 130, SIGTERM with 143, both without a traceback."""
     begin()
     write_what_can_be()
     if argv is None:
@@ -49,22 +49,22 @@ def main(argv: list[str] | None = None) -> int:
         try:
             code = _run(sys.argv[1:] if argv is None else argv, is_whole_process=argv is None)
         except BaseException as error:
-            # What failed once may not be tried again by a flush alone.
+            # The stream may have dropped the text that it failed to write: only further text shows that it still fails.
             lost = _lost_output("\n") if isinstance(error, OSError) else None
             if lost is None and received() is None:
                 raise
         signum = received()
-        # A command may have taken the exception of a signal for argparse's SystemExit; it is no success.
+        # A command may have caught a signal's exception as argparse's SystemExit. The signal still ended it.
         if signum is not None and code == 0:
             tell(f"stopped by {signal.Signals(signum).name}")
             code = exit_code(signum)
         if argv is None:
-            # Python's own end would otherwise walk over all that was imported, for most of a second.
+            # Without this, Python's last garbage collection visits everything imported: most of a second.
             gc.freeze()
         lost = lost or _lost_output()
         if lost is not None:
             abandon_result()
-            # A reader that went away (`| head`) is no failure.
+            # A reader that closes the pipe (`| head`) is not a failure.
             if not isinstance(lost, BrokenPipeError):
                 tell(f"standard output: {lost.strerror}")
                 code = code or ExitCode.INTERNAL
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _lost_output(text: str = "") -> OSError | None:
-    """Why what was printed, and this text after it, cannot be written; None where it can."""
+    """Write `text` and flush standard output. Returns the error where that fails, else None."""
     try:
         if (stream := result_stream()) is not None:
             stream.write(text)
@@ -92,22 +92,22 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         print(__version__)
         return 0
     if args[0] not in COMMANDS:
-        # What a configuration or a study is given to.
+        # The word may be a configuration or a study whose command was left out.
         shipped = [("fit", shipped_configs()), ("sweep", shipped_studies())]
         hints = [f"; did you mean `lmbench {command} {args[0]}`?" for command, names in shipped if args[0] in names]
         hints += [suggest(args[0], [*COMMANDS, "--version"]), f" (commands: {', '.join(COMMANDS)})"]
         tell(f"unknown command {args[0]!r}{next(filter(None, hints))}")
         return ExitCode.USAGE
-    # In an option's name `-` and `_` are the same.
-    args = [re.sub(r"^--[^=]+", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in args]
+    # An option's name may have `-` for `_`.
+    args = [re.sub(r"^--[^=]+", lambda option: f"--{option[0][2:].replace('-', '_')}", word) for word in args]
     keep_words_secret(args)
-    # What nsys is given it hands on.
     options = {word.partition("=")[0] for word in args}
     wants_help = bool({"-h", "--help"} & options)
+    # nsys passes its options on to another command.
     is_for_programs = args[0] != "nsys" and bool(_FOR_PROGRAMS & options) and not wants_help
     try:
         if not wants_help and (args[0] in _STARTS_RUNS or {"--run", "--config"} & options):
-            # Lightning, imported, would end in a traceback.
+            # Importing Lightning under a launcher's variable that holds no number ends in a traceback.
             check_launcher(10**6 if args[0] in MEASURING else 1)
         with result_alone(is_whole_process) if is_for_programs else nullcontext():
             command = importlib.import_module(f"lmbench.commands.{COMMANDS[args[0]][0]}")
