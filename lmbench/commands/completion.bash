@@ -1,4 +1,4 @@
-# Completes lmbench's command line in bash; files where lmbench has nothing to offer.
+# Completes lmbench's command line in bash. Offers file names where lmbench has no words.
 _lmbench() {
     local IFS=$'\n'
     COMPREPLY=($("$1" completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))

@@ -1,4 +1,4 @@
-"""`lmbench completion bash|zsh`: what the Tab key offers, in a tenth of a second."""
+"""`lmbench completion bash|zsh`: the words that the Tab key offers, in a tenth of a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmbench.records.named import given_names
 from lmbench.records.store import RESULTS
 from lmbench.standard_output import write_result
 
-#: What a command takes beside results.
+#: Words that a command takes beside results.
 _OFFERED = {
     "sweep": shipped_studies(), "board": shipped_studies(), "memory": shipped_configs(), "compare": shipped_configs(),
     "noise": shipped_configs(), "completion": ("bash", "zsh"),
@@ -37,13 +37,13 @@ def completion(shell: Literal["bash", "zsh"], /) -> int:
 
 
 def run(args: list[str]) -> int:
-    """Print a shell's script; after `--words` what the last of the words may become."""
+    """Print a shell's script, or after `--words` the completions of the last word."""
     if args[1:2] != ["--words"]:
-        # Here: the Tab key does without it.
+        # Imported here, since completing a word does not need it.
         from lmbench.commands.parser import run_typed
 
         return run_typed("completion", completion, args[1:])
-    # bash takes an equals sign for a word of its own.
+    # bash makes an equals sign a word of its own.
     *words, current = (word.removeprefix("=") for word in args[2:])
     option, equals, current = current.rpartition("=")
     offered = candidates([*filter(None, (*words, option)), current])
@@ -52,7 +52,7 @@ def run(args: list[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> Iterable[str]:
-    """What may stand in the place of the last word, after `lmbench` and the words before it."""
+    """Words that may replace the last of these words, which follow `lmbench` on a command line."""
     if words[0] == "nsys" and words[1:]:
         words = words[1:]
     if not words[1:]:
@@ -64,11 +64,11 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     if value in ("NAME", "SIZE"):
         return [part.split()[0] for part in text.split(", ")]
     if current.startswith("-"):
-        own = arguments(f"lmbench.commands.{module}", command)
-        options = ["-h", *(f"--{name.rstrip('_')}" for name in own if name != "settings")] + ["--json"] * (
-            "format" in own
-        )
-        if command not in MEASURING and "settings" not in own:
+        names = arguments(f"lmbench.commands.{module}", command)
+        options = ["-h", *(f"--{name.rstrip('_')}" for name in names if name != "settings")]
+        if "format" in names:
+            options.append("--json")
+        if command not in MEASURING and "settings" not in names:
             return options
         group = current.removeprefix("--").partition(".")[0]
         return [*options, *daily, "--config", *(f"--{name}" for name in GROUPS.get(group, ()) and group_options(group))]

@@ -90,7 +90,7 @@ def repeated(
         stack.enter_context(result_alone())
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(StringIO()))
-        progress = Progress(plan, name="repeats")
+        progress = Progress(plan, title="repeats")
         stack.enter_context(concluding(path, progress))
         code = carry_out(plan, path, progress)
     if quiet:

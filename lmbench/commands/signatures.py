@@ -1,4 +1,4 @@
-"""Names of options, read off the source of what takes them: to import it would take PyTorch, and seconds."""
+"""Names of options, read from the source code of classes and functions: importing it loads PyTorch, for seconds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GROUPS: Mapping[str, Sequence[str]] = _OPTIONS["groups"]
 
 @cache
 def arguments(module: str, name: str) -> tuple[str, ...]:
-    """The arguments of a class's constructor, or the options of a command's function; none where there is no source."""
+    """The arguments of a class's constructor, or the options of a command's function; empty without source code."""
     package, _, rest = module.partition(".")
     spec = find_spec(package)
-    paths = [Path(folder, *rest.split(".")) for folder in (spec and spec.submodule_search_locations) or ()]
-    sources = [path.with_suffix(".py") for path in paths if path.with_suffix(".py").is_file()]
-    for node in [node for path in sources for node in ast.parse(path.read_text("utf-8")).body]:
+    folders = (spec and spec.submodule_search_locations) or ()
+    paths = [Path(folder, *rest.split(".")).with_suffix(".py") for folder in folders]
+    for node in [node for path in paths if path.is_file() for node in ast.parse(path.read_text("utf-8")).body]:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             is_answer = node.returns is not None and "Answer" in ast.unparse(node.returns)
             output = arguments("lmbench.report.render", "Output") if is_answer else ()
@@ -42,42 +42,44 @@ def arguments(module: str, name: str) -> tuple[str, ...]:
 def group_options(group: str) -> list[str]:
     """All options of a group by their full names: `trainer.precision`."""
     names = [name for source in GROUPS[group] for name in arguments(*source.split(":"))]
-    # A class may take an argument of its base class's in another way.
+    # A class may redefine an argument of its base class.
     return [f"{group}.{name}" for name in dict.fromkeys(names)]
 
 
-def check_options(words: Sequence[str], places: Mapping[str, str] = {}, others: Sequence[str] = ()) -> None:
-    """Look for misspelt options of `lmbench fit` among its words; those of a class of the user's are left alone.
+def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems: Sequence[str] = ()) -> None:
+    """Check the words of `lmbench fit` for misspelt options. Options of a user's class are not checked.
+
+    `places` says where options stand in a file, `problems` what else is wrong with that file.
 
     Raises:
-        UsageError: options that there are not, each with the nearest that there is, and where in a file it stands by
-            `places`; with them what is wrong with the file otherwise.
+        UsageError: there are problems, or unknown options. Each of these is named with its place and the most similar
+            option.
     """
     options = dict.fromkeys(_options(words))
     shipped = {name: path.read_text("utf-8") for name, path in shipped_configs().items()}
-    of_classes = {"optimizer", "lr_scheduler"}
+    class_groups = {"optimizer", "lr_scheduler"}
     for name, value in options:
         if name in ("model", "data") or (name == "config" and "class_path" in shipped.get(value, "class_path")):
-            of_classes |= {"model", "data"}
+            class_groups |= {"model", "data"}
     known = [*_OPTIONS["alone"], *GROUPS, *(option for group in GROUPS for option in group_options(group))]
     lines = []
     for name, _ in options:
         group, *rest = name.split(".")
-        is_free = group in of_classes or rest[:1] == ["init_args"]
-        if not is_free and ".".join([group, *rest[:1]]) not in known:
+        belongs_to_class = group in class_groups or rest[:1] == ["init_args"]
+        if not belongs_to_class and ".".join([group, *rest[:1]]) not in known:
             lines.append(placed(f"unknown option --{name}{suggest(name, known, '--{}')}", places))
     if lines:
         lines[-1] += " (`lmbench fit --help` lists them all)"
-    if lines or others:
-        raise UsageError("; ".join([*lines, *others]))
+    if lines or problems:
+        raise UsageError("; ".join([*lines, *problems]))
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options with their values; a first word without one names a configuration."""
+    """Options with their values. A first word without an option names a configuration."""
     if words and not words[0].startswith("-"):
         yield "config", words[0]
-    for word, after in zip_longest(words, words[1:], fillvalue=""):
-        # A negative number is a value.
+    for word, next_word in zip_longest(words, words[1:], fillvalue=""):
+        # A word such as -1 is a value.
         if match := re.match(r"-+([A-Za-z][^=]*)(=.*)?", word):
             name = "config" if match[1] == "c" else match[1].removesuffix("+")
-            yield name, after if match[2] is None else match[2][1:]
+            yield name, next_word if match[2] is None else match[2][1:]

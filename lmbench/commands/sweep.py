@@ -105,7 +105,7 @@ def sweep(
 
 
 def _studies() -> str:
-    """The shipped studies, a line each: their files' first words."""
+    """The shipped studies, one line each, with the first clause of the file's comment."""
     lines = ["studies (tiny_NAME is the same for a CPU, in a minute or two):"]
     for name, path in shipped_studies().items():
         comment = path.read_text("utf-8").replace("\n# ", " ").lstrip("# ")
@@ -119,12 +119,12 @@ sweep.__doc__ = str(sweep.__doc__).replace("STUDIES", _studies())
 
 
 def read_options(words: list[str]) -> Options:
-    """Options for every cell: `--name value` or `--name=value`."""
+    """Options for every cell, from `--name value` or `--name=value`. Raises UsageError where a value is missing."""
     options: Options = {}
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         name, equals, value = word.removeprefix("--").partition("=")
-        options[name] = value if equals else next(rest, None)
+        options[name] = value if equals else next(remaining, None)
         if not word.startswith("--") or options[name] is None:
             raise UsageError(f"{word} has no value, or is no option; options for every cell are --name value")
     return options
@@ -139,17 +139,17 @@ def carry_out(
     places: Mapping[str, str] = {},
     elsewhere: Callable[[Rows], TaskExecution] | None = None,
 ) -> ExitCode:
-    """Bring a plan to its end in its folder, or as far as its pace says, and publish what came of it.
+    """Measure a plan in its folder, completely or as far as its pace says, and publish the results.
 
-    With `is_dry` the plan is only checked and printed. `places` is where the settings of its file stand. It is
-    measured by the tasks of `elsewhere`, by default on this machine.
+    With `is_dry` the plan is only checked and printed. `places` says where the settings stand in the sweep's file.
+    `elsewhere` makes the tasks that measure the plan on other machines; without it this machine measures.
 
     Raises:
-        UsageError: the folder is another's, a cell's options are not understood, or the engine refuses.
+        UsageError: the folder belongs to another sweep, a cell has unknown options, or the engine refuses.
         SweepHalted: the disk is full, or a process cannot be started.
     """
     words = [f"--config={config}" for config in plan.configs]
-    # Another environment's lmbench may have other options.
+    # Options of other environments are not checked: another revision of lmbench may have others.
     words += [f"--{name}=" for cell in plan.cells if cell.environment is HERE for name in cell.options]
     pace = pace or Pace()
     with (
@@ -158,20 +158,20 @@ def carry_out(
     ):
         rows = Rows(plan, folder, progress)
         tasks = None if elsewhere is None else elsewhere(rows)
-        told = announcement(plan) if tasks is None else tasks.describe()
-        # What is measured elsewhere tasks hold.
+        description = announcement(plan) if tasks is None else tasks.describe()
+        # Rounds measured elsewhere are locked by their tasks.
         folder.open(plan, plan.chosen if tasks is None else (), is_dry=True)
         folder.close()
-        wrong = list[str]()
+        problems = list[str]()
         try:
             if plan.file.view is not None:
                 make_catalogue().view(plan.file.view, plan.file.matrix, places)
         except UsageError as error:
-            wrong.append(str(error))
-        check_options(words, places, wrong)
+            problems.append(str(error))
+        check_options(words, places, problems)
         executor.is_hasty = bool(plan.file.sides)
-        # The first round's servers ask the command line, too.
-        execution = Execution(rows, executor, partial(_predicted, folder, progress), pace)
+        # Made before the check, which uses the servers of its first round.
+        execution = Execution(rows, executor, partial(_predict_largest, folder, progress), pace)
         if not is_dry:
             progress.announce(announcement(plan))
         check_cells(plan, folder, executor, progress.announce, places)
@@ -179,7 +179,7 @@ def carry_out(
             for cell in plan.cells:
                 line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)]))
                 print(f"{shown(cell.id)}\n    {shown(line)}")
-            print(told)
+            print(description)
             return ExitCode.OK
         if tasks is None:
             folder.open(plan, plan.chosen)
@@ -195,8 +195,8 @@ def carry_out(
     return rows.exit_code
 
 
-def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:
-    """The largest value of an option that a cell has room for on the GPU here, by prediction; None if nobody knows."""
+def _predict_largest(folder: SweepFolder, progress: Progress, cell: GridCell, option: str) -> int | None:
+    """Predict the largest value of an option with which a cell fits on the GPU here. None without a prediction."""
     from lmbench.memory.forecast import Request, ask_forecast, gpu_for
     from lmbench.python_process import ProcessFailed
 
@@ -207,35 +207,38 @@ def _predicted(folder: SweepFolder, progress: Progress, cell: GridCell, option: 
     try:
         forecast = ask_forecast(cell.words(folder.config_path(cell))[1:], Request(gpu, finds_largest=True))
     except (UsageError, ProcessFailed):
-        # The run tells the reason, if there is one.
+        # If the cell cannot run, its run says why.
         return None
-    known = {"data.batch_size": forecast.largest_batch_size, "data.context_length": forecast.largest_context_length}
-    largest = known.get(option)
+    largest_values = {
+        "data.batch_size": forecast.largest_batch_size,
+        "data.context_length": forecast.largest_context_length,
+    }
+    largest = largest_values.get(option)
     return None if largest is None else largest.value
 
 
 @contextmanager
 def concluding(path: Path, progress: Progress) -> Iterator[None]:
-    """At the end of a sweep, however it ends: how many runs there are, and what to do with them."""
+    """When the block ends, also by an error, print how many runs there are and the commands for them."""
     try:
         yield
     finally:
-        path, count, total = path.absolute(), progress.outcomes.total(), progress.total
-        if count:
+        path, total = path.absolute(), progress.total
+        if progress.outcomes:
             outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(progress.outcomes.items()))
-            print(shown(f"{path}: {count}{'' if total is None else f' of {total}'} runs: {outcomes}"))
-            if total is not None and count < total:
+            print(shown(f"{path}: {progress.count} runs: {outcomes}"))
+            if total is not None and progress.outcomes.total() < total:
                 print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}"))
             print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))
 
 
 def _publish(folder: SweepFolder, progress: Progress, filings: list[WandbFiling]) -> None:
-    """Leave a row for each cell in cells.csv, and every run for W&B. What hinders that is no failure of the sweep.
+    """Write a row for each cell to cells.csv, and every run to W&B. A failure here does not fail the sweep.
 
-    `filings` are those of the runs that were measured now. What was in the folder before decides neither whether
-    something is uploaded nor where to.
+    `filings` belong to the runs measured now. They alone decide whether runs are uploaded, and where to: the folder may
+    hold older runs that were filed otherwise.
     """
-    # Here, since statistics and tables take their time to import, and help and dry runs need none.
+    # Imported here, since statistics and tables are slow to import, and help and dry runs need none.
     from lmbench.commands.parser import run_typed
     from lmbench.commands.wandb import upload
     from lmbench.report.render import render

@@ -1,6 +1,6 @@
-"""Environments that cells run in: Python, code and variables as they really are on this machine.
+"""Environments that cells run in: which Python, which code and which variables a process gets on this machine.
 
-A revision of a git repository is checked out into a folder of the user's cache that Python can import from.
+A git revision is checked out into a folder of the user's cache, from which Python then imports.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ _TIMEOUT_S = 300.0
 
 
 class ServerLost(Exception):
-    """The server of an environment did not start, or ended before its time; one line says why."""
+    """The fork server of an environment did not start, or ended early. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a process runs; `name` is None for the sweep's own. `spec` is what makes it up on whichever machine, its
-    revision a commit. Without `folder` (in a checkout) it stays in the sweep's working directory."""
+    """Where a process runs.
+
+    Attributes:
+        name: None for the environment of the sweep itself.
+        python: path of the interpreter.
+        spec: describes the environment on any machine; its revision is a commit.
+        folder: working directory in the checkout of the revision; None keeps the sweep's working directory.
+    """
 
     name: str | None
     python: str
@@ -39,11 +45,11 @@ class Environment:
 
     @property
     def import_paths(self) -> list[Path]:
-        """What must be on Python's path to import from the checkout: itself, and `src` where there is one."""
+        """Folders of the checkout that Python imports from: the folder itself, and `src` in it if it exists."""
         return [] if self.folder is None else [path for path in (self.folder / "src", self.folder) if path.is_dir()]
 
     def process_variables(self) -> dict[str, str]:
-        """All environment variables of a process in it."""
+        """All environment variables of a process in this environment."""
         variables = {**os.environ, **self.spec.variables}
         if self.folder is not None:
             paths = [*map(str, self.import_paths), variables.get("PYTHONPATH", "")]
@@ -51,19 +57,19 @@ class Environment:
         return variables
 
     def check_origin(self, lmbench: Path) -> None:
-        """Make sure that the imported lmbench is the checkout's, where the checkout has one. Raises ServerLost."""
+        """Raises ServerLost where the checkout has an lmbench, but the folder of the imported one is not in it."""
         paths = self.import_paths
-        is_there = any((path / "lmbench/__init__.py").is_file() for path in paths)
-        if is_there and not any(lmbench.resolve().is_relative_to(path.resolve()) for path in paths):
+        has_lmbench = any((path / "lmbench/__init__.py").is_file() for path in paths)
+        if has_lmbench and not any(lmbench.resolve().is_relative_to(path.resolve()) for path in paths):
             raise ServerLost(f"lmbench comes from {lmbench}, not from {self.folder}")
 
 
-#: Where the sweep itself runs.
+#: The environment of the sweep itself.
 HERE = Environment(None, sys.executable, EnvironmentSpec())
 
 
 def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
-    """Find or make every environment.
+    """The environments by name, each with its Python found and its revision checked out.
 
     Raises:
         UsageError: there is no such Python or revision, or a secret variable is missing.
@@ -80,22 +86,22 @@ def resolve(specs: Mapping[str, EnvironmentSpec]) -> dict[str, Environment]:
                 folder = check_out(root, commit) / Path.cwd().relative_to(root)
             except UsageError as error:
                 raise UsageError(f"environment {name}: {error}") from error
-        # A sweep's folder keeps no secrets.
+        # A sweep's folder holds a mask in the place of a secret. Its value has to be exported again.
         variables = {key: os.environ.get(key, MASK) if text == MASK else text for key, text in spec.variables.items()}
         for variable in to_fill_in(variables):
-            lost = f"{variable} is not stored in a sweep's folder"
-            raise UsageError(f"environment {name}: {lost}; export it, or go on with the sweep's file")
-        # Not the interpreter's target: what makes a virtual environment is the path.
-        known = EnvironmentSpec(spec.python, commit, variables=variables)
-        environments[name] = Environment(name, str(Path(python).absolute()), known, folder)
+            problem = f"{variable} is not stored in a sweep's folder"
+            raise UsageError(f"environment {name}: {problem}; export it, or go on with the sweep's file")
+        # Links are kept: Python knows a virtual environment by the path that it is started from.
+        python = str(Path(python).absolute())
+        environments[name] = Environment(name, python, EnvironmentSpec(spec.python, commit, variables), folder)
     return environments
 
 
 def resolve_revision(revision: str) -> tuple[Path, str]:
-    """The repository that the working directory lies in, and the commit that `revision` names there.
+    """The git repository of the working directory, and the commit that `revision` names there.
 
     Raises:
-        UsageError: no repository, or no such revision.
+        UsageError: the working directory is in no repository, or the revision does not exist.
     """
     here = Path.cwd()
     root = Path(_git(here, "rev-parse", "--show-toplevel", problem=f"{str(here)!r} is in no git repository"))
@@ -104,14 +110,14 @@ def resolve_revision(revision: str) -> tuple[Path, str]:
 
 
 def check_out(root: Path, commit: str) -> Path:
-    """A folder with the repository as it was at a commit; made once, and kept in the user's cache.
+    """A folder with the repository as it was at a commit, made once and kept in the user's cache.
 
-    It is a clone that borrows the repository's objects: nothing is written into the repository, and lmbench finds the
-    commit in the clone as it does in any working tree. A clone that was changed, or whose objects the repository has
-    dropped, is made anew.
+    The folder is a clone that shares the repository's objects. So nothing is written into the repository, and lmbench
+    finds the commit in the clone as in any working tree. A clone that was changed, or whose objects the repository has
+    deleted, is made anew.
 
     Raises:
-        UsageError: git refuses.
+        UsageError: git fails, or the folder cannot be written.
     """
     digest = hashlib.sha256(str(root).encode()).hexdigest()[:8]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -128,24 +134,24 @@ def check_out(root: Path, commit: str) -> Path:
             words = ["clone", "--quiet", "--shared", "--no-checkout", "--", str(root), str(clone)]
             _git(root, *words, problem=f"{root} cannot be cloned")
             _git(clone, "checkout", "--quiet", "--detach", commit, problem=f"commit {commit} cannot be checked out")
-            # In one move: another sweep sees all of it or nothing.
+            # One move, so that another sweep never sees a part of the clone.
             clone.rename(folder)
     except OSError as error:
-        # Another sweep may have made it meanwhile.
+        # Another sweep may have made the folder meanwhile.
         if error.errno != errno.ENOTEMPTY:
             raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return folder
 
 
 def _git(folder: Path, *words: str, problem: str) -> str:
-    """What git prints in a folder. Raises UsageError with the problem, and with what git says of it."""
+    """Run git in a folder and return its output. Raises UsageError with the problem and git's own message."""
     command = ["git", "-C", str(folder), *words]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{problem}: git: {error}") from error
-    if done.returncode:
-        raise UsageError(f"{problem} ({' '.join(done.stderr.split())})")
-    return done.stdout.strip()
+    if process.returncode:
+        raise UsageError(f"{problem} ({' '.join(process.stderr.split())})")
+    return process.stdout.strip()

@@ -1,6 +1,6 @@
-"""Runs a plan on this machine: round after round of repeats, each run to a complete row.
+"""Runs a plan on this machine, one round of repeats after the other, and leaves a complete row for each run.
 
-`local.py` starts the processes; here is what a run's end means for the runs after it.
+`local.py` starts the processes. This module decides what the end of a run means for later runs.
 """
 
 from __future__ import annotations
@@ -30,30 +30,36 @@ from lmbench.sweep.plan import GridCell, Job, Plan, as_json
 from lmbench.sweep.rows import Rows, SweepHalted
 
 _CHECK_TIMEOUT_S = 300.0
-#: How far from the first value the next one is tried, as a part of it; twice as far each time until the border is met.
+#: The first stride of a search, as a share of its first value. Each further stride is twice as long.
 _FIRST_STRIDE = 1 / 16
-#: Rounds of two sides that a server's forks make: imports take longer than a round. What a hash seed or an address
-#: layout does to one side persists over these rounds, which the rule of `compare.rounds` allows for.
+#: Rounds of two sides that one server forks, since its imports take longer than a round. An effect of the server's hash
+#: seed or address layout on one side persists over these rounds. The rule of `compare.rounds` allows for that.
 ROUNDS_PER_SERVER = 4
 
 
 class CompileCache(ScratchFolder):
-    """What runs of a sweep have compiled, for those that compile the same. It lies in the temporary folder: a sweep's
-    own may be on a disk that other machines share. Compiled code is run, so none is trusted that another process left.
+    """Compiled code of a sweep's runs, for later runs that compile the same.
+
+    It lies in the temporary folder, since a sweep's folder may be on a disk that other machines share. It begins empty,
+    since compiled code is executed, and another process may have left anything.
     """
 
     def __init__(self) -> None:
         super().__init__("compiled")
+        #: `GridCell.compiled_as` of what the cache holds.
         self.done = set[str]()
 
 
 @dataclass
 class Pace:
-    """How far a plan is measured, and at which pace.
+    """How far a plan is measured, and with what.
 
-    `is_enough` is asked after each round with how many have ended, `left_s` before each run with how many seconds it
-    may take: at 0 none is begun. `window_options` are the window's settings of the rounds to come, where two sides are
-    measured. `cache` and `executor` are those of several plans.
+    Attributes:
+        is_enough: called after each round with the number of rounds that ended; True ends the plan.
+        left_s: called before each run for the seconds that it may take; at 0 no run begins.
+        window_options: settings of the window for coming rounds, where two sides are compared.
+        cache: compiled code that several plans share.
+        executor: servers that several plans share.
     """
 
     is_enough: Callable[[int], bool] = lambda rounds: False
@@ -67,14 +73,14 @@ class Pace:
 class Execution:
     """A plan being carried out on this machine, with its rows.
 
-    `predict` guesses the largest value of an option that a cell has room for.
+    `predict` gives the largest value of an option that a cell presumably has room for, None without a prediction.
     """
 
     rows: Rows
     executor: LocalExecutor
     predict: Callable[[GridCell, str], int | None]
     pace: Pace = field(default_factory=Pace)
-    # By cell: the trial that found the largest value.
+    # The trial with the largest value that fits, by the id of its cell.
     _largest: dict[str, GridCell] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,11 +88,11 @@ class Execution:
         self.executor.begin_round(len(self.plan.chosen) - 1)
 
     def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
-        """Bring every job to its end, or as many rounds of them as are enough; that is asked after each round.
+        """Measure every job, round by round. `is_enough` is called after each round, and ends the plan by True.
 
         Raises:
             SweepHalted: the disk is full, or a process cannot be started.
-            KeyboardInterrupt, SystemExit: an interruption; the run that it met is recorded as interrupted.
+            KeyboardInterrupt, SystemExit: an interruption, after the current run was recorded as interrupted.
         """
         spec = self.plan.file.largest
         self._cache = self.pace.cache or CompileCache()
@@ -96,8 +102,8 @@ class Execution:
                 if ended and not (self.plan.file.sides and repeat % ROUNDS_PER_SERVER):
                     self.executor.begin_round(len(self.plan.chosen) - ended - 1)
                 missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
-                # Start the servers of all environments first, so that start-up load does not bias one of them. A run
-                # whose server is lost says so itself.
+                # Start the servers of all environments first, so that start-up load does not bias one of them. Where a
+                # server is lost, each of its runs records that.
                 with suppress(ServerLost):
                     self.executor.await_ready(cell.environment for cell in missing)
                 for job in jobs:
@@ -113,9 +119,9 @@ class Execution:
                     break
 
     def _search(self, cell: GridCell, spec: LargestSpec) -> None:
-        """Try values, each in a process of its own, until the largest that fits is known.
+        """Try values of the option, each in a fresh process, until the largest one that fits is known.
 
-        A value fits if its run ended well, and the allocator never had to give back what it held to go on.
+        A value fits if its run ends well without a retry of the allocator, which empties its cache to find room.
         """
         tried: dict[int, tuple[Job, RunRecord]] = {}
 
@@ -134,7 +140,7 @@ class Execution:
             return record.outcome == "ok" and not record.memory.run_alloc_retry_count
 
         first = self.predict(cell, spec.option) or int(cell.options.get(spec.option, 1))
-        # Where a run failed for another reason, that run tells it; where nothing fits, the smallest value does.
+        # The result is a run in any case: one that failed for another reason, or that of value 1 if nothing fits.
         job, record = tried[seek(first, spec.most, fits)]
         if record.sweep is not None and record.sweep.search != "largest":
             record.sweep.search = "largest"
@@ -156,10 +162,11 @@ class Execution:
 
     def _measure(self, job: Job) -> RunRecord:
         words = self._words(job)
-        first = self.folder.runs / Job(job.cell, 0).name
-        if job.repeat and is_run_folder(first) and is_hopeless(failed := load_run(first, with_steps=False).record):
-            record, error = new_record(job.name, words), failed.error or RunError()
-            message = f"repeat 0 ended with {failed.outcome}: {error.message}"
+        path = self.folder.runs / Job(job.cell, 0).name
+        first = load_run(path, with_steps=False).record if job.repeat and is_run_folder(path) else None
+        if first is not None and is_hopeless(first):
+            record, error = new_record(job.name, words), first.error or RunError()
+            message = f"repeat 0 ended with {first.outcome}: {error.message}"
             record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
             return self.rows.write(job, record)
         self.rows.check_disk()
@@ -167,7 +174,7 @@ class Execution:
         log = self.folder.log_path(job)
         log.unlink(missing_ok=True)
         started_at = now()
-        # Whatever its process leaves in the temporary folder goes with it, also when it was killed.
+        # The process's own temporary folder, so that nothing is left behind even by one that was killed.
         with ScratchFolder("cell") as scratch:
             variables = {
                 "TMPDIR": scratch,
@@ -178,7 +185,7 @@ class Execution:
             self.folder.begin(job)
             self.rows.progress.begin(job.name)
             nodes, devices = self.plan.ranks(job.cell)
-            # Within a task of SLURM, which gave it the nodes. Ranks of one node are forked here.
+            # Ranks on several nodes need srun, in a SLURM job that has these nodes. Ranks of one node are forked here.
             srun = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={devices}", "--kill-on-bad-exit=1"]
             launcher = srun if nodes > 1 and "SLURM_JOB_ID" in os.environ else []
             launch = Launch(words, log, job.cell.environment, variables, launcher)
@@ -193,12 +200,14 @@ class Execution:
 
     def _words(self, job: Job) -> list[str]:
         words = job.cell.words(self.folder.config_path(job.cell))
-        # The cold time is that of repeat 0, whose cache the others, and other passes, take over.
+        # Repeat 0 measures cold compilation. Later repeats and other passes reuse its cache.
         if job.cell.compiled_as in self._cache.done:
             words.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
-            # What the probes show is known from the first round.
-            words += [*self.pace.window_options, *(["--measure.probe_steps=0"] if job.repeat else [])]
+            words += self.pace.window_options
+            if job.repeat:
+                # Probe steps of the first round are enough.
+                words.append("--measure.probe_steps=0")
         return [*words, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
 
 
@@ -209,30 +218,32 @@ def check_cells(
     say: Callable[[str], None],
     places: Mapping[str, str],
 ) -> None:
-    """Let the command line parse cells without a run (`--print_config`), as few as have each option with each of its
-    values. What a cell's parts refuse when they are built is not noticed: that becomes the cell's own outcome.
+    """Let the command line parse cells without running them (`--print_config`).
+
+    Only cells without a run are checked, and only as many as cover every value of every option. An error from building
+    a cell's model or data is not noticed here: it becomes the outcome of the cell's run.
 
     Raises:
         UsageError: options are not understood, each with its place in the sweep's file, or an environment does not
             work.
     """
     seen: set[str] = set()
-    wrong = dict[str, str]()
-    asked = []
+    problems = dict[str, str]()
+    checked = []
     for cell in plan.cells:
         options = {**cell.options, "command": cell.command, "environment": cell.environment.name, "": cell.config}
-        parts = set(map(as_json, options.items()))
-        if not parts <= seen and not is_run_folder(folder.runs / Job(cell, 0).name):
-            seen |= parts
-            asked.append(cell)
-    if not asked:
+        settings = set(map(as_json, options.items()))
+        if not settings <= seen and not is_run_folder(folder.runs / Job(cell, 0).name):
+            seen |= settings
+            checked.append(cell)
+    if not checked:
         return
-    say(f"asking the command line whether it takes the options ({len(asked)} of the cells have them all)")
+    say(f"asking the command line whether it takes the options ({len(checked)} of the cells have them all)")
     try:
-        executor.await_ready(cell.environment for cell in asked)
+        executor.await_ready(cell.environment for cell in checked)
         with ScratchFolder("check") as scratch:
             config, log = Path(scratch) / "config.yaml", Path(scratch) / "log"
-            for cell in asked:
+            for cell in checked:
                 if cell.config is not None:
                     config.write_text(plan.configs[cell.config], encoding="utf-8")
                 words = cell.words(None if cell.config is None else config)
@@ -243,21 +254,22 @@ def check_cells(
                 if end.code != ExitCode.OK:
                     line = end.lost or [f"exit code {end.code}", *last_lines(log)][-1].removeprefix("lmbench: ")
                     line = line.replace(str(config), str(cell.config))
-                    wrong.setdefault(line, placed(f"cell {cell.id}: {line}", places))
-    except ServerLost as lost:
-        raise UsageError(str(lost)) from None
-    if wrong:
-        raise UsageError("; ".join(wrong.values()))
+                    problems.setdefault(line, placed(f"cell {cell.id}: {line}", places))
+    except ServerLost as error:
+        raise UsageError(str(error)) from None
+    if problems:
+        raise UsageError("; ".join(problems.values()))
 
 
 def seek(value: int, most: int, try_value: Callable[[int], bool | None]) -> int:
-    """The largest value that fits, the smallest where none does; the value of which `try_value` cannot tell (None).
+    """The largest value from 1 to `most` that fits, or 1 if none does.
 
-    Starts at `value`, strides away from it, each time twice as far, until one value fits and a larger one does not,
-    and halves what lies between. All values are from 1 to `most`.
+    The search starts at `value` and takes strides, each twice as long as the last, until one value fits and a larger
+    one does not. Then it halves the interval between them. A value for which `try_value` returns None ends the search
+    and is returned.
     """
     stride, value = max(1, round(value * _FIRST_STRIDE)), min(value, most)
-    # The largest value that is known to fit, and the smallest that is known not to.
+    # The largest value known to fit, and the smallest known not to.
     fits, fails = 0, most + 1
     while fails - fits > 1:
         does_fit = try_value(value)

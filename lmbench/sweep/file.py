@@ -1,4 +1,4 @@
-"""A sweep's file: what is measured, over which grid, how often."""
+"""A sweep's file: which options are measured, over which grid, and how often."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lmbench.masking import is_secret
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.vocabulary import MODES, SIDE
 
-#: Options by their dotted names, each with its value as YAML has it: `{"model.size": "small"}`.
+#: Values of options, as YAML has them, by the options' dotted names: `{"model.size": "small"}`.
 Options = dict[str, Any]
 
-#: Axes that stand beside the options, under keys of their own in the file.
+#: Axes that are not options, and have their own keys in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
 MOST_REPEATS = 1000
-#: More rounds of two sides than this are never made, whatever the budget.
+#: The most rounds of two sides, whatever the budget.
 MOST_ROUNDS = 200
 #: The option of `base` that names a configuration.
 CONFIG = "config"
@@ -31,7 +31,7 @@ _SET_BY_SWEEP = ("measure.mode", "measure.results_dir", "measure.run_id")
 
 
 class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where cells run: another Python, another revision of the repository here, further environment variables."""
+    """Where cells run: path of a Python, revision of the repository here, and additional environment variables."""
 
     python: str | None = None
     revision: str | None = None
@@ -39,20 +39,25 @@ class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class LargestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What each cell looks for: the largest value of an option that fits, at most `most`."""
+    """The option of which each cell searches the largest value that fits, up to `most`."""
 
     option: str
     most: Annotated[int, Meta(ge=1)] = 2**20
 
 
 class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A sweep as it was written.
+    """The content of a sweep's file.
 
-    `base` are options of every cell (with `config`, a configuration by name or path); `matrix` are the axes: by an
-    option's name a list of its values, by a name of their own a list of mappings of options. `largest` names an option
-    of which each cell looks for the largest value that fits. `view` is the report's.
-    `sides` are two cells that are measured in turn, to be compared: by name the options of each, with a `config` and an
-    `environment` of its own where it has one.
+    Attributes:
+        base: options of every cell; `config` names a configuration or its path.
+        matrix: the axes. Under an option's name stands a list of its values, under any other name a list of mappings
+            of options.
+        include: points added to the grid.
+        exclude: rules that remove points from the grid, each a value or a list of values by axis.
+        sides: options of the two cells of a comparison, which are measured in turn. A side may have its own `config`
+            and `environment`.
+        largest: the option of which each cell searches the largest value that fits.
+        view: the view that reports show, or the name or path of a study that has one.
     """
 
     base: Options = {}
@@ -75,18 +80,16 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return str(name) if name else None
 
     def axes(self) -> list[list[Options]]:
-        """The grid's axes: for each value the options that it sets, beside `side`, `mode`, `pass` and `environment`.
-
-        The values of an axis with a name of its own are mappings of options.
-        """
+        """The grid's axes, each a list of values. A value is a mapping of options, `side`, `mode`, `pass` or
+        `environment`."""
         if self.sides:
             return [[{SIDE: name, **options} for name, options in self.sides.items()]]
         axes: list[list[Options]] = []
         for axis, values in self.matrix.items():
             is_named = "." not in axis and all(isinstance(value, dict) for value in values)
             axes.append(values if is_named else [{axis: value} for value in values])
-        others = ((MODE, self.modes), (PASS, self.passes), (ENVIRONMENT, self.environments))
-        return axes + [[{axis: value} for value in values] for axis, values in others if values]
+        special_axes = ((MODE, self.modes), (PASS, self.passes), (ENVIRONMENT, self.environments))
+        return axes + [[{axis: value} for value in values] for axis, values in special_axes if values]
 
     def varying_options(self) -> set[str]:
         """Every option that differs from cell to cell."""
@@ -94,10 +97,10 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return set().union(*options) - {SIDE, MODE, PASS, ENVIRONMENT, CONFIG}
 
     def changed(self, options: Options, repeats: int | None = None, timeout_s: float | None = None) -> SweepFile:
-        """The file with what the command line gives for every cell.
+        """The file with the command line's options for every cell, and its repeats and time limit if given.
 
         Raises:
-            UsageError: an option that an axis sets, or a value out of its range.
+            UsageError: an axis sets one of the options, or a value is out of its range.
         """
         if varying := self.varying_options() & set(options):
             raise UsageError(f"--{varying.pop()} is an axis of this sweep; change the file, or leave the option out")
@@ -105,20 +108,20 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return sweep_from(self.as_mapping() | {key: value for key, value in changes.items() if value is not None})
 
     def as_mapping(self) -> dict[str, Any]:
-        """The file's content, as `sweep_from` takes it."""
+        """The file's content in the form that `sweep_from` reads."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         return content
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """Read a YAML file.
+    """Read a sweep from a YAML file.
 
     Raises:
-        UsageError: it cannot be read, or is no sweep.
+        UsageError: the file cannot be read, or holds no sweep.
     """
     text, content = read_yaml(path, f"sweep file {str(path)!r}")
     if isinstance(content, dict) and isinstance(content.get("view"), dict):
-        # What is stored of the sweep still says whose view it is.
+        # The sweep's stored copy keeps the name of the study that the view belongs to.
         content["view"].setdefault("name", path.stem)
     try:
         return sweep_from(content, lines_of(text, str(path)))
@@ -127,7 +130,7 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 
 def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
-    """A sweep from a file's content; `places` is where each of its settings stands.
+    """A sweep from a file's content. `places` says where each setting stands in the file.
 
     Raises:
         UsageError: unknown keys, an empty matrix, or a value of the wrong form.
@@ -145,7 +148,7 @@ def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
 
 
 def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with each key of a file, with its place where that is known."""
+    """A message for each key of a file whose value is wrong, with its place where that is known."""
     for key, value in content.items() if isinstance(content, dict) else ():
         try:
             msgspec.convert({key: value}, SweepFile)
@@ -154,7 +157,7 @@ def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
 
 
 def _check(sweep: SweepFile) -> None:
-    """Refuse what the types allow and no sweep can mean. Raises UsageError."""
+    """Raises UsageError for a content that the types allow and no sweep can mean."""
     choices = {SIDE: sweep.sides, MODE: MODES, PASS: PASSES, ENVIRONMENT: sweep.environments}
     points = [*itertools.chain(*sweep.axes()), *sweep.include]
     for option in itertools.chain(sweep.base, *points):

@@ -1,4 +1,4 @@
-"""What a sweep says while it runs: a line for every run that ended, what goes on now, and how long it will take."""
+"""Progress of a sweep: a line for every run that ended, one for the run going on, and the time that is left."""
 
 from __future__ import annotations
 
@@ -16,29 +16,38 @@ _MOST_REASON = 160
 
 
 class Progress(Task):
-    """Lines on standard error, with one below them for what goes on; they never end a sweep.
+    """Lines on standard error for the runs of a plan, with the status line below them.
 
-    Of a part of something larger `names` are those of its cells, by their ids: only the ends of runs are told then.
+    A stage of `lmbench tune` gives `names` for its cells, by their ids. Only ends of runs stay on the screen then.
     """
 
-    def __init__(self, plan: Plan, name: str = "", names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, plan: Plan, title: str = "", names: Mapping[str, str] | None = None) -> None:
         self._names = names
-        # None where nobody knows: how many rounds two sides take, or how many trials a search.
+        # None where the number of runs is open: two sides take rounds, and a search trials, until they know enough.
         self.total = None if plan.file.sides or plan.file.largest else len(plan.jobs())
-        super().__init__(name or ("compare" if plan.file.sides else "sweep"), self.total)
+        super().__init__(title or ("compare" if plan.file.sides else "sweep"), self.total)
         self.outcomes: Counter[str] = Counter()
 
+    @property
+    def count(self) -> str:
+        """The number of runs that ended, of how many where that is known: `3 of 8`."""
+        ended = self.outcomes.total()
+        return str(ended) if self.total is None else f"{ended} of {self.total}"
+
     def announce(self, text: str) -> None:
-        """What is to come."""
-        self.keep(text) if self._names is None else self.line.show(text)
+        """Say what comes next."""
+        if self._names is None:
+            self.keep(text)
+        else:
+            self.line.show(text)
 
     def kept(self, run: RunRecord) -> None:
-        """A run of an earlier start of the sweep counts, and takes no time now."""
+        """Count a run of an earlier start of the sweep, which takes no time now."""
         self.outcomes[run.outcome] += 1
         self.leave_out()
 
     def ended(self, job: Job, run: RunRecord) -> None:
-        """A run ended, and why where it did not end well."""
+        """Count a run that ended, and write its outcome with its step time or the reason of its failure."""
         self.outcomes[run.outcome] += 1
         self.line.restart()
         ending, step, error = run.outcome, run.phases.step, run.error or RunError()
@@ -47,12 +56,11 @@ class Progress(Task):
         elif ending not in ("ok", "skipped"):
             ending += f" in {error.phase}" if error.phase else ""
             ending += f": {textwrap.shorten(error.message or '', _MOST_REASON, placeholder=' ...')}"
-        count = f"{self.outcomes.total()}{'' if self.total is None else f' of {self.total}'}"
-        self.keep(f"{count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}")
+        self.keep(f"{self.count}: {(self._names or {}).get(job.cell.id, job.name)}: {ending}")
 
 
 def announcement(plan: Plan) -> str:
-    """What a sweep will take, as far as that is known before anything has run."""
+    """How many runs a sweep takes and for how long, as far as that is known before the first run."""
     if plan.file.sides:
         return "two sides in turn, in rounds until the verdict stands"
     if (spec := plan.file.largest) is not None:
