@@ -150,10 +150,10 @@ class Execution:
 
     def _bring_to_end(self, job: Job) -> RunRecord:
         try:
-            record = self.rows.kept(job)
+            record = self.rows.earlier_record(job)
             if record is None:
                 record = self._measure(job)
-                self.rows.ended(job, record)
+                self.rows.count_measured(job, record)
         except OSError as error:
             raise SweepHalted(f"{job.name} cannot be run: {error}; mend that, and start the sweep again") from error
         if record.compile.cache == "private":

@@ -1,7 +1,8 @@
-"""A sweep's folder: what it is, who began it, which of its runs are done, and who may write into it.
+"""A sweep's folder: its files, who began it, which of its runs are done, and which process may write into it.
 
-All paths in it are relative. Going on with a sweep runs what its files name. So the user's own state folder keeps a
-digest of these files, which no folder that comes from elsewhere can put there; a folder that is moved keeps its digest.
+Going on with a sweep runs the programs and imports the code that its files name. So the user's own state folder keeps a
+digest of the files of each sweep that the user began: a folder from elsewhere has none there. Paths in a sweep's folder
+are relative, so that a moved folder keeps its digest.
 """
 
 from __future__ import annotations
@@ -33,48 +34,48 @@ from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 
-#: Copies of configurations, the base's and those of sides, so that a change of the original meets no half of a sweep.
+#: Copies of the configurations of the base and of the sides, so that a change of an original does not affect the later
+#: runs of a sweep alone.
 CONFIG_FILE = "base.yaml"
 SIDE_CONFIG_FILE = "side-{}.yaml"
 _FILES = (SWEEP_FILE, CONFIG_FILE, SIDE_CONFIG_FILE.format("A"), SIDE_CONFIG_FILE.format("B"))
-#: The name of a run for every process that was started.
+#: A line for every process that was started, with the name of its run.
 ATTEMPTS_FILE = "attempts.txt"
 CHILD_LOG = "child.log"
-#: The environment variable that every process of a sweep has: which folder it works for.
+#: The environment variable of every process of a sweep that names the sweep's folder.
 MARK = "LMBENCH_SWEEP"
 _LOCK = ".lock"
 
-#: Outcomes that are not tried again.
+#: Outcomes whose runs are not repeated when a sweep goes on.
 FINAL = ("ok", "oom", "timeout", "error", "skipped")
 
 
 class FolderTaken(UsageError):
-    """Another process measures a round of a sweep."""
+    """Another process has locked a round of the sweep."""
 
 
 class StoredSweep(Struct):
-    """What is read again from sweep.json: the sweep's file, with the folder's copies of configurations."""
+    """The part of sweep.json that is read again: the sweep's file, naming the folder's copies of configurations."""
 
     file: dict[str, Any]
 
 
 class SweepFolder:
-    """`<results_dir>/<name>`; made by `open`, which also locks it."""
+    """`<results_dir>/<name>`. `open` makes it and locks rounds in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.runs = self.path / RUNS_FOLDER
-        #: The variables by which processes that a sweep of this folder started are known again.
+        #: The environment variables that mark processes started by a sweep of this folder.
         self.mark = {MARK: str(self.path.resolve())}
         self._open = ExitStack()
 
     def open(self, plan: Plan, rounds: Iterable[int], is_dry: bool = False) -> None:
-        """Make the folder or go on with it, these rounds for this process alone; with `is_dry` only look whether that
-        can be done.
+        """Make the folder or go on with it, and lock rounds for this process. With `is_dry` only check that this works.
 
         Raises:
-            FolderTaken: another process has such a round.
-            UsageError: it is another sweep's, or it cannot be written.
+            FolderTaken: another process has locked one of the rounds.
+            UsageError: the folder belongs to another sweep, or cannot be written.
         """
         try:
             if is_dry and not os.path.lexists(self.path):
@@ -86,11 +87,11 @@ class SweepFolder:
                 raise UsageError(f"{self.runs} is a link; remove it")
             lock = self._open.enter_context(open_to_append(self.path / _LOCK))
             self._attempts = self._open.enter_context(open_to_append(self.path / ATTEMPTS_FILE))
-            # The kernel lets go of them when this process ends, however it does. A byte stands for a round, since other
-            # processes may measure other rounds; ranges of bytes are what network file systems lock, too.
+            # One byte for each round, since other processes may measure other rounds. Network file systems support such
+            # locks, and the kernel releases them however this process ends.
             for repeat in rounds:
                 fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, repeat, 1, 0))
-            # A run is named by its cell and its repeat, in between stands the value that a search tries.
+            # A run's name is its cell's id, the value that a search tried if there is one, and the repeat.
             ids = {cell.id for cell in plan.cells}
             for path in filter(is_run_folder, sorted(self.runs.iterdir())):
                 if not any(path.name[: dash.start()] in ids for dash in re.finditer("-", path.name)):
@@ -108,14 +109,15 @@ class SweepFolder:
             raise UsageError(f"{problem}; choose another --results_dir") from error
 
     def close(self) -> None:
-        """Let others have it; may be called again."""
+        """Release the locks."""
         self._open.close()
 
     def _write_plan(self, plan: Plan) -> None:
         file = plan.file.as_mapping()
         texts = dict[str, str]()
         for options, name in _with_configs(file):
-            text, content = (kept[str(options[CONFIG])] for kept in (plan.configs, plan.contents))
+            config = str(options[CONFIG])
+            text, content = plan.configs[config], plan.contents[config]
             stored = masked_whole(content)
             texts[name] = text if stored == content else yaml.safe_dump(stored, sort_keys=False)
             options[CONFIG] = name
@@ -128,26 +130,28 @@ class SweepFolder:
             "file": masked_whole(file),
         }
         texts[SWEEP_FILE] = indented_json(content)
-        # What a sweep of other sides left takes no part.
+        # An earlier sweep of other sides may have left its copies.
         for name in set(_FILES) - texts.keys():
             (self.path / name).unlink(missing_ok=True)
-        # First, so that a sweep that is killed here can be gone on with.
+        # The digest comes first, so that a sweep that is killed here can go on later.
         _is_trusted({name: text.encode() for name, text in texts.items()}, adds=True)
         for name, text in texts.items():
             write_whole(self.path / name, text)
 
-    def final(self, job: Job) -> RunRecord | None:
-        """The record of the job's run, where it has one that is not to be tried again."""
+    def final_record(self, job: Job) -> RunRecord | None:
+        """The record of the job's run, None if there is none or it has to be repeated."""
         if not is_run_folder(self.runs / job.name):
             return None
         run = load_run(self.runs / job.name, with_steps=False)
-        # Without its place in the sweep nobody saw it end; what it measured counts all the same.
+        # Without `sweep` in its record, the sweep was killed before it closed the run. A run that is ok counts even so.
         is_final = run.outcome == "ok" or (run.outcome in FINAL and run.record.sweep is not None)
         return run.record if is_final else None
 
     def clear(self, job: Job, say: Callable[[str], None]) -> None:
-        """Remove what an earlier attempt left, and end its process where that outlived its sweep; `say` hears in a line
-        of what nobody expects."""
+        """Remove the folder of an earlier attempt, and kill its process if that outlived the sweep.
+
+        `say` is called with a line about a damaged record or a process that still ran.
+        """
         path = self.runs / job.name
         if is_run_folder(path):
             run = load_run(path, with_steps=False)
@@ -160,11 +164,10 @@ class SweepFolder:
             shutil.rmtree(path)
 
     def _kill(self, record: RunRecord) -> bool:
-        """Kill the running process that a record says wrote it, where a sweep of this folder started it.
+        """Kill the process that a record names, if a sweep of this folder started it. Returns whether it was killed.
 
-        A record may come from anywhere, and a process id in it proves nothing. So the process has to have the sweep's
-        mark among the variables that it was started with. Those the kernel keeps, and no folder that is copied here can
-        put them there.
+        A record may come from anywhere, so its process id proves nothing. The process must have the sweep's mark among
+        the variables that it was started with: the kernel keeps these, and a copied folder cannot put the mark there.
         """
         with suppress(psutil.Error):
             process = psutil.Process(record.pid)
@@ -174,11 +177,11 @@ class SweepFolder:
         return False
 
     def log_path(self, job: Job) -> Path:
-        """Where the output of the job's process goes, until its run's folder can take it."""
+        """The file for the output of the job's process, which moves into the run's folder when the run ends."""
         return self.runs / f".{job.name}.log"
 
     def begin(self, job: Job) -> None:
-        """Note that a process is about to be started."""
+        """Record that a process for the job is about to start."""
         self._attempts.write(f"{job.name}\n")
         self._attempts.flush()
 
@@ -188,19 +191,19 @@ class SweepFolder:
         return self._attempts.read().splitlines().count(job.name)
 
     def config_path(self, cell: GridCell) -> Path | None:
-        """The folder's copy of the cell's configuration. A side without a configuration has the base's."""
+        """The folder's copy of the cell's configuration, None without one. A side without its own uses the base's."""
         names = [SIDE_CONFIG_FILE.format(cell.axes[SIDE])] if SIDE in cell.axes else []
         return next((self.path / name for name in (*names, CONFIG_FILE) if is_file(self.path / name)), None)
 
 
 def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
-    """The file of the sweep that a folder holds, to go on with.
+    """The file of the sweep in a folder, to go on with that sweep.
 
-    Where this user did not begin it, tells on standard error what going on would run, import and send; `trusts` makes
-    it the user's own.
+    `trusts` takes over a sweep that this user did not begin. Without it, such a sweep is refused after a list on
+    standard error of everything that it would run, import and send.
 
     Raises:
-        UsageError: it holds none that this lmbench can read, or the user did not begin it.
+        UsageError: the folder holds no sweep that this lmbench can read, or one that this user did not begin.
     """
     contents = dict[str, bytes]()
     for name in _FILES:
@@ -225,12 +228,12 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
 
 
 def _actions(path: Path, file: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[str]:
-    """In a line each, the settings of a folder's sweep that may run, import or read something, or send."""
+    """A line for each setting of a folder's sweep that may run, import, read or send something."""
     copies = {f"base.{CONFIG}", f"sides.A.{CONFIG}", f"sides.B.{CONFIG}"}
     for source, text in contents.items():
         tree = file if source == SWEEP_FILE else parse_yaml(text.decode(errors="replace"), source)
         for name, value in leaves(masked(tree)):
-            # A class may be named without its module.
+            # The command line also accepts a class by its name without the module.
             is_code = may_run(value, path) or (isinstance(value, str) and value[:1].isupper())
             if name.startswith("environments."):
                 yield f"program {name.removeprefix('environments.')}: {value}"
@@ -241,7 +244,7 @@ def _actions(path: Path, file: Mapping[str, Any], contents: Mapping[str, bytes])
 
 
 def _is_trusted(contents: Mapping[str, bytes], adds: bool = False) -> bool:
-    """Whether this user began or took over the sweep of these files; with `adds` it is the user's from now on."""
+    """Whether this user began or took over the sweep with these files. With `adds` the user takes it over now."""
     digest = hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()
     # A user may have no home (RuntimeError).
     with suppress(OSError, RuntimeError):
@@ -257,7 +260,7 @@ def _is_trusted(contents: Mapping[str, bytes], adds: bool = False) -> bool:
 
 
 def _with_configs(file: dict[str, Any]) -> list[tuple[Options, str]]:
-    """The parts of a sweep's file that name a configuration, with the name of the folder's copy of it."""
+    """The options of a sweep's base and sides that name a configuration, each with the name of the folder's copy."""
     parts = {CONFIG_FILE: file.get("base", {})}
     parts |= {SIDE_CONFIG_FILE.format(side): options for side, options in file.get("sides", {}).items()}
     return [(options, name) for name, options in parts.items() if options.get(CONFIG) is not None]

@@ -1,15 +1,15 @@
-"""The server that a sweep's processes are forked from: a program, run as a file by an environment's Python.
+"""The server that a sweep's processes are forked from. An environment's Python runs this file as a program.
 
-It imports everything once; a fork takes milliseconds then. Nothing in it may touch the GPU: a CUDA context does not
-survive a fork. The lmbench that it serves may be another revision than this file's: beside the standard library it
-needs `lmbench.cli` and `python -m lmbench`, nothing else.
+The server imports everything once, so that a fork takes milliseconds. It must not touch the GPU, since a CUDA context
+does not survive a fork. Its lmbench may be another revision than this file's. So beside the standard library this file
+uses only `lmbench.cli` and `python -m lmbench`.
 
-`multiprocessing.forkserver` would not serve: it starts this process's own Python, with this process's variables and
-working directory, once in a process, and marks its children as children of a main process, which libraries ask for.
+`multiprocessing.forkserver` does not fit. It starts once in a process, always with that process's Python, variables and
+working directory. And it marks its children as children of a main process, which libraries check.
 
 The arguments are two file descriptors: a connection of `multiprocessing`, and a pipe that closes when the sweep ends.
-On the connection the server sends where its lmbench lies; for each request (words, variables, path of the log) it sends
-the process id and, when that process has ended, its exit code or minus the number of the signal that ended it.
+The server first sends the folder of its lmbench. For each request (words, variables, path of the log) it sends the
+process id and, after the process has ended, its exit code or minus the number of the signal that ended it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from typing import NoReturn
 
 
 def end_with(fd: int) -> None:
-    """End this process's group as soon as the other end of a pipe closes, also when its holder was killed.
+    """Let this process's group end as soon as the other end of a pipe closes, also when the other process is killed.
 
-    The kernel sends SIGIO to the group then, whose default is to end a process; until then nothing runs for it. The
-    pipe is opened anew, since an open file tells only one group. Call it as the leader of a session.
+    The kernel then sends SIGIO to the group, which by default ends a process, so no thread has to wait. The pipe is
+    opened anew, since an open file signals only one group. The caller must lead a session.
     """
     tie = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     fcntl.fcntl(tie, fcntl.F_SETOWN, -os.getpid())
@@ -47,10 +47,10 @@ def end_with(fd: int) -> None:
 
 
 def import_everything() -> str:
-    """Do once what every `lmbench fit` does first; returns the folder of its lmbench."""
+    """Do once what every `lmbench fit` does first, and return the folder of lmbench."""
     cli = importlib.import_module("lmbench.cli")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        # Builds the parsers too, which the forks then have; also those of attention by itself, of which a study has
+        # This builds the parsers too, which the forks inherit. AttentionLayer has parsers of its own, and a study of it
         # hundreds of runs.
         for words in ("fit", "validate", "fit --model lmbench.AttentionLayer --model.heads 1"):
             cli.main([*words.split(), "--print_config"])
@@ -58,65 +58,65 @@ def import_everything() -> str:
         # Needed at the end of a run, and a tenth of a second to import.
         importlib.import_module("scipy.special")
     if "torch" in sys.modules and _has_gpu_after_fork():
-        # Each run that compiles or has its kernels recorded would take 2 to 4 s for it on the host of an H200. Without
-        # a GPU it is one, of the half minute of a C++ compiler.
+        # On the host of an H200 this import takes 2 to 4 s, in each run that compiles or records kernels. Without a GPU
+        # it takes 1 s, beside half a minute of a C++ compiler.
         importlib.import_module("torch._inductor.compile_fx")
-    # A fork's collector would otherwise walk over all of it, and so copy it.
+    # Otherwise a fork's garbage collector visits all these objects, and thereby copies their memory.
     gc.collect()
     gc.freeze()
     return str(Path(str(cli.__file__)).parent)
 
 
 def _has_gpu_after_fork() -> bool:
-    """Whether there is a GPU, and a process that has asked for it leaves its forks able to use it.
+    """Whether there is a GPU that forks can use after their parent has called `torch.cuda.is_available`.
 
-    Importing Inductor asks. The answer is NVML's as a rule; where PyTorch has to ask CUDA, that is no more of use in a
-    fork.
+    Importing Inductor calls that. It usually asks NVML; where PyTorch has to ask CUDA instead, a fork cannot use CUDA
+    any more. A fork tries it here, so that this process stays as it is.
     """
     cuda = sys.modules["torch"].cuda
-    asking = os.fork()
-    if not asking:
-        is_usable = cuda.is_available()
+    trial = os.fork()
+    if not trial:
+        is_available = cuda.is_available()
         fork = os.fork()
-        os._exit(os.waitpid(fork, 0)[1] != 0 if fork else not is_usable or cuda._is_in_bad_fork())
-    return os.waitpid(asking, 0)[1] == 0
+        os._exit(os.waitpid(fork, 0)[1] != 0 if fork else not is_available or cuda._is_in_bad_fork())
+    return os.waitpid(trial, 0)[1] == 0
 
 
 def serve(sweep: Connection, tie: int) -> list[str]:
-    """Fork for each request. Returns in the forks, with the words of their command line; the server ends in it."""
-    ended: int | None = None
+    """Fork for each request. Returns only in a fork, with the words of its command line. The server never returns."""
+    ended_pid: int | None = None
     while True:
         try:
             words, variables, log = sweep.recv()
         except EOFError:
             sys.exit()
-        if ended is not None:
-            os.waitpid(ended, 0)
+        if ended_pid is not None:
+            os.waitpid(ended_pid, 0)
         pid = os.fork()
         if not pid:
             sweep.close()
             become_command(variables, log, tie)
             return list(words)
         sweep.send(pid)
-        # It is waited for at the next request: until then nobody else gets its id, by which its group is killed.
+        # The process stays a zombie until the next request: the sweep kills its group by its id, which stays taken.
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert end is not None
-        ended = pid
+        ended_pid = pid
         sweep.send(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
 
 def become_command(variables: dict[str, str], log: str, tie: int) -> None:
-    """In a fork: hear nothing of the terminal, do not outlive the sweep, write into the log."""
+    """In a fork: leave the terminal, do not outlive the sweep, write to the log."""
     os.setsid()
     end_with(tie)
     with contextlib.suppress(OSError):
-        # Where the machine's memory runs out, the kernel shall end this process before the sweep or anything else.
+        # If the machine runs out of memory, the kernel kills this process before the sweep or any other.
         Path("/proc/self/oom_score_adj").write_text("500")
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(variables)
-    # Kept from the server, whose folder it is.
+    # The server's choice is still stored here, and the variables name another folder.
     tempfile.tempdir = None
 
 
@@ -127,8 +127,8 @@ def be_lmbench(words: list[str]) -> NoReturn:
 
 
 def end_after(run: Callable[[], object]) -> NoReturn:
-    """In a fork: call this as if Python had been started for it, and end the process."""
-    # What the parent holds is not this process's to clean up: its folders; and PyTorch's operators, for 30 ms.
+    """In a fork: call `run` as if Python had been started for it, and end the process."""
+    # Temporary folders belong to the parent, and removing PyTorch's operators takes 30 ms: finalize neither here.
     for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
         inherited.atexit = False
     code = 0
@@ -139,18 +139,18 @@ def end_after(run: Callable[[], object]) -> NoReturn:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except KeyboardInterrupt:
-        # Before lmbench itself listened.
+        # Ctrl-C came before lmbench handled signals.
         code = 130
     except BaseException:
         code = 1
         traceback.print_exc()
-    # As Python ends: pools of threads are told (Inductor keeps one open), then threads waited for, then `atexit`.
+    # Python's own order: thread pools are told (Inductor keeps one open), threads are joined, `atexit` functions run.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # Python's own end would write C's buffers, too, and take down everything that was imported, for half a second.
+    # Python's own end also flushes C's buffers. It then tears down all modules, which takes half a second: left out.
     ctypes.CDLL(None).fflush(None)
     os._exit(code)
 

@@ -1,8 +1,8 @@
-"""Runs a sweep's processes on this machine: forked from a server that has imported everything, one for each round.
+"""Runs a sweep's processes on this machine: they are forked from a server that has imported everything.
 
 A fork takes milliseconds where imports take seconds, and measures the same (means and spread between processes, on an
-H200). Forks share their server's hash seed and address layout. So every round of repeats, and every environment in it,
-has a server of its own: within a round all cells have these in common, and between repeats they differ.
+H200). Forks share their server's hash seed and address layout. So each environment gets a new server for every round of
+repeats: all cells of a round share seed and layout, and repeats differ in them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
 from lmbench.sweep.outcome import End, Launch, oom_kill_count
 
-#: After SIGTERM or SIGINT a process may close its record; then it is killed.
+#: Time that a process has after SIGTERM or SIGINT to close its record, before it is killed.
 GRACE_S = 10.0
 
-# How often somebody is told that a process still runs.
+# How often progress is shown while a process runs.
 _TICK_S = 0.5
-# Servers for rounds to come take memory, and are started beside the present one's where cores are idle anyway.
+# Servers of later rounds start together with the current one on machines with cores to spare. Each takes memory.
 _CORES_PER_SERVER = 4
 _MOST_AHEAD = 3
 
 
 class Server:
-    """A fork server, started by an environment's Python with its variables and the sweep's mark; `await_ready` before
-    its first fork."""
+    """A fork server, started by an environment's Python with its variables and the sweep's mark.
+
+    Call `await_ready` before the first fork.
+    """
 
     def __init__(self, environment: Environment, mark: Mapping[str, str]) -> None:
         self._environment = environment
@@ -46,16 +48,16 @@ class Server:
         self._is_ready = False
         self._open = ExitStack()
         self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (closed by the stack)
-        ours, its = Pipe()
-        its_tie, tie = Pipe(duplex=False)
-        self._connection = self._open.enter_context(ours)
-        # When this process ends, however it does, the tie closes, and the server and its forks end.
+        self._connection, server_connection = Pipe()
+        server_tie, tie = Pipe(duplex=False)
+        self._open.enter_context(self._connection)
+        # However this process ends, the tie closes, and the server and its forks end.
         self._open.enter_context(tie)
-        with its, its_tie:
-            fds = its.fileno(), its_tie.fileno()
+        with server_connection, server_tie:
+            fds = server_connection.fileno(), server_tie.fileno()
             try:
                 self.process = subprocess.Popen(
-                    # -P: a package in the working directory takes no part, as under the installed command.
+                    # -P keeps packages in the working directory out, as the installed command does.
                     [environment.python, "-P", fork_server.__file__, *map(str, fds)],
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
@@ -72,7 +74,7 @@ class Server:
         """Wait until everything is imported.
 
         Raises:
-            ServerLost: it cannot be, or lmbench is not the checkout's where the checkout has one.
+            ServerLost: importing failed, or the checkout has an lmbench but another one was imported.
         """
         if not self._is_ready:
             try:
@@ -83,39 +85,39 @@ class Server:
             self._is_ready = True
 
     def fork(self, launch: Launch) -> int:
-        """Fork a process, which leads a group of its own; the one before has ended. Returns its id.
+        """Fork a process, which leads a group of its own, and return its id. The process before has ended.
 
         Raises:
-            ServerLost: nothing is known of the server any more.
+            ServerLost: the server has ended.
         """
-        # Where the server is gone, `receive` says why.
+        # `receive` says why a server has ended.
         with suppress(OSError):
             self._connection.send((launch.words, launch.variables, str(launch.log)))
         return int(self.receive())
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """What the server sends next, None if nothing came in that time. Raises ServerLost."""
+        """The server's next message, None if none comes in time. Raises ServerLost where the server has ended."""
         try:
             return self._connection.recv() if self._connection.poll(timeout_s) else None
         except (EOFError, OSError):
             code = self.process.wait()
             self._output.seek(0)
             lines = self._output.read().decode(errors="replace").split("\n")
-            last = [f"exit code {code}", *filter(None, map(str.strip, lines))][-1]
+            last_line = [f"exit code {code}", *filter(None, map(str.strip, lines))][-1]
             self.close()
             event = "ended while it served" if self._is_ready else "finds no lmbench that works"
-            reason = last if code >= 0 else signal.Signals(-code).name
+            reason = last_line if code >= 0 else signal.Signals(-code).name
             raise ServerLost(f"{self._name} {event}: {reason}") from None
 
     def close(self) -> None:
-        """End the server; it may have ended before."""
+        """End the server if it still runs."""
         self.process.kill()
         self.process.wait()
         self._open.close()
 
 
 class _Ranks:
-    """What a launcher started on several nodes; as a server has it, but no fork."""
+    """Ranks on several nodes, started by a launcher such as srun. It has a server's methods, but does not fork."""
 
     def __init__(self, launch: Launch, mark: Mapping[str, str]) -> None:
         environment = launch.environment
@@ -140,10 +142,10 @@ class _Ranks:
 
 
 class LocalExecutor:
-    """Servers by environment: the first of each is the present round's, the others are for rounds to come.
+    """Servers by environment. The first server of each is for the current round, the others for later rounds.
 
-    `mark` are variables that tell the sweep's processes from all others. Where `is_hasty` is set, nobody waits for the
-    servers of rounds to come: they import beside a measurement.
+    `mark` are environment variables that identify the sweep's processes. With `is_hasty` a round does not wait for the
+    servers of later rounds: they import during its measurements.
     """
 
     def __init__(self, mark: Mapping[str, str] | None = None, cores: int | None = None) -> None:
@@ -154,42 +156,42 @@ class LocalExecutor:
         self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
 
     def begin_round(self, rounds_to_come: int) -> None:
-        """End the servers of the round before."""
+        """End the servers of the last round."""
         for servers in filter(None, self._servers.values()):
             servers.popleft().close()
         self._rounds_to_come = rounds_to_come
 
     def await_ready(self, environments: Iterable[Environment]) -> None:
-        """Have this round's server for each environment, with everything imported.
+        """Wait for this round's server of each environment, and start missing ones.
 
-        Where cores are idle, servers for rounds to come start together with it: later, beside a measurement, they would
-        disturb it (which both sides of a comparison bear in turn).
+        Where the machine has cores to spare, servers of later rounds start at the same time. Started later they would
+        disturb a measurement. With `is_hasty` they may: both sides of a comparison bear that in turn.
 
         Raises:
             ServerLost: a server cannot start.
         """
-        wanted = {environment.name: environment for environment in environments}
-        for name in wanted:
+        by_name = {environment.name: environment for environment in environments}
+        for name in by_name:
             while (servers := self._servers[name]) and servers[0].process.poll() is not None:
                 servers.popleft().close()
-        missing = [name for name in wanted if not self._servers[name]]
+        missing = [name for name in by_name if not self._servers[name]]
         ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
         for name in missing:
-            self._servers[name].extend(Server(wanted[name], self._mark) for _ in range(1 + ahead))
-        for name in wanted:
-            # Nobody may have waited for it while it started for a round to come.
-            present, *others = self._servers[name]
-            present.await_ready()
-            for server in () if self.is_hasty else others:
-                # A server that cannot start is told of in its own round.
+            self._servers[name].extend(Server(by_name[name], self._mark) for _ in range(1 + ahead))
+        for name in by_name:
+            # Also a server from an earlier round may not be ready yet.
+            current, *later = self._servers[name]
+            current.await_ready()
+            for server in () if self.is_hasty else later:
+                # A server that cannot start is reported in its own round.
                 with suppress(ServerLost):
                     server.await_ready()
 
     def run(self, launch: Launch, timeout_s: float, tick: Callable[[], object]) -> End:
-        """Fork a process from its environment's server and wait for its end; `tick` is called now and then meanwhile.
+        """Fork a process from its environment's server and wait for its end. `tick` is called twice a second meanwhile.
 
-        Nothing of the process outlives the call. Where it cannot be started, `End.lost` says why; where an interruption
-        came, the process was given time to close its record, and `End.cause` is what to raise.
+        No process of its group outlives the call. If the process cannot be started, `End.lost` says why. After an
+        interruption, which gives the process time to close its record, `End.cause` is the exception to raise.
         """
         by: Literal["itself", "timeout", "interruption"] = "itself"
         cause: BaseException | None = None
@@ -229,21 +231,23 @@ class LocalExecutor:
 
 
 class LastingExecutor(LocalExecutor):
-    """Keeps its servers over rounds and plans until `end`: what importing costs is paid once, and all forks share a
-    hash seed and an address layout."""
+    """Keeps its servers over rounds and plans until `end`.
+
+    Imports are done once, and all forks share a hash seed and an address layout.
+    """
 
     def begin_round(self, rounds_to_come: int) -> None:
-        """The servers stay."""
+        """Keep the servers."""
 
     def close(self) -> None:
-        """The servers stay."""
+        """Keep the servers."""
 
     def end(self) -> None:
         super().close()
 
 
 def _stop(server: Server | _Ranks, pid: int, signum: int) -> int:
-    """Ask a process to end, and kill its group if it does not; returns its exit code."""
+    """Ask a process to end by a signal, kill its group if it does not, and return its exit code."""
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
     with suppress(ServerLost):
@@ -254,8 +258,8 @@ def _stop(server: Server | _Ranks, pid: int, signum: int) -> int:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill whatever of a process is left: itself, loaders, compilers. The next cell shall have the machine alone."""
+    """Kill a process with its loaders and compilers, so that the next cell has the machine alone."""
     for kill in (os.killpg, os.kill):
-        # The group is there as soon as the process has begun; the process may be gone before its group.
+        # A process that has just been forked leads no group yet. A process may also end before its group.
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""A process of a sweep: what starts it, how it ends, and what of that only the sweep can say in the run's record.
+"""A process of a sweep: its launch, its end, and the outcome that the sweep writes into the run's record.
 
-A plan knows jobs, an execution makes a launch of each and a row of its end; forks of this machine run it in between
-(`local.py`)."""
+`execute.py` makes a launch of each job of a plan, `local.py` runs it and returns its end, `rows.py` writes the row.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +28,19 @@ _PREFIX = "lmbench: "
 # Colours and cursor movements.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-# From here on an exit code tells of a signal.
+# Exit codes from here on stand for a signal.
 _SIGNALLED = 128
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A process to start: `lmbench WORDS` in an environment, with further variables; its output goes to `log`, an
-    absolute path. `launcher` are words that start it on several nodes, a process a rank."""
+    """A process to start: `lmbench WORDS` in an environment.
+
+    Attributes:
+        log: absolute path of the file for its output.
+        variables: environment variables beside those of the environment.
+        launcher: words in front of the command, which start it on several nodes, once for each rank.
+    """
 
     words: list[str]
     log: Path
@@ -48,11 +53,15 @@ class Launch:
 class End:
     """How a process ended.
 
-    `code` is its exit code, or minus the number of the signal that ended it. `by` says whether it ended by itself, or
-    was stopped by the sweep: at its time limit, or because the sweep itself is stopped. Times are on `clock_s`.
-    `lost` says why nobody knows how it ended: what was to start it, or to wait for it, was gone first, the sweep's task
-    on another machine (`by` it), say. `cause` is the
-    exception of an interruption, which is to be raised when the process's end is recorded.
+    Attributes:
+        code: its exit code, or minus the number of the signal that ended it.
+        by: what ended it: itself, the sweep at the time limit, an interruption of the sweep, or the end of the task on
+            another machine that ran it.
+        launched_s: when it was launched, on `clock_s`.
+        ended_s: when it ended, on `clock_s`.
+        oom_evidence: a sign that the kernel ended a process for lack of memory.
+        lost: a reason that the process itself could not report: the time limit, or the loss of its server or task.
+        cause: the exception of an interruption, to be raised after the end is recorded.
     """
 
     code: int
@@ -65,14 +74,16 @@ class End:
 
     @property
     def signal_name(self) -> str | None:
-        """Name of the signal that ended it, None if none did."""
+        """Name of the signal that ended the process, None if it exited."""
         names = {-number: number.name for number in signal.Signals}
         return None if self.code >= 0 else names.get(self.code, f"signal {-self.code}")
 
 
 def oom_kill_count() -> int:
-    """How many processes the kernel's out-of-memory killer has ended so far: of this process's control group (version
-    2), else of the machine, neighbours included."""
+    """How many processes the kernel's out-of-memory killer has ended so far.
+
+    The count is that of this process's control group (version 2), or of the machine where there is none.
+    """
     group = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
     for path in (Path("/sys/fs/cgroup", group, "memory.events"), Path("/proc/vmstat")):
         with suppress(OSError):
@@ -82,7 +93,7 @@ def oom_kill_count() -> int:
 
 
 def new_record(run_id: str, words: Sequence[str]) -> RunRecord:
-    """The record of a run whose process left none."""
+    """The record of a run whose process wrote none."""
     argv = masked_words(words)
     replay = shlex.join(["lmbench", *argv])
     return RunRecord(SCHEMA_VERSION, RUNNING, run_id=run_id, command=words[0], argv=argv, replay_command=replay)
@@ -94,7 +105,7 @@ def is_hopeless(record: RunRecord) -> bool:
     return is_refused or record.outcome in ("oom", "timeout")
 
 
-#: How a process ended that left no record, by its exit code: the outcome and the error's kind.
+#: The outcome and the kind of error of a process that left no record, by its exit code.
 _BY_CODE: dict[int, tuple[str, str]] = {
     ExitCode.OK: ("error", "NoResult"),
     ExitCode.USAGE: ("error", "UsageError"),
@@ -106,37 +117,37 @@ _BY_CODE: dict[int, tuple[str, str]] = {
 
 
 def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -> None:
-    """Write into a record how its run ended, from what its process recorded and how that ended.
+    """Write into a record how its run ended, from the record itself and from the end of its process.
 
-    What the process recorded itself stands, unless the sweep ended it at its time limit, or the kernel ended a part of
-    it for lack of memory.
+    An outcome that the process recorded stays, with two exceptions: the sweep ended the process at its time limit, or
+    the kernel ended a part of it for lack of memory.
     """
     outcome = record.outcome if record.outcome in OUTCOMES else ""
     lines, memory, signal_name = last_lines(log), end.oom_evidence, end.signal_name
-    last = f"; its last words: {' | '.join(lines)}" if lines else "; it said nothing"
+    last_words = f"; its last words: {' | '.join(lines)}" if lines else "; it said nothing"
     error = record.error or RunError()
     if end.by == "timeout" and outcome in ("", "interrupted"):
         ending = "timeout", "Timeout", str(end.lost)
     elif end.by == "task" and outcome in ("", "interrupted"):
         ending = "interrupted", "TaskEnded", str(end.lost)
     elif memory and outcome == "error":
-        # A loader's process, say, whose end the main one could not explain.
+        # The kernel may have killed a loader's process, which the main process could not know.
         ending = "oom", "OutOfMemoryKill", f"{memory}; {error.message}"
     elif outcome:
         return
     elif end.by == "interruption":
         ending = "interrupted", "Interrupted", "the sweep was stopped"
     elif memory and (signal_name or end.code >= _SIGNALLED):
-        ending = "oom", "OutOfMemoryKill", f"the kernel ended it for lack of memory ({memory}){last}"
+        ending = "oom", "OutOfMemoryKill", f"the kernel ended it for lack of memory ({memory}){last_words}"
     elif end.lost:
         ending = "error", "ServerLost", end.lost
     elif signal_name:
-        ending = "error", signal_name, f"ended by {signal_name}{last}"
+        ending = "error", signal_name, f"ended by {signal_name}{last_words}"
     else:
-        # lmbench's own last line says all that its exit code means.
-        own = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX) and end.code in _BY_CODE]
-        said = [f"left no result and ended with exit code {end.code}{last}", *own][-1]
-        ending = *_BY_CODE.get(end.code, ("error", "ExitCode")), said
+        # For these exit codes lmbench's last line is the whole message.
+        messages = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX) and end.code in _BY_CODE]
+        message = [f"left no result and ended with exit code {end.code}{last_words}", *messages][-1]
+        ending = *_BY_CODE.get(end.code, ("error", "ExitCode")), message
     record.outcome, kind, message = ending
     stage = (steps[-1].stage if steps else None) or "warmup"
     phase = error.phase or ("setup" if record.environment is None else stage)
@@ -146,7 +157,7 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -
 
 
 def last_lines(log: Path, count: int = 3) -> list[str]:
-    """The last lines of a process's output that are not empty."""
+    """The last lines of a process's output, without empty ones, colours and cursor movements."""
     with suppress(OSError), log.open(errors="replace") as file:
         return list(deque(filter(None, (_ESCAPES.sub("", line).strip() for line in file)), count))
     return []

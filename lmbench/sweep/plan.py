@@ -1,5 +1,4 @@
-"""From a sweep's file to what it runs: its cells (the grid, without what is excluded, with what is included), each with
-its repeats, and the environments that they run in."""
+"""The plan of a sweep, made from its file: the cells of the grid, their repeats, and the environments they run in."""
 
 from __future__ import annotations
 
@@ -31,9 +30,12 @@ _COMPILED_ALIKE = (PASS, SIDE, "seed_everything")
 class GridCell:
     """One point of the grid.
 
-    `axes` are its values by axis: options by their names, `side`, `mode`, `pass`, `environment`. `options` is what the
-    command line gets beside the command (`fit` or `validate`), without `config`, which is as it was given. `id` names
-    its run folders: the values that tell it from other cells, and a digest of everything that makes it up.
+    Attributes:
+        id: begins the names of its run folders; the values that differ from other cells, and a digest of all settings.
+        axes: its values by axis: options by their names, `side`, `mode`, `pass` and `environment`.
+        command: `fit` or `validate`.
+        options: options of the command line, without `config`.
+        config: name or path of its configuration, as the sweep's file has it.
     """
 
     id: str
@@ -45,23 +47,21 @@ class GridCell:
 
     @property
     def compiled_as(self) -> str:
-        """The same for all that compile the same: another pass, side or seed runs what the measurement has compiled."""
+        """A digest that cells share if they compile the same code: they differ in pass, side or seed at most."""
         return _digest({axis: value for axis, value in self.axes.items() if axis not in _COMPILED_ALIKE}, self.config)
 
     def words(self, config: Path | str | None = None) -> list[str]:
-        """The words after `lmbench`, with a file as the cell's configuration; what is no text or number stands there as
-        JSON."""
+        """The words after `lmbench`, with the path of the cell's configuration. Values that are not text are JSON."""
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.options.items()}
         if config is not None:
             texts = {CONFIG: str(config), **texts}
-        # One word each, so that a value may begin with a dash.
+        # Name and value are one word, since a value may begin with a dash.
         return [self.command, *(f"--{name}={text}" for name, text in texts.items())]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One repeat of a cell, or a trial for the planned cell whose largest value is `searched`; `name` is that of its
-    run's folder."""
+    """One repeat of a cell, or one trial of a search. `searched` is the id of the cell that the trial is made for."""
 
     cell: GridCell
     repeat: int
@@ -69,14 +69,20 @@ class Job:
 
     @property
     def name(self) -> str:
+        """The name of its run's folder."""
         return f"{self.cell.id}-r{self.repeat}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a sweep that is known before it runs. `configs` are the texts of configurations, by the names
-    that they were given by, and `contents` what they hold. Of its rounds of repeats those in `chosen` are measured
-    here, which `is_part` says were asked for."""
+    """Everything about a sweep that is known before it runs.
+
+    Attributes:
+        configs: the texts of configurations, by their names or paths in the sweep's file.
+        contents: the parsed content of each of `configs`.
+        chosen: the rounds of repeats that are measured here.
+        is_part: whether the user chose rounds (`--rounds`), so that others may be measured elsewhere.
+    """
 
     name: str
     file: SweepFile
@@ -87,32 +93,39 @@ class Plan:
     is_part: bool = False
 
     def round(self, repeat: int) -> list[Job]:
-        """A repeat of every cell: what drifts with time meets all cells alike. Of two sides the other one is the first
-        in every other round."""
+        """One repeat of every cell, so that a drift over time affects all cells alike.
+
+        Two sides swap their order in every other round. Passes other than timing are measured in repeat 0 alone.
+        """
         cells = self.cells[:: -1 if self.file.sides and repeat % 2 else 1]
         return [Job(cell, repeat) for cell in cells if cell.axes.get(PASS, TIMING) == TIMING or not repeat]
 
     def option(self, cell: GridCell, name: str) -> Any:
-        """A cell's value of an option such as `trainer.devices`, its own or its configuration's."""
-        value = {} if cell.config is None else self.contents[cell.config]
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        return cell.options.get(name, value)
+        """A cell's value of an option such as `trainer.devices`, from its options or else from its configuration."""
+        content = None if cell.config is None else self.contents[cell.config]
+        return cell.options.get(name, _value_at(content, name))
 
     def ranks(self, cell: GridCell) -> tuple[int, int]:
-        """How many nodes a cell takes, and how many ranks on each; 1 where it says `auto`, or all that there are."""
+        """The number of nodes of a cell, and of ranks on each; 1 rank where devices are `auto` or -1 (all)."""
         devices = self.option(cell, "trainer.devices")
         count = str(len(devices) if isinstance(devices, list) else devices)
         return int(self.option(cell, "trainer.num_nodes") or 1), int(count) if count.isdecimal() else 1
 
     def jobs(self) -> list[Job]:
-        """All rounds that are measured here, one after the other."""
+        """The jobs of all rounds that are measured here, round by round."""
         return list(itertools.chain.from_iterable(map(self.round, self.chosen)))
 
 
 def as_json(value: object) -> str:
-    """The same text for equal values, which need not be hashable."""
+    """A text that equal values share, also for values that are not hashable."""
     return json.dumps(value, sort_keys=True, default=str)
+
+
+def _value_at(content: Any, name: str) -> Any:
+    """The value with a dotted name in nested mappings, None without one."""
+    for key in name.split("."):
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
 
 
 def _digest(*parts: object) -> str:
@@ -120,10 +133,13 @@ def _digest(*parts: object) -> str:
 
 
 def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
-    """Find what a sweep's file names, and lay out its cells; of its rounds those that are listed, such as `2,5`.
+    """Plan a sweep: read the configurations that its file names, and lay out its cells.
+
+    `chosen` lists the rounds to measure here, such as `2,5`; None stands for all.
 
     Raises:
-        UsageError: something that it names is not there (also a secret that no folder keeps), or the grid is none.
+        UsageError: a configuration, an environment or a secret is missing, the grid has no cells, or there is no such
+            round.
     """
     rounds: Sequence[int] = range(file.repeats)
     if chosen is not None:
@@ -147,20 +163,17 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
 
 
 def find_sweep(study: str) -> Path:
-    """A sweep's file by path, or by the name of a shipped study; `configs/sweeps/NAME.yaml` finds it too.
+    """The path of a sweep's file, given as a path, or as a shipped study's name or its `configs/sweeps/NAME.yaml`.
 
     Raises:
-        UsageError: neither.
+        UsageError: there is neither such a file nor such a study.
     """
     problem = f"sweep {study!r} is no file, no sweep's folder and no study"
     return find_shipped(study, shipped_studies(), "sweeps", problem)
 
 
-# the grid
-
-
 def axes_of(points: list[Options]) -> dict[str, list[Any]]:
-    """Every axis in order, with its values in order of appearance."""
+    """The values of every axis. Axes and values are in the order in which they first appear."""
     axes: dict[str, dict[str, Any]] = {}
     for axis, value in itertools.chain.from_iterable(point.items() for point in points):
         axes.setdefault(axis, {}).setdefault(as_json(value), value)
@@ -168,10 +181,12 @@ def axes_of(points: list[Options]) -> dict[str, list[Any]]:
 
 
 def _points(file: SweepFile) -> list[Options]:
-    """What each cell sets: the matrix (its last axis varies fastest) without what is excluded, then what is included.
+    """The values of each cell by axis: points of the matrix without excluded ones, then included points.
+
+    The last axis of the matrix varies fastest.
 
     Raises:
-        UsageError: an exclude that fits no cell, or nothing left.
+        UsageError: two axes set the same option, an exclude fits no cell, or no cell is left.
     """
     axes = file.axes()
     points: list[Options] = [{}] if axes else []
@@ -180,21 +195,22 @@ def _points(file: SweepFile) -> list[Options]:
             raise UsageError(f"matrix: two axes set {both.pop()}")
         points = [{**point, **options} for point in points for options in axis]
     for rule in file.exclude:
-        allowed = {axis: values if isinstance(values, list) else [values] for axis, values in rule.items()}
-        kept = [point for point in points if any(point.get(axis) not in values for axis, values in allowed.items())]
+        excluded = {axis: values if isinstance(values, list) else [values] for axis, values in rule.items()}
+        kept = [point for point in points if any(point.get(axis) not in values for axis, values in excluded.items())]
         if len(kept) == len(points):
             raise UsageError(f"exclude: {rule} fits no cell; axes are {', '.join(axes_of(points))}")
         points = kept
-    if not points + file.include:
+    points += file.include
+    if not points:
         raise UsageError("exclude leaves no cell")
-    return points + file.include
+    return points
 
 
 def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
-    """The cells in order. Contents of configurations and what makes up each environment are part of their identity.
+    """The cells in order. A cell's id depends on the content of its configuration and on its environment, too.
 
     Raises:
-        UsageError: two cells that are the same, or an option that is set twice.
+        UsageError: two cells are the same, or a secret has no value or stands in a list.
     """
     points, environments = _points(file), resolve(file.environments)
     varying = [axis for axis in axes_of(points) if len({as_json(point.get(axis)) for point in points}) > 1]
@@ -202,17 +218,13 @@ def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
     for point in points:
         axes = {axis: value for axis, value in point.items() if axis != CONFIG}
         options = {option: value for option, value in point.items() if option not in (SIDE, MODE, PASS, ENVIRONMENT)}
-        of_pass = PASSES[point.get(PASS, TIMING)].options
-        options = {**file.base, **options, **of_pass}
+        options = {**file.base, **options, **PASSES[point.get(PASS, TIMING)].options}
         config = options.pop(CONFIG, None)
         content = None if config is None else configs[str(config)]
-        # The copy of the configuration that the cell's process reads has no secrets.
+        # The cell's process reads a masked copy of the configuration, so options give it the secrets.
         secrets = dict(secrets_of(content))
         for name, secret in secrets.items():
-            value = content
-            for key in name.split("."):
-                value = value.get(key) if isinstance(value, Mapping) else None
-            if value != secret:
+            if _value_at(content, name) != secret:
                 raise UsageError(f"config: {name} is a secret in a list, which no option sets; export it instead")
         options = {**secrets, **options}
         for name in to_fill_in(options):
@@ -221,23 +233,23 @@ def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
         command = "validate" if mode == "inference" else "fit"
         if mode is not None and command == "fit":
             options["measure.mode"] = mode
-        # A secret's value is no part of the identity: a new one measures the same.
-        kept = {option: MASK if to_fill_in(value) else value for option, value in masked_whole(options).items()}
+        # The digest leaves out values of secrets: a new one measures the same.
+        public = {option: MASK if to_fill_in(value) else value for option, value in masked_whole(options).items()}
         environment = environments.get(point.get(ENVIRONMENT, ""), HERE)
         spec = environment.spec
         facts = masked_whole({"python": spec.python, "commit": spec.revision, "variables": spec.variables})
-        digest = _digest(command, masked_whole(content), sorted(kept.items()), None if environment is HERE else facts)
+        digest = _digest(command, masked_whole(content), sorted(public.items()), None if environment is HERE else facts)
         name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying if axis != CONFIG)))
         cell_id = f"{name[:_MAX_NAME].strip('-.') or command}-{digest}"
         cell = GridCell(cell_id, axes, command, options, environment, None if config is None else str(config))
-        # Sides may be the same.
-        if (same := cells.setdefault((digest, axes.get(SIDE)), cell)) is not cell:
-            raise UsageError(f"two cells are the same: {same.axes} and {axes}; remove one of them")
+        # Only sides A and B may be equal.
+        if (equal := cells.setdefault((digest, axes.get(SIDE)), cell)) is not cell:
+            raise UsageError(f"two cells are the same: {equal.axes} and {axes}; remove one of them")
     return list(cells.values())
 
 
 def _part(axis: str, value: Any) -> str:
-    """A value as it stands in a cell's id; numbers and flags with their option's name."""
+    """A value as a part of a cell's id; a number or flag follows its option's name."""
     if value is None or (axis, value) == (PASS, TIMING):
         return ""
     text = _UNFIT.sub("-", value if isinstance(value, str) else as_json(value)).strip("-.")

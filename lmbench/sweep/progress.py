@@ -41,12 +41,12 @@ class Progress(Task):
         else:
             self.line.show(text)
 
-    def kept(self, run: RunRecord) -> None:
+    def count_earlier(self, run: RunRecord) -> None:
         """Count a run of an earlier start of the sweep, which takes no time now."""
         self.outcomes[run.outcome] += 1
         self.leave_out()
 
-    def ended(self, job: Job, run: RunRecord) -> None:
+    def report_end(self, job: Job, run: RunRecord) -> None:
         """Count a run that ended, and write its outcome with its step time or the reason of its failure."""
         self.outcomes[run.outcome] += 1
         self.line.restart()

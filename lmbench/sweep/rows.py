@@ -1,4 +1,4 @@
-"""The rows of a sweep: a complete one for every run, whatever happened to its process and wherever that was started."""
+"""The rows of a sweep: a complete record for every run, whatever happened to its process, on whichever machine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from lmbench.sweep.outcome import End, judge, new_record
 from lmbench.sweep.plan import Job, Plan
 from lmbench.sweep.progress import Progress
 
-# With less a run cannot be recorded.
+# A run's record needs this much space.
 _LEAST_FREE_BYTES = 2**20
-#: Exit codes that tell what a run failed at; that of a signal, say, is the run's and not the sweep's.
+#: Exit codes of runs that become the sweep's own. Others, such as those of signals, say nothing about the sweep.
 _FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
 
 
 class SweepHalted(Failure):
-    """The sweep cannot go on; one line. Nothing that was measured is lost, and a restart goes on from here."""
+    """The sweep cannot go on, for the reason in the message. A restart keeps all finished runs and continues."""
 
 
 @dataclass
 class Rows:
-    """The rows of a plan in its folder, which is open; `filings` are those at W&B of what was measured now."""
+    """The rows of a plan in its folder. `filings` say how the runs measured now are filed at W&B."""
 
     plan: Plan
     folder: SweepFolder
@@ -42,8 +42,11 @@ class Rows:
 
     @property
     def exit_code(self) -> ExitCode:
-        """That of the runs that failed, 1 where they failed in different ways. What ran out of memory is a finding,
-        unless nothing else was found."""
+        """The exit code of the sweep.
+
+        Failed runs decide it: their common code, or 1 if they have several. A run out of memory is a result and not a
+        failure, unless no run is ok.
+        """
         outcomes, codes = {outcome for outcome, _ in self._ends}, {code for _, code in self._ends}
         if failures := {code for outcome, code in self._ends if outcome not in ("ok", "oom", "skipped")}:
             return next((code for code in _FAILURES if failures == {code}), ExitCode.INTERNAL)
@@ -51,34 +54,38 @@ class Rows:
             return ExitCode.GUARD_FAILED
         return ExitCode.OUT_OF_MEMORY if "oom" in outcomes and "ok" not in outcomes else ExitCode.OK
 
-    def ended(self, job: Job, record: RunRecord) -> None:
-        """A run was measured now."""
-        self.progress.ended(job, record)
-        self.filings += [record.wandb] if record.wandb is not None else []
+    def count_measured(self, job: Job, record: RunRecord) -> None:
+        """Count a run that was measured now."""
+        self.progress.report_end(job, record)
+        if record.wandb is not None:
+            self.filings.append(record.wandb)
         self._ends.add((record.outcome, record.exit_code))
 
-    def kept(self, job: Job) -> RunRecord | None:
-        """The run of an earlier start, where there is one that is not to be tried again; else leftovers go."""
-        if (record := self.folder.final(job)) is None:
+    def earlier_record(self, job: Job) -> RunRecord | None:
+        """The record of an earlier start's run, which is counted, or None if the run has to be repeated.
+
+        In that case its remains are removed.
+        """
+        if (record := self.folder.final_record(job)) is None:
             self.folder.clear(job, self.progress.keep)
         else:
-            self.keep(job, record)
+            self.count_earlier(job, record)
         return record
 
-    def keep(self, job: Job, record: RunRecord) -> None:
-        """Count the run of an earlier start."""
+    def count_earlier(self, job: Job, record: RunRecord) -> None:
+        """Count a run of an earlier start."""
         if record.sweep is None:
-            # The sweep was killed before it could say in the record that the run is done.
+            # The sweep was killed before it closed the record.
             self.write(job, record)
-        self.progress.kept(record)
+        self.progress.count_earlier(record)
         self._ends.add((record.outcome, record.exit_code))
 
     def close(self, job: Job, words: list[str], end: End, started_at: str | None = None) -> RunRecord:
-        """Write how a run ended whose process is gone, or was never there."""
+        """Write the outcome of a run whose process has ended or never started, and return its record."""
         path = self.folder.runs / job.name
         log = self.folder.log_path(job)
         record, steps = new_record(job.name, words), []
-        # Another version of lmbench (a revision of it, say) may have written it.
+        # A cell's environment may run a version of lmbench whose records are not readable here.
         with suppress(UsageError):
             run = load_run(path) if is_run_folder(path) else None
             if run is not None and run.outcome != DAMAGED:
@@ -86,12 +93,12 @@ class Rows:
         record.started_at = record.started_at or started_at
         judge(record, steps, end, log)
         if record.outcome not in ("ok", "oom"):
-            # What failed for a full disk is done again on a restart.
+            # A run that failed because the disk is full stays without a row, so that a restart repeats it.
             self.check_disk()
         return self.write(job, record, end)
 
     def write(self, job: Job, record: RunRecord, end: End | None = None) -> RunRecord:
-        """Write which run of the sweep it is, and where its process ran now (`end`) its cost."""
+        """Write a run's place in the sweep into its record, and its cost if it was measured now (`end`)."""
         folder = RunFolder(self.folder.runs / job.name)
         folder.path.mkdir(exist_ok=True)
         folder.release()

@@ -1,7 +1,7 @@
 """Tasks of a sweep as a job array of SLURM, submitted by submitit.
 
-How they stand is asked of `squeue`, and of `sacct` about what that no longer knows: many clusters have no accounting,
-and submitit, which asks nothing else, waits for ever there.
+States of tasks come from `squeue`, or from `sacct` for jobs that `squeue` has forgotten. submitit asks `sacct` alone,
+and waits for ever on the many clusters without accounting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIMEOUT_S = 60.0
 
 
 class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Options `--slurm.NAME`: submitit's, by its names; `additional` is any of sbatch's, as `mem=64G,exclusive`."""
+    """Options `--slurm.NAME`, named as in submitit. `additional` holds other options of sbatch: `mem=64G,exclusive`."""
 
     partition: str | None = None
     time: int | None = None
@@ -40,10 +40,10 @@ class SlurmOptions(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Slurm:
-    """The SLURM that this machine submits to.
+    """The engine for the SLURM cluster that this machine belongs to.
 
     Raises:
-        UsageError: there is none, submitit is missing, or an option is not understood.
+        UsageError: there is no SLURM, submitit is missing, or an option is not understood.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -64,29 +64,27 @@ class Slurm:
         executor = self._submitter(needs, folder)
         executor.parameters["map_count"] = len(commands)
         text: str = executor._make_submission_file_text(executor._submitit_command_str, "")
-        asked = _ask(["sbatch", "--test-only"], text)
-        if asked.returncode:
-            raise UsageError(f"SLURM refuses this: {asked.stderr}")
+        check = _run(["sbatch", "--test-only"], text)
+        if check.returncode:
+            raise UsageError(f"SLURM refuses this: {check.stderr}")
         return text
 
     def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
         executor = self._submitter(needs, folder)
-        # In the place of submitit's own process, which ignores SIGTERM, and whose exit code says less.
+        # execv replaces submitit's process, which ignores SIGTERM and hides the command's exit code.
         jobs = executor.map_array(os.execv, [command[0] for command in commands], commands)
         return [job.job_id for job in jobs]
 
     def states(self, tasks: Sequence[str], folder: Path) -> dict[str, TaskState]:
         states: dict[str, TaskState] = {}
         for job in {task.partition("_")[0] for task in tasks if task.replace("_", "").isdecimal()}:
-            # By the name, too: a folder from elsewhere names other jobs.
-            words = ["--jobs", job, "--name", _name(folder), "--states", "all", "--array", "--noheader"]
-            asked = _ask(["squeue", *words, "--format", "%i %T"])
-            lines = asked.stdout.splitlines()
-            if asked.returncode and "Invalid job id" in asked.stderr:
-                # Forgotten some minutes after its end.
-                accounts = _ask(
-                    ["sacct", "--jobs", job, "--name", _name(folder), "-X", "-n", "-P", "-o", "JobID,State"]
-                )
+            # The name is asked for, too: a folder from another cluster may hold ids of somebody else's jobs here.
+            selection = ["--jobs", job, "--name", _name(folder)]
+            queue = _run(["squeue", *selection, "--states", "all", "--array", "--noheader", "--format", "%i %T"])
+            lines = queue.stdout.splitlines()
+            if queue.returncode and "Invalid job id" in queue.stderr:
+                # SLURM forgets a job some minutes after its end.
+                accounts = _run(["sacct", *selection, "-X", "-n", "-P", "-o", "JobID,State"])
                 lines = accounts.stdout.replace("|", " ").splitlines()
                 states |= {task: TaskState("forgotten", True) for task in tasks if task.partition("_")[0] == job}
             for name, state, *_ in map(str.split, lines):
@@ -96,7 +94,7 @@ class Slurm:
 
     def cancel(self, tasks: Sequence[str], folder: Path) -> None:
         if tasks:
-            _ask(["scancel", "--name", _name(folder), *tasks])
+            _run(["scancel", "--name", _name(folder), *tasks])
 
     def _submitter(self, needs: Needs, folder: Path) -> Any:
         options = {
@@ -105,9 +103,9 @@ class Slurm:
             "nodes": needs.nodes,
             "ntasks_per_node": needs.ranks_per_node if needs.nodes > 1 else None,
             "gpus_per_node": needs.gpus_per_node or None,
-            # By default ranks that `srun` started are ended 90 s before the time is over.
+            # By default SLURM ends ranks started by `srun` 90 s before the time limit.
             "signal_delay_s": 1,
-            # A task is one process, of the first node; it starts ranks of other nodes by `srun`.
+            # A task is one process on the first node, which starts ranks on several nodes by `srun` itself.
             "use_srun": False,
             **self._options,
         }
@@ -122,11 +120,12 @@ class Slurm:
 
 
 def _name(folder: Path) -> str:
-    """The name of a folder's jobs."""
+    """The name of the jobs of a sweep's folder."""
     return f"lmbench-{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
-def _ask(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program of SLURM with `text` as its input. One that cannot be run has exit code 1."""
     try:
         return subprocess.run(words, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,10 +1,11 @@
-"""A sweep on other machines: rounds of repeats as tasks of an engine, the sweep's folder as the truth.
+"""A sweep on other machines: an engine runs each round of repeats as a task.
 
-A task is `lmbench sweep FOLDER --rounds N`, started on a machine that sees the folder: what is compared within a round
-ran on one host. The engine only starts tasks, and knows which are over; what they measured stands in the folder. So a
-task that ends without a word has its rows, too, and another start of the sweep, here or there, goes on from the folder.
+A task is `lmbench sweep FOLDER --rounds N` on a machine that sees the sweep's folder, so that all runs of a round share
+a host. The engine only starts tasks and knows which are over. Results come from the folder alone: rows are complete
+also for a task that ended without a word, and the sweep can be started again on any machine to go on.
 
-Run as a program, with the folder, a round and a text that only this submission's folder holds, this is a task.
+Run as a program, this module is a task. Its arguments are the folder, the round, and the submission's probe: a random
+text in the folder that proves that the task sees the same folder.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from lmbench.sweep.outcome import End, last_lines
 from lmbench.sweep.plan import Job, Plan
 from lmbench.sweep.rows import Rows
 
-#: What a folder keeps of its tasks.
+#: The file in a sweep's folder that lists its tasks.
 TASKS_FILE = "tasks.json"
-#: What remains of SLURM's variables in a task: by the others Lightning would take each cell for one of several ranks.
+#: The variables of SLURM that a task keeps. From the others Lightning concludes that each cell is one of several ranks.
 _SLURM_KEPT = ("SLURM_JOB_ID", "SLURM_CONF")
 _POLL_S = 5.0
-#: Imports, and the checks before the first cell.
+#: Time for imports and for the checks before the first cell.
 _START_S = 600.0
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a task is to be given, for the largest of its cells: nodes, ranks and GPUs of a node, the time at most."""
+    """Resources of a task, enough for the largest of its cells. `time_s` is its time limit."""
 
     nodes: int
     ranks_per_node: int
@@ -62,7 +63,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class TaskState:
-    """Where a task stands, in the engine's word for it (`PENDING`, `TIMEOUT`); `log` is where its output went."""
+    """The state of a task. `word` is the engine's name for it (`PENDING`, `TIMEOUT`), `log` the file of its output."""
 
     word: str
     is_over: bool
@@ -70,24 +71,26 @@ class TaskState:
 
 
 class Engine(Protocol):
-    """Starts tasks on machines that see the sweep's folder. A class of the user's is named by its path
-    (`--on my_module.MyEngine`), and made without arguments."""
+    """Starts tasks on machines that see the sweep's folder.
+
+    `--on my_module.MyEngine` makes an engine of the user's class, without arguments.
+    """
 
     def describe(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> str:
-        """What `submit` would start; asked for first, so that it refuses what cannot be (UsageError)."""
+        """Describe what `submit` would start. Called before it, to raise UsageError for what cannot be started."""
 
     def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
-        """Start each command once, as a task; returns their names."""
+        """Start each command as a task, and return the names of the tasks."""
 
     def states(self, tasks: Sequence[str], folder: Path) -> Mapping[str, TaskState]:
-        """Where tasks stand. One that is left out is not known (now): a moment's silence is no end."""
+        """The states of tasks. A task whose state is unknown at the moment is left out, and is not taken as over."""
 
     def cancel(self, tasks: Sequence[str], folder: Path) -> None:
         """End tasks, whether they have begun or not."""
 
 
 class _Submission(Struct):
-    """`tasks.json`: the round of each task; and what every task compares with its own machine."""
+    """`tasks.json`: the round of each task, and the probe and versions that each task compares with its machine."""
 
     probe: str
     versions: dict[str, str]
@@ -96,7 +99,10 @@ class _Submission(Struct):
 
 @dataclass
 class TaskExecution:
-    """A plan being carried out by tasks of an engine, with its rows."""
+    """A plan being carried out by tasks of an engine, with its rows.
+
+    `on_interrupt` says whether an interruption leaves the tasks running, cancels them, or asks.
+    """
 
     rows: Rows
     engine: Engine
@@ -113,11 +119,11 @@ class TaskExecution:
         nodes, devices = map(max, zip(*map(plan.ranks, plan.cells), strict=True))
         on_cpu = all(plan.option(cell, "trainer.accelerator") == "cpu" for cell in plan.cells)
         self._needs = Needs(nodes, devices, 0 if on_cpu else devices, runs * plan.file.timeout_s + _START_S)
-        # Runs that nobody has closed, by name.
+        # Jobs without a closed run, by name.
         self._open: dict[str, Job] = {}
 
     def describe(self) -> str:
-        """What would be submitted."""
+        """Describe the tasks that `run` would submit."""
         needs, count = self._needs, len(self._plan.chosen)
         hours = count * needs.nodes * needs.gpus_per_node * needs.time_s / 3600
         return (
@@ -127,33 +133,34 @@ class TaskExecution:
         )
 
     def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
-        """Submit what nobody measures, and watch the folder until all of it is there, or as much as is enough.
+        """Submit the rounds that no task measures, and watch the folder until they are complete.
+
+        `is_enough` is called with the number of tasks that are over, and ends the others by True.
 
         Raises:
             UsageError: the engine refuses.
-            KeyboardInterrupt, SystemExit: an interruption; the tasks were left or ended.
+            KeyboardInterrupt, SystemExit: an interruption, after the tasks were cancelled or left running.
         """
-        # None where there is no file, or one that is not lmbench's.
-        before = _Submission("", {}, {})
+        tasks = dict[str, int]()
         with suppress(Unreadable, DamagedRecord):
-            before = decode(read_file(self._path / TASKS_FILE, MAX_SWEEP_BYTES), _Submission)
-        states = self.engine.states([*before.tasks], self._path) if before.tasks else {}
-        alive = {task: repeat for task, repeat in before.tasks.items() if task in states and not states[task].is_over}
-        taken = {*alive.values()}
-        self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in taken])
+            tasks = decode(read_file(self._path / TASKS_FILE, MAX_SWEEP_BYTES), _Submission).tasks
+        states = self.engine.states([*tasks], self._path) if tasks else {}
+        alive = {task: repeat for task, repeat in tasks.items() if task in states and not states[task].is_over}
+        running_rounds = {*alive.values()}
+        self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in running_rounds])
         for job in self._plan.jobs():
-            if job.repeat not in taken:
-                record = self.rows.kept(job)
-            elif (record := self._folder.final(job)) is not None:
-                self.rows.keep(job, record)
+            if job.repeat not in running_rounds:
+                record = self.rows.earlier_record(job)
+            elif (record := self._folder.final_record(job)) is not None:
+                self.rows.count_earlier(job, record)
             if record is None:
                 self._open[job.name] = job
         self._folder.close()
-        if wanted := sorted({job.repeat for job in self._open.values()} - taken):
+        if missing := sorted({job.repeat for job in self._open.values()} - running_rounds):
             submission = _Submission(secrets.token_hex(8), versions(), alive)
             self._write(submission)
-            names = self.engine.submit(self._commands(wanted, submission.probe), self._needs, self._path)
-            alive |= dict(zip(names, wanted, strict=True))
+            names = self.engine.submit(self._commands(missing, submission.probe), self._needs, self._path)
+            alive |= dict(zip(names, missing, strict=True))
             self._write(submission)
         try:
             self._watch(alive, is_enough)
@@ -162,18 +169,18 @@ class TaskExecution:
             raise
 
     def _watch(self, alive: dict[str, int], is_enough: Callable[[int], bool]) -> None:
-        """Until all tasks are over, or enough of them; those that are over leave `alive`."""
+        """Wait until all tasks are over, or enough of them. Tasks that are over are removed from `alive`."""
         progress, submitted, states = self.rows.progress, len(alive), dict[str, TaskState]()
         if alive:
             progress.keep(f"tasks: {', '.join(alive)}")
             progress.begin("")
         while alive:
             time.sleep(_POLL_S)
-            self._look()
-            # Whatever the engine says: what a task measures is there or it is not.
-            left = {job.repeat for job in self._open.values()}
+            self._close_finished()
+            # A task whose runs are all closed is over, whatever the engine says.
+            open_rounds = {job.repeat for job in self._open.values()}
             for task, repeat in [*alive.items()]:
-                if repeat not in left or self._is_settled(task, repeat, states.get(task)):
+                if repeat not in open_rounds or self._is_settled(task, repeat, states.get(task)):
                     del alive[task]
                     if is_enough(submitted - len(alive)):
                         self.engine.cancel([*alive], self._path)
@@ -183,36 +190,38 @@ class TaskExecution:
             progress.note(", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words)))
             progress.show()
 
-    def _look(self) -> None:
-        """Tell of every run that came to its end since the last look. One that was interrupted did not: the engine may
-        put its task back into the queue."""
+    def _close_finished(self) -> None:
+        """Close and report every run that ended. Interrupted runs stay open: the engine may requeue their task."""
         for job in [*self._open.values()]:
-            if (record := self._folder.final(job)) is not None and record.sweep is not None:
+            if (record := self._folder.final_record(job)) is not None and record.sweep is not None:
                 self._close(job, record)
 
     def _close(self, job: Job, record: RunRecord) -> None:
         del self._open[job.name]
-        self.rows.ended(job, record)
+        self.rows.count_measured(job, record)
         self.rows.progress.begin("")
 
     def _is_settled(self, task: str, repeat: int, state: TaskState | None) -> bool:
-        """Give every run of a task that was over at the last look its row: also the one that it was in, and those not
-        begun. False while it is not over, or a process of it closes its record."""
+        """Whether a task is over, by the state seen last, and none of its processes holds the folder's lock.
+
+        If so, every run of the task without a row gets one: the run that the task was in, and those that it did not
+        begin.
+        """
         if state is None or not state.is_over:
             return False
         try:
             self._folder.open(self._plan, [repeat])
         except FolderTaken:
             return False
-        said = last_lines(state.log, 1) if state.log is not None else []
-        last = f"its last words: {said[0]}" if said else "it said nothing"
-        cause = f"task {task} ended: {state.word}; {last}"
-        self._look()
+        lines = last_lines(state.log, 1) if state.log is not None else []
+        last_words = f"its last words: {lines[0]}" if lines else "it said nothing"
+        reason = f"task {task} ended: {state.word}; {last_words}"
+        self._close_finished()
         for job in self._plan.round(repeat):
             if job.name in self._open:
                 is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
-                evidence = cause if is_killed else None
-                end = End(-signal.SIGKILL, "itself" if is_killed else "task", 0.0, 0.0, evidence, cause)
+                evidence = reason if is_killed else None
+                end = End(-signal.SIGKILL, "itself" if is_killed else "task", 0.0, 0.0, evidence, reason)
                 self._close(job, self.rows.close(job, job.cell.words(self._folder.config_path(job.cell)), end))
         self._folder.close()
         return True
@@ -236,41 +245,41 @@ class TaskExecution:
 
 
 def make_engine(on: str, options: Options) -> Engine | None:
-    """What `--on` names, None for this machine; takes its options (`slurm.partition`) out of the others.
+    """The engine that `--on` names, None for this machine. Its options (`slurm.partition`) are removed from `options`.
 
     Raises:
         UsageError: there is no such engine, it does not work here, or it does not take these options.
     """
-    own = {name.removeprefix("slurm."): options.pop(name) for name in [*options] if name.startswith("slurm.")}
+    slurm_options = {name.removeprefix("slurm."): options.pop(name) for name in [*options] if name.startswith("slurm.")}
     if on == "slurm":
         from lmbench.sweep.slurm import Slurm
 
-        return Slurm(own)
-    if own:
-        raise UsageError(f"--slurm.{next(iter(own))} belongs to --on slurm")
+        return Slurm(slurm_options)
+    if slurm_options:
+        raise UsageError(f"--slurm.{next(iter(slurm_options))} belongs to --on slurm")
     if on == "local":
         return None
     find_modules_in_current_folder()
-    named = import_named(f"--on {on} is neither local nor slurm", on)
-    if not isinstance(named, type):
+    engine_class = import_named(f"--on {on} is neither local nor slurm", on)
+    if not isinstance(engine_class, type):
         raise UsageError(f"--on {on} is no class of an engine")
-    engine: Engine = named()
+    engine: Engine = engine_class()
     return engine
 
 
 def merge(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
-    """Copy the runs of another folder of the same sweep, measured elsewhere, into its folder; with `is_dry` only look
-    whether that can be done.
+    """Copy the runs of another folder of the same sweep into this one. With `is_dry` only check that this works.
 
     Raises:
-        UsageError: it is another sweep's, or both have a run of the same cell and repeat.
+        UsageError: the other folder has no runs, or one of another sweep, or both have a run of the same cell and
+            repeat.
     """
-    named = {job.name for job in plan.jobs()}
+    names = {job.name for job in plan.jobs()}
     runs = [run for run in sorted((other / RUNS_FOLDER).glob("*")) if is_run_folder(run)]
     if not runs:
         raise UsageError(f"--merge {other}: there are no runs in {other / RUNS_FOLDER}")
     for run in runs:
-        if run.name not in named:
+        if run.name not in names:
             raise UsageError(f"--merge {other}: {run.name} is no run of this sweep; merge folders of one study")
         if (path / RUNS_FOLDER / run.name).exists():
             raise UsageError(f"--merge {other}: {run.name} is here already; one would hide the other: remove one")
@@ -279,7 +288,7 @@ def merge(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same where a sweep is planned and where it is measured."""
+    """Versions that must be equal on the machine that plans a sweep and on those that measure it."""
     source = hashlib.sha256()
     for path in sorted(Path(lmbench.__file__).parent.rglob("*.py")):
         source.update(path.read_bytes())
@@ -292,8 +301,10 @@ def versions() -> dict[str, str]:
 
 
 def become_task(folder: str, repeat: str, probe: str) -> ExitCode:
-    """Measure a round of a sweep in this process, where its machine sees the folder and has what the sweep was planned
-    with; else the exit code."""
+    """Measure a round of a sweep in this process.
+
+    Returns only, with exit code 2, if this machine does not see the folder or has other versions than the submission.
+    """
     host = platform.node()
     try:
         submission = decode(read_file(Path(folder, TASKS_FILE), MAX_SWEEP_BYTES), _Submission)
@@ -307,7 +318,6 @@ def become_task(folder: str, repeat: str, probe: str) -> ExitCode:
         if here.get(name) != version:
             tell(f"{host} has {name} {here.get(name)}, the machine that submitted {version}; use one installation")
             return ExitCode.USAGE
-    # By these Lightning would take each cell for one of several ranks.
     for name in [name for name in os.environ if name.startswith("SLURM_") and name not in _SLURM_KEPT]:
         del os.environ[name]
     words = ["-P", "-m", "lmbench", "sweep", folder, "--rounds", repeat, "--trust"]
