@@ -1,6 +1,6 @@
-"""Causal self-attention: one set of projections, and a table of interchangeable back ends (`ATTENTION`).
+"""Causal self-attention: projections, rotary positions, and a choice of back ends (`ATTENTION`).
 
-The back ends agree within rounding: 1e-5 in float32, 3e-2 in bfloat16, relative to the largest value
+The back ends agree up to rounding: 1e-5 in float32 and 3e-2 in bfloat16, relative to the largest value
 (tests/model/test_model_attention.py).
 """
 
@@ -25,18 +25,18 @@ from lmbench.sizes import ModelShape
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-#: Called as (q, k, v, is_causal=...), with the mask behind v where its kind makes one.
+#: An attention function, called as (q, k, v, is_causal=...), or as (q, k, v, mask, is_causal=...) if it takes a mask.
 Function = Callable[..., Tensor]
 
-# Flex attention's own choice.
+# Flex attention's default block size.
 _FLEX_BLOCK = 128
 
 
 class Tables(NamedTuple):
-    """What blocks need at a sequence length: RoPE's cos and sin (`rope_tables`), and the causal mask.
+    """Tables that blocks use for a sequence length: RoPE's cos and sin (`rope_tables`), and the causal mask.
 
-    The mask is what the back end takes (`AttentionKind.make_mask`): a tensor that is True where attention is forbidden
-    (``seq seq``), flex attention's blocks, or nothing.
+    The mask has the form that the back end takes (`AttentionKind.make_mask`): a tensor that is True where attention is
+    forbidden (``seq seq``), flex attention's BlockMask, or None.
     """
 
     cos: Tensor
@@ -45,7 +45,7 @@ class Tables(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Of q, k and v: ``batch heads seq head_dim``."""
+    """The size of q, k and v: ``batch heads seq head_dim``."""
 
     batch: int
     heads: int
@@ -54,7 +54,7 @@ class Size(NamedTuple):
 
 
 class Product(nn.Module):
-    """A matrix product, as a module whose kernels can be told from others."""
+    """A matrix product. It is a module, so that its kernels can be told from others."""
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.matmul(left, right)
@@ -69,12 +69,12 @@ class ScaleAndMask(nn.Module):
 
     def forward(self, scores: Tensor, mask: Tensor | None) -> Any:
         scaled = scores * self.scale
-        # In place: the product is a fresh tensor that nothing else reads.
+        # In place, since nothing else reads the product.
         return scaled if mask is None else scaled.masked_fill_(mask, float("-inf"))
 
 
 class NaiveCore(nn.Module):
-    """Attention by its formula, softmax(q k^T / sqrt(head_dim) + mask) v, each part a module of its own.
+    """Attention by its formula, softmax(q k^T / sqrt(head_dim) + mask) v. Each part of it is a module.
 
     Scores and weights are ``batch heads seq seq``.
     """
@@ -103,33 +103,35 @@ class FunctionCore(nn.Module):
 
 
 def causal_mask(seq: int, device: torch.device | None = None) -> Tensor:
-    """True where attention is forbidden, ``seq seq``: at later positions."""
+    """A mask ``seq seq``, True where attention is forbidden: at later positions."""
     return torch.ones(seq, seq, dtype=torch.bool, device=device).triu_(1)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None = None, *, is_causal: bool) -> Any:
-    """Attention by a kernel that Inductor makes for it, causal by a mask of blocks."""
+    """Attention by PyTorch's flex attention, a kernel compiled by Inductor. A BlockMask makes it causal."""
     if not torch.is_grad_enabled():
-        # On a CPU it refuses tensors that could have a gradient, also where none is computed.
+        # On a CPU flex attention refuses tensors that require a gradient, even if none is computed.
         q, k, v = q.detach(), k.detach(), v.detach()
     return _compiled_flex()(q, k, v, block_mask=mask)
 
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    """PyTorch's flex attention, compiled by itself: as Python it would be the formula, with all scores in memory."""
+    """Compile PyTorch's flex attention. Uncompiled it computes the formula with all scores in memory.
+
+    A compiled module that calls it compiles it as a part of itself.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Within a module that is compiled itself it becomes a part of that. As one graph it is refused after too many
-    # shapes in one process, where PyTorch would otherwise go on with the formula.
+    # `fullgraph` raises an error after too many shapes in one process. Without it PyTorch falls back to the formula.
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask:
-    """Which blocks of the scores are computed: those on the diagonal with a mask, those below it whole; with one too
-    where the last row of blocks is not whole itself.
+    """The blocks of the scores that causal attention computes.
 
-    `create_block_mask` would find that out from all scores, ``seq seq`` of them.
+    Blocks on the diagonal have a mask, and blocks below it have none. If the sequence's end cuts the last row of blocks
+    off, all its blocks have a mask. PyTorch's `create_block_mask` finds the same from all ``seq seq`` scores.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -140,7 +142,7 @@ def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask
         full[..., -1, :] = 0
 
     def ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each row how many blocks, and which: those come first."""
+        """The number of blocks in each row, and the indices of a row's blocks, those to compute first."""
         return blocks.sum(-1, dtype=torch.int32), blocks.argsort(descending=True, stable=True).int()
 
     return BlockMask.from_kv_blocks(
@@ -154,13 +156,14 @@ def causal_block_mask(seq: int, device: torch.device | None = None) -> BlockMask
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """An implementation by name.
+    """An implementation of attention.
 
     Attributes:
-        function: computes it; None: the formula, in modules (`NaiveCore`).
-        backend: of PyTorch's fused operator; None lets PyTorch choose.
-        make_mask: makes the mask that it takes for causal attention, of a length and a device; None: no mask.
-        is_users: whether the function is the user's own.
+        name: the name that `--model.attention` takes.
+        function: computes attention; None stands for the formula in modules (`NaiveCore`).
+        backend: a back end of PyTorch's fused operator; None lets PyTorch choose.
+        make_mask: makes the causal mask of the function, from a length and a device; None if it takes no mask.
+        is_users: whether the function comes from the user.
     """
 
     name: str
@@ -170,32 +173,33 @@ class AttentionKind:
     is_users: bool = False
 
     def core(self, head_dim: int, is_causal: bool) -> nn.Module:
-        """The module that computes it, from q, k, v and a mask."""
+        """The module that computes attention from q, k, v and a mask."""
         return NaiveCore(head_dim) if self.function is None else FunctionCore(self.function, is_causal)
 
     def chosen(self) -> AbstractContextManager[None]:
-        """Lets the fused operator take this back end and no other."""
+        """Within, PyTorch's fused operator takes this back end and no other."""
         return nullcontext() if self.backend is None else sdpa_kernel(self.backend)
 
     def mask(self, seq: int, is_causal: bool, device: torch.device | None = None) -> Any:
-        """The mask that it takes, None where it needs none."""
+        """The mask that the function takes, None if it takes none."""
         return self.make_mask(seq, device) if self.make_mask is not None and is_causal else None
 
     @property
     def is_compiled(self) -> bool:
-        """Its kernel is made by torch.compile."""
+        """Whether torch.compile makes its kernel."""
         return self.function is flex
 
     @property
     def is_written_out(self) -> bool:
-        """It runs as matmul, mask, softmax, matmul, whoever writes that."""
+        """Whether it runs as matmul, mask, softmax, matmul, in lmbench's code or in PyTorch's."""
         return self.function is None or self.backend is SDPBackend.MATH
 
     def saved_bytes(self, size: Size, dtype: torch.dtype, has_float_softmax: bool = False) -> int | None:
-        """Bytes that an eager forward pass keeps for the backward besides q, k and v: softmax's result if written out,
-        output and a logsumexp for each row, in float32 at least, if fused. None where nobody knows.
+        """Bytes that an eager forward pass saves for the backward pass besides q, k and v. None where unknown.
 
-        `has_float_softmax`, as under autocast on CUDA: its result is kept in float32, and in dtype for the product.
+        Attention written out saves the softmax's result. Fused attention saves the output and one logsumexp for each
+        row, in float32 at least. With `has_float_softmax`, as under autocast on CUDA, the softmax's result is saved
+        twice: in float32, and in `dtype` for the product.
         """
         rows = size.batch * size.heads * size.seq
         if self.function is None:
@@ -223,11 +227,11 @@ ATTENTION = {
 
 
 def attention_kind(name: str) -> AttentionKind:
-    """Look an implementation up by name, or as `my_module:my_attention`.
+    """The implementation with a name, or a user's function by `my_module:my_attention`.
 
     Raises:
-        UsageError: there is none of that name; of a function: no such module or function, an error in the module's own
-            code, or a function that cannot be called as PyTorch's scaled_dot_product_attention is.
+        UsageError: the name is unknown, the module or function does not exist, importing it fails, or the function
+            cannot be called like PyTorch's scaled_dot_product_attention.
     """
     if name in ATTENTION:
         return ATTENTION[name]
@@ -243,13 +247,13 @@ def attention_kind(name: str) -> AttentionKind:
             f"is: {error}"
         ) from None
     except ValueError:
-        # An operator of a library has no signature: a call will show how it can be called.
+        # An operator of a library has no signature. A wrong one fails when it is first called.
         pass
     return AttentionKind(name, function, is_users=True)
 
 
 def keep_mask(module: nn.Module, mask: Any) -> None:
-    """Let a module have a mask as `mask`: a tensor as a buffer that no checkpoint stores, blocks as they are."""
+    """Store a mask in a module as `mask`: a tensor as a buffer that checkpoints leave out, a BlockMask as it is."""
     if mask is None or isinstance(mask, Tensor):
         module.register_buffer("mask", mask, persistent=False)
     else:
@@ -259,7 +263,7 @@ def keep_mask(module: nn.Module, mask: Any) -> None:
 class Attention(nn.Module):
     """Multi-head causal self-attention with rotary positions: ``batch seq embed`` -> ``batch seq embed``.
 
-    q, k and v are one product if fused.
+    With `is_fused` one matrix product computes q, k and v.
     """
 
     def __init__(self, shape: ModelShape, kind: AttentionKind, residual_scale: float, is_fused: bool = False) -> None:
@@ -277,8 +281,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, tables: Tables) -> Any:
         if self._is_fused:
             q, k, v = SplitParts.apply(self.qkv(x), 3)  # type: ignore[no-untyped-call]
-            # A copy: v is kept for the backward pass, and as a view it would keep the q and k that rotation replaces.
-            # Of `large` at batch 64 x 1024 that is 11.3 GiB less, for 0.3 % of the step (estimated from its bytes).
+            # v is copied, since it is saved for the backward pass: a view would also keep q and k before rotation in
+            # memory. For `large` at batch 64 x 1024 that saves 11.3 GiB and costs 0.3 % of the step (estimated from the
+            # copied bytes).
             q, k, v = self._rotate(q, tables), self._rotate(k, tables), v.contiguous()
         else:
             q, k, v = self._rotate(self.q(x), tables), self._rotate(self.k(x), tables), self.v(x)
@@ -289,5 +294,5 @@ class Attention(nn.Module):
         return self.rope(self._split(x), tables.cos, tables.sin)
 
     def _split(self, x: Tensor) -> Any:
-        """``batch seq embed`` -> ``batch heads seq head_dim``, of the heads that this device has."""
+        """``batch seq embed`` -> ``batch heads seq head_dim``, for the heads that are on this device."""
         return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)

@@ -1,13 +1,12 @@
-"""Before attention is measured: has this machine a kernel for it, and is a user's own function right?
+"""Checks of attention: whether this machine has a kernel for it, and whether a user's function is right.
 
-A function's output and gradients are held against the formula, at shapes where functions go wrong, and at the run's own
-shape once more when it was measured.
+A function's output and gradients are compared with the formula before the measurement, at shapes where functions often
+go wrong. After the measurement they are compared again at the run's own shape.
 
-A deviation is that of a row (one position's head_dim numbers), as a share of the size that the row has where the
-products that make it up are independent: the root of the sum of their squares. The row's own size would not do, since
-gradients of q and k are differences that may cancel to nothing (the first position of causal attention has none at
-all), and neither would the tensor's largest value, beside which late rows are small (the mean of n random values
-shrinks as 1 / sqrt(n)).
+A deviation is that of a row (the head_dim numbers of one position), relative to the row's expected size: the root of
+the sum of squares of the products that are added up in it, as if these were independent. The row's actual size does not
+serve, since gradients of q and k are differences that may cancel (at the first position of causal attention to zero).
+Nor does the tensor's largest value, since late rows are small (a mean of n random values shrinks as 1 / sqrt(n)).
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.records.vocabulary import INCORRECT
 
-#: By the dtype of the products, the largest deviation of a right function. In bfloat16 and float16 it is 16 roundings
-#: of one number (half the distance from 1 to the next one): the formula computed step by step in the dtype was off by
-#: up to 7 of them, PyTorch's fused kernels by up to 6, whatever the length (1 to 8192). In float32 and float64 the
-#: order of sums counts: 1024 roundings, where those were off by up to 132. A function that leaves out one key of 100 is
-#: off by the size of a row; one whose scale is 5 % too large, in bfloat16, by 30 roundings at least.
+#: The largest deviation of a right function, by the dtype of the products. A rounding is half the distance from 1 to
+#: the next number. bfloat16 and float16 allow 16 roundings: the formula computed step by step in the dtype was off by
+#: up to 7, PyTorch's fused kernels by up to 6, at every length from 1 to 8192. float32 and float64 allow 1024, since
+#: the order of sums matters there: formula and kernels were off by up to 132. A function that leaves out one key of 100
+#: is off by the size of a row. A scale that is 5 % too large is off by at least 30 roundings in bfloat16.
 TOLERANCES = {
     torch.float64: 1024 * 2.0**-53,
     torch.float32: 1024 * 2.0**-24,
@@ -48,19 +47,20 @@ TOLERANCES = {
 #: TF32 has as many digits as float16.
 TF32_TOLERANCE = TOLERANCES[torch.float16]
 
-#: What is compared.
+#: The compared tensors.
 PARTS = ("output", "gradient of q", "gradient of k", "gradient of v")
 
-# Rows are taken in blocks of at most so many scores.
+# The formula computes at most this many scores at once.
 _BLOCK_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
 class Use:
-    """How attention is going to be used: q, k and v of a size, a dtype and on a device.
+    """A use of attention, for q, k and v of a size and dtype on a device.
 
-    `is_strided` says that v and the output's gradient come as a model has them, ``batch seq heads head_dim`` in memory;
-    `context` is that of the forward pass (autocast).
+    Attributes:
+        is_strided: whether v and the output's gradient lie in memory as in a model, ``batch seq heads head_dim``.
+        context: makes the context of the forward pass, such as autocast.
     """
 
     size: Size
@@ -78,17 +78,17 @@ class Use:
 
 
 def use_in(trainer: Trainer, size: Size, is_causal: bool, stage: str, is_strided: bool) -> Use:
-    """How a Trainer's module uses attention."""
-    # A precision that a plugin made up may be anything; most are lower ones.
+    """The use of attention by a Trainer's module."""
+    # A plugin may define a precision of its own. Most of these are low.
     precision = find_precision(str(trainer.precision)) or PRECISIONS["bf16-mixed"]
     device, context = trainer.strategy.root_device, trainer.precision_plugin.train_step_context
     return Use(size, is_causal, precision.compute_dtype(), device, stage == "fit", is_strided, context)
 
 
 def check_attention(kind: AttentionKind, use: Use) -> AttentionCheck | None:
-    """Try an implementation before it is measured; returns the result for a user's own function.
+    """Try an implementation before it is measured. Returns the check's result for a user's function, else None.
 
-    On fake tensors, where memory is predicted, nothing can be tried.
+    Nothing is tried on fake tensors, with which memory is predicted.
 
     Raises:
         UsageError: this machine has no kernel for it, or the function is wrong.
@@ -113,10 +113,10 @@ def check_attention(kind: AttentionKind, use: Use) -> AttentionCheck | None:
 
 
 def check_again(kind: AttentionKind, use: Use) -> None:
-    """Once it was measured: is a user's own function still right, at the run's own shape? Not where no memory is left.
+    """Check a user's function again after it was measured, at the run's own shape. Skipped if memory does not suffice.
 
     Raises:
-        UsageError: it is not: its results depend on how often it was called, say.
+        UsageError: the function is wrong now, for example because its results depend on the number of calls.
     """
     try:
         if kind.is_users:
@@ -129,8 +129,8 @@ def check_again(kind: AttentionKind, use: Use) -> None:
 
 
 def _check_kernel(kind: AttentionKind, use: Use) -> None:
-    """Raises UsageError, in PyTorch's words, where this machine has no kernel."""
-    # Written out, it takes memory with the square of the length; what it can do does not depend on that.
+    """Raises UsageError with PyTorch's reason if this machine has no kernel."""
+    # Attention written out is tried at a small size: its memory grows with the square of the length.
     size = use.size if kind.backend is not SDPBackend.MATH else use.size._replace(batch=1, seq=min(use.size.seq, 64))
     case = replace(use, size=size)
     try:
@@ -140,102 +140,107 @@ def _check_kernel(kind: AttentionKind, use: Use) -> None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        # PyTorch warns of each back end with its reasons, of those that were not asked too: that they are off.
-        # A kernel of torch.compile's has no such warnings; the error tells.
+        # PyTorch warns of every back end, with its reasons or that it is disabled at run time. For a kernel made by
+        # torch.compile there are no such warnings, and the error has the reason.
         lines = [one_line(str(line.message).partition(" (Triggered")[0]) for line in caught if kind.backend]
         reasons = [line for line in lines if not line.endswith("because:") and "runtime disabled" not in line]
         reason = "; ".join(reasons or [str(error).partition("\n")[0]])[:400]
         raise UsageError(
-            f"attention {kind.name!r} has no kernel for {_named(use.dtype)}, {use} on {use.device.type}; "
+            f"attention {kind.name!r} has no kernel for {_name(use.dtype)}, {use} on {use.device.type}; "
             f"choose sdpa, which takes what there is, or naive: {reason}"
         ) from error
     finally:
         if use.device.type == "cuda":
-            # The trial is no part of the run.
+            # The run's peak does not include this trial.
             torch.cuda.reset_peak_memory_stats(use.device)
 
 
-def _check_function(kind: AttentionKind, use: Use, tried: list[Use]) -> AttentionCheck:
+def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> AttentionCheck:
+    """Compare a user's function with the formula, for each of the checked uses. Raises UsageError if it is wrong."""
     deviations: list[tuple[float, str]] = []
     refused: list[str] = []
-    for case in tried:
+    for case in checked:
         try:
-            largest = _deviations(kind, case)
-            deviations += [(off, f"{part} at {case}") for part, off in zip(PARTS, largest, strict=False)]
+            by_part = zip(PARTS, _deviations(kind, case), strict=False)
+            deviations += [(deviation, f"{part} at {case}") for part, deviation in by_part]
         except (UsageError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             message = one_line(str(error))[:300]
-            # What a function says it cannot do, it does not do wrong; after a device's error nothing can be done.
+            # A function may refuse a case that the run does not need. An error of the device ends all work on it.
             if case.size == use.size or "CUDA error" in message or "device-side assert" in message:
                 where = "".join(f" at {place(line)}" for line in own_lines(error)[-1:])
                 raise UsageError(f"{kind.name} raised{where}, for {case}: {type(error).__name__}: {message}") from error
             refused.append(str(case))
-    worst, largest_in = max(deviations)
+    largest, largest_in = max(deviations)
     is_tf32 = use.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     tolerance = TF32_TOLERANCE if is_tf32 and use.dtype is torch.float32 else TOLERANCES[use.dtype]
-    if worst > tolerance:
+    if largest > tolerance:
         raise UsageError(
-            f"{INCORRECT}: {kind.name} is off by {worst:.2g} in the {largest_in}; allowed in {_named(use.dtype)} is "
-            f"{tolerance:.2g} of a row's size, against the formula in {_named(_wide(use.dtype))}"
+            f"{INCORRECT}: {kind.name} is off by {largest:.2g} in the {largest_in}; allowed in {_name(use.dtype)} is "
+            f"{tolerance:.2g} of a row's size, against the formula in {_name(_wide(use.dtype))}"
         )
-    return AttentionCheck(len(tried) - len(refused), worst, tolerance, largest_in, refused)
+    return AttentionCheck(len(checked) - len(refused), largest, tolerance, largest_in, refused)
 
 
 def cases(use: Use) -> list[Use]:
-    """What to check at: first the run's own; then length 1, lengths that no block size divides, several head_dims,
-    heads and batches, causal and not."""
+    """Uses to check a function at: the run's own first, then small ones, causal and not.
+
+    The small ones have length 1, lengths that no block size divides, and several head_dims, heads and batches.
+    """
     heads, width = use.size.heads, use.size.head_dim
     sizes = [
         (2, 3, 1, width), (1, 2, 100, width), (2, heads, 129, width), (1, 2, 77, 32), (2, 1, 64, 64), (1, 1, 193, 128),
     ]  # fmt: skip
-    others = [replace(use, size=Size(*size), is_causal=is_causal) for size in sizes for is_causal in (False, True)]
-    return list(dict.fromkeys([use, *others]))
+    small = [replace(use, size=Size(*size), is_causal=is_causal) for size in sizes for is_causal in (False, True)]
+    return list(dict.fromkeys([use, *small]))
 
 
 def _deviations(kind: AttentionKind, case: Use) -> list[float]:
-    """By part, for one case: the largest deviation of a row, in all heads, or of many scores in the first and last.
+    """The largest deviation of a row in each of `PARTS`. Large cases are compared in the first and last head only.
 
     Raises:
-        UsageError: the function's output is not what PyTorch's would be.
+        UsageError: the function's output has another form than PyTorch's.
     """
     is_small = case.size.batch * case.size.heads * case.size.seq**2 <= _BLOCK_ELEMENTS
 
-    def chosen(tensor: Tensor) -> Tensor:
-        """A copy of its heads, ``heads seq head_dim``: a function may write to its arguments."""
+    def compared_heads(tensor: Tensor) -> Tensor:
+        """A copy of the heads to compare, ``heads seq head_dim``. The function may write to its arguments."""
         heads = tensor.detach().flatten(0, 1)
         return (heads if is_small else heads[[0, -1]]).to(_wide(case.dtype), copy=True)
 
-    drawn = _draw(case)
-    before = [chosen(tensor) for tensor in drawn]
-    results = _attend(kind, case, drawn)
+    inputs = _draw(case)
+    copies = [compared_heads(tensor) for tensor in inputs]
+    results = _attend(kind, case, inputs)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        rows = formula(before, case.is_causal)
+        expected = formula(copies, case.is_causal)
     finally:
         torch.set_float32_matmul_precision(precision)
     deviations = [
-        torch.linalg.vector_norm(chosen(result) - values, dim=-1, keepdim=True) / sizes
-        for result, (values, sizes) in zip(results, rows, strict=False)
+        torch.linalg.vector_norm(compared_heads(result) - values, dim=-1, keepdim=True) / sizes
+        for result, (values, sizes) in zip(results, expected, strict=False)
     ]
-    return [off.nan_to_num(math.inf, math.inf).max().item() for off in deviations]
+    return [deviation.nan_to_num(math.inf, math.inf).max().item() for deviation in deviations]
 
 
-def _attend(kind: AttentionKind, case: Use, drawn: list[Tensor]) -> list[Tensor]:
-    """The output for q, k and v, and with a backward pass the gradients for the output's gradient, which comes last.
+def _attend(kind: AttentionKind, case: Use, inputs: list[Tensor]) -> list[Tensor]:
+    """The output, and with a backward pass the gradients of q, k and v.
+
+    `inputs` are q, k, v and the gradient of the output.
 
     Raises:
-        UsageError: a user's function does not return what PyTorch's would.
+        UsageError: a user's function returns something else than PyTorch's function, or has no gradient.
     """
-    q, k, v, gradient = drawn
+    q, k, v, gradient = inputs
     mask = kind.mask(case.size.seq, case.is_causal, case.device)
     with case.context(), torch.set_grad_enabled(case.has_backward):
         output: object = kind.core(case.size.head_dim, case.is_causal)(q, k, v, mask)
     if not isinstance(output, Tensor):
         raise UsageError(f"{kind.name} returned a {type(output).__name__}; it must return a tensor")
-    if _looks(output) != _looks(q):
-        raise UsageError(f"{kind.name} returned a tensor of {_looks(output)}, where q has {_looks(q)}; q was {case}")
+    if _form(output) != _form(q):
+        raise UsageError(f"{kind.name} returned a tensor of {_form(output)}, where q has {_form(q)}; q was {case}")
     results = [output.detach()]
     if case.has_backward:
         gradients: tuple[Tensor | None, ...] = (None,)
@@ -252,11 +257,11 @@ def _attend(kind: AttentionKind, case: Use, drawn: list[Tensor]) -> list[Tensor]
     return results
 
 
-def _looks(tensor: Tensor) -> str:
-    return f"shape {tuple(tensor.shape)}, {_named(tensor.dtype)} on {tensor.device.type}"
+def _form(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, {_name(tensor.dtype)} on {tensor.device.type}"
 
 
-def _named(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -265,29 +270,29 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _draw(use: Use) -> list[Tensor]:
-    """q, k, v and a gradient of the output, standard normal, without touching the run's own random numbers."""
+    """Draw q, k, v and a gradient of the output, standard normal. The run's own random state is not touched."""
     generator = torch.Generator(use.device).manual_seed(0)
-    drawn = [torch.randn(use.size, generator=generator, dtype=use.dtype, device=use.device) for _ in PARTS]
+    inputs = [torch.randn(use.size, generator=generator, dtype=use.dtype, device=use.device) for _ in PARTS]
     if use.is_strided:
-        drawn[2:] = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in drawn[2:]]
+        inputs[2:] = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs[2:]]
     else:
-        # As they are in attention by itself: a kernel compiled for a parameter is compiled again for another tensor.
-        drawn[:3] = map(nn.Parameter, drawn[:3])
-    for tensor in drawn[:3]:
+        # AttentionLayer's q, k and v are parameters. A kernel compiled for a plain tensor is compiled again for those.
+        inputs[:3] = map(nn.Parameter, inputs[:3])
+    for tensor in inputs[:3]:
         tensor.requires_grad_(use.has_backward)
-    return drawn
+    return inputs
 
 
-def formula(drawn: list[Tensor], is_causal: bool) -> list[tuple[Tensor, Tensor]]:
-    """softmax(q k^T / sqrt(head_dim)) v and its gradients for a gradient of the output, which is the fourth of those
-    that are drawn; in the order of `PARTS`.
+def formula(inputs: list[Tensor], is_causal: bool) -> list[tuple[Tensor, Tensor]]:
+    """softmax(q k^T / sqrt(head_dim)) v and its gradients.
 
-    Returns for each its values, and the size that each of its rows has if the row's products are independent (one
-    number a row). Rows of q are taken in blocks, so that memory does not grow with the square of the length.
+    `inputs` are q, k, v and the gradient of the output. For each of `PARTS` the result is a pair: its values, and the
+    size that each row has if the row's products are independent (one number for each row). Rows of q are computed in
+    blocks, so that memory does not grow with the square of the length.
     """
-    q, k, v, gradient = drawn
+    q, k, v, gradient = inputs
     seq, scale = q.shape[-2], q.shape[-1] ** -0.5
-    squares = [x.square().sum(-1, keepdim=True) for x in drawn]
+    squares = [x.square().sum(-1, keepdim=True) for x in inputs]
     values, sizes = [torch.zeros_like(x) for x in (q, q, k, v)], [torch.zeros_like(squares[0]) for _ in PARTS]
     positions = torch.arange(seq, device=q.device)
     for rows in positions.split(max(1, _BLOCK_ELEMENTS // (seq * q[..., 0, 0].numel()))):
@@ -297,14 +302,14 @@ def formula(drawn: list[Tensor], is_causal: bool) -> list[tuple[Tensor, Tensor]]
         weights, block = torch.softmax(scores, dim=-1), gradient[..., rows, :]
         del scores
         output = weights @ v
-        of_scores = weights * (block @ v.mT - (block * output).sum(-1, keepdim=True)) * scale
-        # The two terms of a score's gradient are independent, and so are the products that each is a sum of; their
-        # difference may be nothing, and is that by chance in some row of many.
+        score_gradients = weights * (block @ v.mT - (block * output).sum(-1, keepdim=True)) * scale
+        # The expected square of a score's gradient adds the squares of all its products. The gradient itself is a
+        # difference of two terms, which cancel by chance in some row of many.
         mean_squares = (block.square() * output.square()).sum(-1, keepdim=True)
         weight_squares = weights.square()
         score_squares = weight_squares * (block.square() @ v.square().mT + mean_squares) * scale**2
         for sums, (of_q, of_k, of_v, of_output), mixing, scoring in (
-            (values, drawn, weights, of_scores),
+            (values, inputs, weights, score_gradients),
             (sizes, squares, weight_squares, score_squares),
         ):
             sums[0][..., rows, :], sums[1][..., rows, :] = mixing @ of_v, scoring @ of_k

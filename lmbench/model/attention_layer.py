@@ -1,5 +1,5 @@
-"""Attention by itself, as a LightningModule: q, k and v are its parameters, and the backward pass is that of a fixed
-random gradient of the output."""
+"""Attention alone as a LightningModule. q, k and v are its parameters, and a fixed random gradient of the output starts
+its backward pass."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AttentionLayer(LightningModule):
         self._check = check_attention(self._kind, self._use)
 
     def check_again(self) -> None:
-        """After the run: is an attention of your own still right?"""
+        """Check a user's attention function again after the run."""
         check_again(self._kind, self._use)
 
     def configure_model(self) -> None:
@@ -90,19 +90,19 @@ class AttentionLayer(LightningModule):
         return self._no_loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Of the output, not of the loss."""
+        """Start the backward pass at the output with the drawn gradient; `loss` is empty."""
         output, self._output = self._output, None
         output.backward(self.gradient)
 
     def on_train_batch_end(self, outputs: Any, batch: tuple[int, int], batch_idx: int) -> None:
-        # Without a backward pass the graph is still there; the next forward shall not find it in memory.
+        # Without a backward pass the graph still exists. It must not be in memory during the next forward pass.
         self._output = None
 
     def validation_step(self, batch: tuple[int, int], batch_idx: int) -> None:
         self()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Frees the gradients, and never steps."""
+        """An optimizer that frees gradients; it never steps."""
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
     def tokens_per_batch(self, batch: tuple[int, int]) -> int:
@@ -110,36 +110,36 @@ class AttentionLayer(LightningModule):
         return self.size.batch * self.size.seq
 
     def flops_per_token(self) -> FlopCount:
-        """Of one forward pass, by shape whatever computes it: two products of 2 * seq * head_dim for every head."""
+        """FLOPs of one forward pass for each token, by shape: two products of 2 * seq * head_dim for every head."""
         full = 4 * self.size.seq * self.size.heads * self.size.head_dim
         return FlopCount(full, full // 2 if self.causal else None, FORMULA_SOURCE, 0)
 
     def count_saved_bytes(self) -> int:
-        """Run one forward pass and count what autograd saves besides the inputs, each storage once."""
-        saved: dict[int, int] = {}
+        """Run one forward pass and count the bytes that autograd saves besides the inputs, each storage once."""
+        sizes: dict[int, int] = {}
 
-        def note(tensor: Tensor) -> Tensor:
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        def count(tensor: Tensor) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        # Noted tensors stay in memory, at addresses of their own, as long as the output.
-        with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(note, lambda tensor: tensor):
+        # The output keeps saved tensors in memory, so that no two of them have the same address.
+        with self.trainer.precision_plugin.train_step_context(), saved_tensors_hooks(count, lambda tensor: tensor):
             output = self()
         del output
         blocks = () if self.mask is None or isinstance(self.mask, Tensor) else self.mask.as_tuple()
-        for held in (*self.parameters(), *self.buffers(), *blocks):
-            if isinstance(held, Tensor):
-                saved.pop(held.untyped_storage().data_ptr(), None)
-        return sum(saved.values())
+        for input_part in (*self.parameters(), *self.buffers(), *blocks):
+            if isinstance(input_part, Tensor):
+                sizes.pop(input_part.untyped_storage().data_ptr(), None)
+        return sum(sizes.values())
 
     def expected_saved_bytes(self) -> int | None:
-        """The same by shape, of eager attention; None where nobody knows."""
+        """Bytes that autograd saves besides the inputs in eager attention, by shape. None where unknown."""
         precision = find_precision(str(self.trainer.precision))
         has_float_softmax = precision is not None and precision.is_mixed and self._use.device.type == "cuda"
-        return (self._taken() or self._kind).saved_bytes(self.size, self._use.dtype, has_float_softmax)
+        return (self._chosen_by_pytorch() or self._kind).saved_bytes(self.size, self._use.dtype, has_float_softmax)
 
-    def _taken(self) -> AttentionKind | None:
-        """The back end that PyTorch takes where it may choose; None for one without a name here."""
+    def _chosen_by_pytorch(self) -> AttentionKind | None:
+        """The back end that PyTorch chooses for `sdpa`. None for other attention, or for one without a name here."""
         if self._kind is not ATTENTION["sdpa"]:
             return None
         backend = SDPBackend(torch._fused_sdp_choice(self.q, self.k, self.v, is_causal=self.causal))
@@ -147,17 +147,17 @@ class AttentionLayer(LightningModule):
 
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""
-        taken = self._taken()
+        backend = self._chosen_by_pytorch()
         return {
             "d_model": self.size.heads * self.size.head_dim,
             "num_heads": self.size.heads,
             "head_dim": self.size.head_dim,
             "is_causal": self.causal,
             "attention": self.attention,
-            "attention_backend": None if taken is None else taken.name,
+            "attention_backend": None if backend is None else backend.name,
             "attention_check": self._check,
         }
 
     def compile_targets(self) -> list[nn.Module]:
-        """What ``--trainer.compile`` compiles."""
+        """The modules that ``--trainer.compile`` compiles."""
         return [self.core]

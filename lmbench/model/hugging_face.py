@@ -1,4 +1,4 @@
-"""A causal language model of Hugging Face's transformers, from a config alone: random weights, no network."""
+"""A causal language model of Hugging Face's transformers, from a config, with random weights and without downloads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lmbench.errors import UsageError, check_divides, unknown
 from lmbench.model.optimizers import choose_optimizer
 
 CHECKPOINTS = ("none", "block")
-#: The context of lmbench's tokens where nobody sets one and the model takes it.
+#: The default context length of lmbench's tokens, if the model takes that many.
 _CONTEXT_LENGTH = 512
-#: What transformers calls what lmbench's models have too.
+#: The names in transformers of the dimensions in lmbench's records.
 _DIMENSIONS = {
     "d_model": "hidden_size",
     "d_ff": "intermediate_size",
@@ -29,10 +29,11 @@ _DIMENSIONS = {
 
 
 class HuggingFace(LightningModule):
-    """A causal language model of transformers and an optimizer, on batches of (tokens, targets), or on mappings with
-    `input_ids`, which the model's own loss gets as they are.
+    """A causal language model of transformers with an optimizer.
 
-    The weights are random, and float32 until the Trainer's precision converts them, whatever dtype the config names.
+    A batch is a pair (tokens, targets), or a mapping with `input_ids`, which goes to the model's own loss unchanged.
+    The weights are random. They are float32, whatever dtype the config names, until the Trainer's precision converts
+    them.
 
     Args:
         config: the model's config: a JSON file, a folder with a config.json, or the settings themselves, `model_type`
@@ -45,7 +46,7 @@ class HuggingFace(LightningModule):
         weight_decay: on every parameter; AdamW's is decoupled.
 
     Raises:
-        UsageError: transformers is not installed, or a setting is none that it has.
+        UsageError: transformers is not installed or lacks a setting.
     """
 
     network: Any
@@ -65,7 +66,7 @@ class HuggingFace(LightningModule):
         if checkpoint not in CHECKPOINTS:
             raise unknown("checkpoint", checkpoint, CHECKPOINTS)
         self.config = _read_config(config)
-        #: What tells the model in a table: the name of the config's file, or of its folder.
+        #: The model's name in tables: that of the config's file, or of its folder.
         self.size: str | None = None
         if isinstance(config, str):
             path = Path(config).absolute()
@@ -82,11 +83,11 @@ class HuggingFace(LightningModule):
 
     @classmethod
     def data_settings(cls, *, config: str | dict[str, Any], **_: Any) -> dict[str, Any]:
-        """What lmbench's tokens are for a model of this config, where they are not set."""
+        """Default settings of lmbench's tokens for a model of this config."""
         return cls(config=config).token_settings()
 
     def token_settings(self) -> dict[str, Any]:
-        """What lmbench's tokens are for this model, where they are not set."""
+        """Default settings of lmbench's tokens for this model."""
         longest = self.max_context_length or _CONTEXT_LENGTH
         return {"vocab_size": self.vocab_size, "context_length": min(_CONTEXT_LENGTH, longest)}
 
@@ -111,7 +112,7 @@ class HuggingFace(LightningModule):
             )
             if self.checkpoint == "block":
                 with warnings.catch_warnings():
-                    # Of its name in version 6, which 5.0 does not know.
+                    # The warning is about the method's name in version 6, which version 5.0 lacks.
                     warnings.simplefilter("ignore", FutureWarning)
                     self.network.gradient_checkpointing_enable()
         except (ImportError, ValueError) as error:
@@ -130,7 +131,7 @@ class HuggingFace(LightningModule):
                 f"this one is a {type(batch).__name__} of {len(batch)}"
             )
         tokens, targets = batch
-        # In float32, as transformers' own loss is.
+        # float32, as in transformers' own loss.
         return functional.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
 
     validation_step = training_step
@@ -143,7 +144,7 @@ class HuggingFace(LightningModule):
         return int((batch["input_ids"] if isinstance(batch, Mapping) else batch[0]).numel())
 
     def tensor_parallel_plan(self, size: int) -> dict[str, str]:
-        """What is split over `size` devices, as transformers' plan for the model says.
+        """How modules are split over `size` devices, from transformers' plan for the model.
 
         Raises:
             UsageError: transformers has no plan for it, or the size does not divide its heads and widths.
@@ -154,16 +155,16 @@ class HuggingFace(LightningModule):
         plan = getattr(text, "base_model_tp_plan", None)
         if not plan:
             raise UsageError(f"transformers has no tensor-parallel plan for {text.model_type}")
-        around = {name.rpartition(".")[0]: "shared_input" for name in plan}
+        parents = {name.rpartition(".")[0]: "shared_input" for name in plan}
         prefix = f"network.{self.network.base_model_prefix}."
-        return {prefix + name: style for name, style in {**around, **plan}.items()}
+        return {prefix + name: style for name, style in {**parents, **plan}.items()}
 
     def compile_targets(self) -> list[nn.Module]:
-        """What ``--trainer.compile`` compiles."""
+        """The modules that ``--trainer.compile`` compiles."""
         return [self.network]
 
     def describe(self) -> dict[str, Any]:
-        """Shape and choices, for the run's record; `config` is what in it is not transformers' default."""
+        """Shape and choices, for the run's record. `config` has the settings that are not transformers' defaults."""
         text = self.config.get_text_config()
         return {
             "name": type(self.network).__name__,
@@ -179,7 +180,7 @@ class HuggingFace(LightningModule):
 
 
 def _read_config(config: str | dict[str, Any]) -> Any:
-    """A config of transformers, by its settings or the file that has them."""
+    """A config of transformers, from its settings or from a file. Raises UsageError where that fails."""
     try:
         from transformers import AutoConfig
     except ImportError as error:
@@ -198,5 +199,5 @@ def _read_config(config: str | dict[str, Any]) -> Any:
 
 
 def _first_sentence(error: Exception) -> str:
-    # What follows names every model that there is.
+    # The sentences after the first list all models of transformers.
     return " ".join((str(error) or type(error).__name__).split()).split(". ")[0][:300]
