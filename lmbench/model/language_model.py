@@ -1,4 +1,4 @@
-"""The Transformer as a LightningModule: what ``lmbench fit`` trains unless ``--model`` names another."""
+"""The Transformer as a LightningModule: the default model of ``lmbench fit``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ LOSSES = ("whole", "chunked")
 
 
 class LanguageModel(LightningModule):
-    """A decoder-only Transformer and its optimizer, on batches of (tokens, targets), int64 of shape ``batch seq``.
+    """A decoder-only Transformer with its optimizer. Batches are (tokens, targets), int64 of shape ``batch seq``.
 
-    The network is built in ``configure_model``, on the device and always from float32 weights, so that one
-    seed gives the same initial weights in every precision. Steps return the loss and nothing else: no
-    logging, no host sync.
+    ``configure_model`` builds the network on the device, always from float32 weights, so that one seed gives the same
+    initial weights in every precision. Steps return the loss, and neither log nor synchronize.
 
     Args:
-        size: a named size; the dimensions below override it one by one. With null all of them are needed.
+        size: a named size. A dimension below replaces the size's; with null all dimensions are needed.
         d_model: width of the residual stream.
         d_ff: width of the feed-forward layer.
         num_layers: number of blocks.
@@ -40,24 +39,24 @@ class LanguageModel(LightningModule):
         context_length: the longest sequence, in tokens.
         attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn, sdpa_math, flex, or a function
             of your own, my_module:my_attention, called as PyTorch's scaled_dot_product_attention is.
-        checkpoint: which activations the backward pass computes again: none, block (all blocks), every_2 (every second
-            block) or selective (everything in a block but its linear layers and fused attention).
+        checkpoint: the activations that the backward pass computes again: none, block (all blocks), every_2 (every
+            second block) or selective (everything in a block but its linear layers and fused attention).
         residual_dtype: bf16 keeps the residual stream in bfloat16 under bfloat16 autocast; null is the embedding's
             float32.
-        fused_projections: q, k and v are one product, gate and up another; the network is the same, and so are its
-            state dicts, either of which loads into the other.
-        loss: whole, or chunked: in chunks of tokens whose logits the backward pass computes again, so that never all
-            of them are in memory.
+        fused_projections: one product computes q, k and v, another one gate and up; the network stays the same, and
+            checkpoints of both forms load into either.
+        loss: whole, or chunked: computed in chunks of tokens, and again in the backward pass, so that only one chunk's
+            logits are in memory.
         optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
-        optimizer_variant: how it is implemented: fused (one kernel), foreach (horizontally fused) or loop (over
+        optimizer_variant: the implementation: fused (one kernel), foreach (horizontally fused) or loop (over
             parameters); null is fused for Adam, AdamW and SGD.
         learning_rate: the optimizer's learning rate.
         weight_decay: on every parameter; AdamW's is decoupled.
         betas: AdamW's averaging coefficients; the first is SGD's momentum.
 
     Raises:
-        UsageError: a setting is out of its range, or (in ``setup``) the attention has no kernel on this
-            device.
+        UsageError: a setting is out of its range, or (in ``setup``) the attention has no kernel on this device, or a
+            function of your own is wrong.
     """
 
     network: Transformer
@@ -88,11 +87,15 @@ class LanguageModel(LightningModule):
         self.shape = resolve_shape(size, **dimensions, vocab_size=vocab_size)
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
-        choices = ("checkpoint", checkpoint, CHECKPOINTS), ("loss", loss, LOSSES)
-        for name, value, known in (*choices, ("residual_dtype", residual_dtype or "bf16", ("bf16",))):
-            if value not in known:
-                raise unknown(name, value, known)
+        for name, value, choices in (
+            ("checkpoint", checkpoint, CHECKPOINTS),
+            ("loss", loss, LOSSES),
+            ("residual_dtype", residual_dtype or "bf16", ("bf16",)),
+        ):
+            if value not in choices:
+                raise unknown(name, value, choices)
         check_at_least(1, context_length=context_length)
+        #: Whether the network was built for this run: one that was trained before in this process is not fresh.
         self._is_fresh = True
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -124,7 +127,7 @@ class LanguageModel(LightningModule):
         self._attention_check = check_attention(self._kind, self._use)
 
     def check_again(self) -> None:
-        """After the run: is an attention of your own still right?"""
+        """Check a user's attention function again after the run."""
         check_again(self._kind, self._use)
 
     def configure_model(self) -> None:
@@ -142,22 +145,22 @@ class LanguageModel(LightningModule):
             )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Convert what an optimizer kept of parameters, where projections were fused and are not, or the other way
-        round; the network converts its weights itself."""
-        # A strategy that loads the weights itself has taken them out.
+        """Convert an optimizer's state where the checkpoint's projections are fused and the network's are not, or the
+        other way round. The network converts its weights itself."""
+        # A strategy that loads the weights itself has removed them here.
         weights, is_fused = checkpoint.get("state_dict", {}), self.fused_projections
         names, new_names = list(weights), list(convert_projections(weights, is_fused))
         if names == new_names:
             return
         for optimizer in checkpoint.get("optimizer_states", ()):
             slots = defaultdict[str, dict[str, Tensor]](dict)
-            # LBFGS keeps one state for all parameters, and it stays.
+            # LBFGS has one state for all parameters, which stays as it is.
             if len(optimizer["state"]) == len(names):
                 for index, values in optimizer["state"].items():
                     for slot, value in values.items():
                         slots[slot][names[index]] = value
-                of_slots = {slot: convert_projections(values, is_fused) for slot, values in slots.items()}
-                states = ({slot: values[name] for slot, values in of_slots.items()} for name in new_names)
+                converted = {slot: convert_projections(values, is_fused) for slot, values in slots.items()}
+                states = ({slot: values[name] for slot, values in converted.items()} for name in new_names)
                 optimizer["state"] = dict(enumerate(states))
             optimizer["param_groups"][0]["params"] = list(range(len(new_names)))
 
@@ -179,10 +182,10 @@ class LanguageModel(LightningModule):
 
     def flops_per_token(self) -> FlopCount:
         """Model FLOPs of one forward pass per token, at the model's context length."""
-        again = recomputed_flops(
+        recomputed = recomputed_flops(
             self.checkpoint, self.shape, self.context_length, self._kind.is_written_out, self.loss == "chunked"
         )
-        return replace(forward_flops(self.shape, self.context_length), recomputed_per_token_flops=again)
+        return replace(forward_flops(self.shape, self.context_length), recomputed_per_token_flops=recomputed)
 
     def describe(self) -> dict[str, Any]:
         """Shape and choices, for the run's record."""
@@ -196,16 +199,15 @@ class LanguageModel(LightningModule):
             "fused_projections": self.fused_projections,
             "loss": self.loss,
             "optimizer": self.optimizer.label,
-            # One that was trained before in this process is not.
             "is_fresh": self._is_fresh,
         }
 
     def tensor_parallel_plan(self, size: int) -> dict[str, str]:
-        """What is split over `size` devices: each block's heads, and the width of its feed-forward layer.
+        """How modules are split over `size` devices: by each block's heads, and by the width of its feed-forward layer.
 
         Raises:
-            UsageError: it does not divide them, or projections are fused: a device would get other parts of q, k and v
-                than its heads'.
+            UsageError: the size does not divide them, or projections are fused: a device's share of the fused matrix
+                would not be that of its heads.
         """
         if self.fused_projections:
             raise UsageError("model.fused_projections cannot be split over devices by heads; leave it out")
@@ -213,5 +215,5 @@ class LanguageModel(LightningModule):
         return split_blocks("network.blocks.*", attention="q k v output", ffn="gate up down")
 
     def compile_targets(self) -> list[torch.nn.Module]:
-        """What ``--trainer.compile`` compiles: the network with its loss, as one region."""
+        """The modules that ``--trainer.compile`` compiles: the network with its loss, as one region."""
         return [self.network]

@@ -1,4 +1,4 @@
-"""The layers of the Transformer, apart from attention. Shapes are written as ``batch seq embed``."""
+"""The layers of the Transformer except attention. Shapes are written as ``batch seq embed``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from torch.nn import functional
 
 
 def split_blocks(blocks: str, **layers: str) -> dict[str, str]:
-    """How the linear layers of alike blocks are split over devices: of each layer all by columns, but the last by rows,
-    so that one sum over devices follows (Shoeybi et al. 2019)."""
+    """A tensor-parallel plan for blocks of one kind (Shoeybi et al. 2019).
+
+    `layers` names the projections of each layer of a block. The last one is split by rows, the others by columns, so
+    that each layer needs one sum over devices.
+    """
     plan = dict[str, str]()
     for layer, names in layers.items():
-        *first, last = (f"{blocks}.{layer}.{name}" for name in names.split())
-        plan |= {f"{blocks}.{layer}": "shared_input", **dict.fromkeys(first, "colwise"), last: "rowwise"}
+        *inputs, output = (f"{blocks}.{layer}.{name}" for name in names.split())
+        plan |= {f"{blocks}.{layer}": "shared_input", **dict.fromkeys(inputs, "colwise"), output: "rowwise"}
     return plan
 
 
 class Projection(nn.Linear):
-    """A linear map without bias, its weights drawn from a normal distribution of the given deviation.
+    """A linear map without bias. Its weights are normal with standard deviation `std`.
 
-    The weights are float32 whatever the default dtype, so that one seed gives the same weights in every
-    precision. With several `parts` it is as many maps of one input to `out_features` each, in one product; they are
-    drawn one after the other, so that one seed also gives the same weights to projections of their own.
+    The weights are float32 whatever the default dtype, so that one seed gives the same weights in every precision. With
+    several `parts` one product computes as many maps of one input, each to `out_features`. Parts are drawn one after
+    the other, so that one seed gives them the same weights as separate projections.
     """
 
     def __init__(self, in_features: int, out_features: int, std: float, parts: int = 1) -> None:
@@ -38,36 +41,39 @@ class Projection(nn.Linear):
             nn.init.normal_(part, std=self.std)
 
 
-#: Projections of one input that may be one product, by its name.
+#: Fused projections by name, with the separate projections that each computes in one product.
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 def convert_projections(state: Mapping[str, Tensor], is_fused: bool) -> dict[str, Tensor]:
-    """Tensors by the names of parameters (weights, or what an optimizer keeps of them) as a network has them whose
-    projections are fused, or not fused; in the order of its parameters."""
-    wholes = {part: whole for whole, parts in FUSED.items() for part in parts} if is_fused else {}
+    """Tensors of a network's parameters, converted for a network with fused or separate projections.
+
+    `state` has them by the parameters' names: weights, or an optimizer's state of one kind. The result is in the order
+    of the other network's parameters.
+    """
+    fused_names = {part: fused for fused, parts in FUSED.items() for part in parts} if is_fused else {}
     pieces = defaultdict[str, list[Tensor]](list)
     for name, tensor in state.items():
         *path, layer, kind = name.split(".")
         parts = FUSED.get(layer, (layer,))
-        # A count of steps belongs to each part.
+        # A scalar, such as a count of steps, belongs to each part.
         tensors = tensor.chunk(len(parts)) if tensor.dim() else [tensor] * len(parts)
         for part, piece in zip(parts, tensors, strict=True):
-            pieces[".".join([*path, wholes.get(part, part), kind])].append(piece)
+            pieces[".".join([*path, fused_names.get(part, part), kind])].append(piece)
     return {name: torch.cat(parts) if parts[0].dim() else parts[0] for name, parts in pieces.items()}
 
 
 class SplitParts(torch.autograd.Function):
-    """The results of several projections that are one product: views of the last dimension's equal parts.
+    """Split a fused projection's result into equal parts of the last dimension, as views.
 
-    Their gradients are put together from slices, more than 8 of them: up to that many Inductor 2.11 makes of a
-    concatenation one kernel of masked loads (its MAX_COMPLEX_POINTWISE_CAT), beyond it writes each to its place.
-    Compiled, `large` at 16 x 1024 in bfloat16 took 208 ms a step so on an H200, 227 with the gradient of `chunk`.
+    The backward pass concatenates more than 8 slices of the gradients. Of up to 8 (MAX_COMPLEX_POINTWISE_CAT), Inductor
+    2.11 makes one kernel of masked loads; of more it writes each slice to its place. Compiled, `large` at 16 x 1024 in
+    bfloat16 took 208 ms a step this way on an H200, and 227 ms with the gradient of `chunk`.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        # 12 slices of q, k and v rather than 9: the sizes' widths are multiples of 4, and slices stay aligned.
+        # 12 slices of q, k and v rather than 9: widths of the named sizes are multiples of 4, so slices stay aligned.
         ctx.slices = 4 if parts == 3 else 5
         return x.chunk(parts, -1)
 
@@ -77,8 +83,10 @@ class SplitParts(torch.autograd.Function):
 
 
 class Embedding(nn.Embedding):
-    """Token embedding with unit-normal weights, float32 whatever the default dtype; `output_dtype` is that of the
-    vectors it gives, None for the weights'."""
+    """Token embedding with unit-normal weights, float32 whatever the default dtype.
+
+    `output_dtype` is the dtype of the vectors; None keeps that of the weights.
+    """
 
     def __init__(self, vocab_size: int, d_model: int, output_dtype: torch.dtype | None = None) -> None:
         super().__init__(vocab_size, d_model, dtype=torch.float32)
@@ -103,7 +111,10 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated feed-forward layer, down(silu(gate(x)) * up(x)) (Shazeer 2020); gate and up are one product if fused."""
+    """Gated feed-forward layer, down(silu(gate(x)) * up(x)) (Shazeer 2020).
+
+    With `is_fused` one matrix product computes gate and up.
+    """
 
     def __init__(self, d_model: int, d_ff: int, residual_scale: float, is_fused: bool = False) -> None:
         super().__init__()
@@ -123,25 +134,25 @@ class SwiGLU(nn.Module):
 
 
 class Residual(nn.Module):
-    """The residual addition; a module of its own so that its kernels can be told from others."""
+    """The residual addition. It is a module, so that its kernels can be told from others."""
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + branch
 
 
 class NextTokenLoss(nn.Module):
-    """Mean cross entropy over all tokens, reduced in float32 whatever the logits' dtype."""
+    """Mean cross entropy over all tokens, computed in float32 whatever the logits' dtype."""
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
 def rope_tables(context_length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """Tables of rotary position embedding (Su et al. 2021), float32: cosine ``seq 1 head_dim/2`` and sine
-    ``seq 2 head_dim/2``, the first half's negated.
+    """Cosine and sine tables of rotary position embedding (Su et al. 2021), float32.
 
-    They are of position * base^(-2i / head_dim).
-    Angles are taken in float64: in float32 an angle at position 100 000 would be off by some thousandths.
+    The cosines are ``seq 1 head_dim/2``, the sines ``seq 2 head_dim/2`` with the first half negated. The angles are
+    position * base^(-2i / head_dim). They are computed in float64, since in float32 an angle at position 100 000 is
+    off by some thousandths.
     """
     pair = torch.arange(0, head_dim, 2, dtype=torch.float64)
     position = torch.arange(context_length, dtype=torch.float64)
@@ -152,9 +163,9 @@ def rope_tables(context_length: int, head_dim: int, base: float = 10_000.0) -> t
 class RotaryEmbedding(nn.Module):
     """Rotate queries or keys by position, half-split: dimension i rotates with i + head_dim/2.
 
-    It holds no tables; the model keeps one pair for all its blocks. The halves are flipped rather than put together
-    again: Inductor makes a kernel of masked loads for each concatenation, and for a flip none (compiled, `large` at
-    32 x 1024 in fp8 took 3 % less time on an H200, torch 2.11).
+    The model has one pair of tables for all blocks. Halves are swapped by `flip`, since Inductor makes a kernel of
+    masked loads for a concatenation: compiled, `large` at 32 x 1024 in fp8 took 3 % less time on an H200 with `flip`
+    (torch 2.11).
     """
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Any:

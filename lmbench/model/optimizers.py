@@ -1,4 +1,4 @@
-"""PyTorch's optimizers by name, each in the implementations that it has."""
+"""PyTorch's optimizers by name, each with its implementations: fused, foreach and loop."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from lmbench.errors import UsageError, unknown
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
-# "loop" must turn both off: PyTorch takes foreach by itself where neither is set.
+# "loop" turns both off, since PyTorch chooses foreach if neither is set.
 _VARIANTS = {
     "fused": {"fused": True},
     "foreach": {"foreach": True},
     "loop": {"fused": False, "foreach": False},
 }
-#: Those whose default is their fused variant, which works on a GPU and on a CPU; others take PyTorch's own choice.
+#: Optimizers that are fused by default, which works on GPUs and CPUs. For others PyTorch chooses the variant.
 _FUSED = ("Adam", "AdamW", "SGD")
-#: No optimizer, and one that takes sparse gradients alone.
+#: Classes of torch.optim that cannot train a model: the base class, and one for sparse gradients alone.
 _UNFIT = ("Optimizer", "SparseAdam")
-#: Those whose update of a matrix depends on all of it: of two that are one they make another update.
+#: Optimizers whose update depends on a whole matrix, so that joining two matrices into one changes it.
 BY_MATRIX = ("Muon", "Adafactor")
-#: Matrices that Muon leaves to AdamW, by their names: its update is for hidden layers.
+#: Names of matrices outside the hidden layers, which Muon leaves to AdamW.
 _NOT_HIDDEN = re.compile(r"embed|head|\bw[tp]e\b")
 
 
 class ChosenOptimizer(NamedTuple):
-    """An optimizer with its settings; `label` is its name in records and tables, `AdamW fused`."""
+    """An optimizer with its settings. `label` is its name in records and tables, such as `AdamW fused`."""
 
     label: str
     build: Callable[[NamedParameters], Optimizer]
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers, each for parameters of its own, that step as one: Lightning's own loop takes one."""
+    """Several optimizers for different parameters that step as one, since Lightning's automatic loop takes one."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
         self.parts, self.label = parts, " + ".join(type(part).__name__ for part in parts)
@@ -59,51 +59,53 @@ def _build(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **
     return kind([parameter for _, parameter in named_parameters], **settings)
 
 
-def _build_muon(kind: Callable[..., Optimizer], parameters: NamedParameters, betas: Any, **rest: Any) -> Optimizer:
-    """Muon for the hidden layers' matrices, at AdamW's scale of updates, and AdamW for everything else."""
+def _build_muon(kind: Callable[..., Optimizer], parameters: NamedParameters, betas: Any, **settings: Any) -> Optimizer:
+    """Muon for the hidden layers' matrices, with updates as large as AdamW's, and AdamW for all other parameters."""
     hidden, others = list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in parameters:
         (hidden if parameter.ndim == 2 and not _NOT_HIDDEN.search(name) else others).append(parameter)
-    parts = [kind(hidden, **rest, adjust_lr_fn="match_rms_adamw")] if hidden else []
-    parts += [AdamW(others, **rest, betas=betas, fused=True)] if others else []
+    parts = [kind(hidden, **settings, adjust_lr_fn="match_rms_adamw")] if hidden else []
+    if others:
+        parts.append(AdamW(others, **settings, betas=betas, fused=True))
     return CombinedOptimizer(parts)
 
 
 def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenOptimizer:
-    """An optimizer of torch.optim with those of the settings (lr, weight_decay, betas) that it has.
+    """An optimizer of torch.optim with the settings (lr, weight_decay, betas) that it takes.
 
-    `variant` is how it is implemented: fused, foreach or loop, None for its default.
+    `variant` is its implementation: fused, foreach or loop. None stands for the optimizer's default.
 
     Raises:
         UsageError: there is no such optimizer, it has no such variant, or PyTorch refuses its settings.
     """
     kinds = {
-        known: kind
-        for known, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, Optimizer) and known not in _UNFIT
+        kind_name: kind
+        for kind_name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind_name not in _UNFIT
     }
     name = name.removeprefix("torch.optim.")
     if name not in kinds:
         raise unknown("optimizer", name, kinds)
-    known, label = signature(kinds[name]).parameters, name
+    parameters, label = signature(kinds[name]).parameters, name
     build: Callable[..., Optimizer] = _build
     if name == "Muon":
         build, label = _build_muon, "Muon + AdamW"
     else:
-        # What AdamW's first average is, SGD has as its momentum.
-        settings |= {"momentum": settings["betas"][0]} if name == "SGD" else {}
-        settings = {setting: value for setting, value in settings.items() if setting in known}
+        if name == "SGD":
+            # SGD's momentum corresponds to the first of AdamW's averages.
+            settings["momentum"] = settings["betas"][0]
+        settings = {setting: value for setting, value in settings.items() if setting in parameters}
     if variant is None and name in _FUSED:
         variant = "fused"
     if variant is not None:
-        variants = [each for each, flags in _VARIANTS.items() if flags.keys() & known]
+        variants = [known for known, flags in _VARIANTS.items() if flags.keys() & parameters]
         if variant not in variants:
             raise unknown(f"variant of {name}", variant, variants)
-        settings |= {flag: value for flag, value in _VARIANTS[variant].items() if flag in known}
+        settings |= {flag: value for flag, value in _VARIANTS[variant].items() if flag in parameters}
         label = f"{name} {variant}"
     chosen = ChosenOptimizer(label, partial(build, kinds[name], **settings))
     try:
-        # PyTorch checks the settings when an optimizer is made, which a model is only after its network.
+        # PyTorch checks the settings when an optimizer is made. A trial shows mistakes before the network is built.
         chosen.build([("", nn.Parameter(torch.zeros(1, 1, device="cpu")))])
     except ValueError as error:
         raise UsageError(f"optimizer {chosen.label}: {error}") from error

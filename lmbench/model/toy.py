@@ -1,4 +1,4 @@
-"""A toy to see dtypes in: a linear layer, ReLU, LayerNorm and another linear layer."""
+"""A toy model that shows dtypes under autocast: a linear layer, ReLU, LayerNorm and another linear layer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FEATURES, _CLASSES, _BATCH_SIZE, _BATCHES = 20, 5, 8, 8
 class Toy(LightningModule):
     """Classifies random vectors, with ten hidden units and no biases.
 
-    That is the model of a widely solved exercise: which dtypes has it under autocast? (Stanford's CS336, assignment 2,
-    which leaves open how many features there are.)
+    It is the model of an exercise about dtypes under autocast, of Stanford's CS336, assignment 2. The exercise leaves
+    the number of features open.
     """
 
     def __init__(self) -> None:

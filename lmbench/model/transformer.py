@@ -1,9 +1,9 @@
-"""The decoder-only Transformer of lmbench's sizes, as plain PyTorch modules; activation checkpointing by name.
+"""The decoder-only Transformer as plain PyTorch modules, with activation checkpointing by name.
 
-A checkpointed block keeps its input instead of what its operators save, and runs again when its backward begins
-(Chen et al. 2016). `selective` keeps what the linear layers and fused attention give, and computes the rest again:
-norms, rotation, gating, and attention written out, whose tensors grow with the square of the length (Korthikanti et al.
-2022).
+A checkpointed block saves its input instead of its operators' tensors, and runs again when its backward pass begins
+(Chen et al. 2016). `selective` saves the results of the linear layers and of fused attention. It computes everything
+else again: norms, rotation, gating, and attention written out, whose tensors grow with the square of the length
+(Korthikanti et al. 2022).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmbench.model.layers import (
 )  # fmt: skip
 from lmbench.sizes import ModelShape
 
-#: What `selective` keeps, by the operator's name without its overload.
+#: Operators whose results `selective` saves, by name without the overload.
 _KEPT = re.compile(
     "aten::(mm|addmm|_scaled_mm|_scaled_dot_product_(flash_attention(_for_cpu)?|efficient_attention|cudnn_attention"
     "|fused_attention_overrideable))"
@@ -39,18 +39,21 @@ _KEPT = re.compile(
 
 
 class Checkpointing(NamedTuple):
-    """Every which block is checkpointed, from the first (None: no block), and whether matmuls are kept all the same."""
+    """A kind of checkpointing: every n-th block, beginning with the first (None: no block).
+
+    `keeps_matmuls` says that a checkpointed block still saves the results of its matmuls.
+    """
 
     every: int | None
     keeps_matmuls: bool = False
 
     def blocks(self, num_layers: int) -> range:
-        """The checkpointed blocks, from 0."""
+        """The indices of the checkpointed blocks."""
         return range(0, num_layers if self.every else 0, self.every or 1)
 
 
-#: Chunks of tokens that a chunked loss is computed in. The author of Inductor's auto-chunker measured a head and its
-#: loss of 36.2 ms and 9.2 GB whole, 40.4 ms and 3.1 GB in 8 chunks, 56.7 ms and 1.4 GB in 64 (pytorch/pytorch#124480).
+#: Number of chunks of tokens in a chunked loss. The author of Inductor's auto-chunker measured a head with its loss:
+#: 36.2 ms and 9.2 GB whole, 40.4 ms and 3.1 GB in 8 chunks, 56.7 ms and 1.4 GB in 64 (pytorch/pytorch#124480).
 LOSS_CHUNKS = 8
 
 CHECKPOINTS: dict[str, Checkpointing] = {
@@ -62,14 +65,15 @@ CHECKPOINTS: dict[str, Checkpointing] = {
 
 
 def run_checkpointed(keeps_matmuls: bool, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """`function(*inputs)`, of which the backward pass gets the inputs, and the matmuls' results if they are kept.
+    """Call `function(*inputs)`, saving for the backward pass only the inputs, and results of matmuls if they are kept.
 
-    The function runs again long after the forward pass: it chooses its back end of attention itself.
+    The function runs again in the backward pass, long after the forward pass. So it chooses its back end of attention
+    itself.
     """
-    contexts: dict[str, Any] = (
-        {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if keeps_matmuls else {}
-    )
-    # Nothing in a block is random, so that no state of a generator has to be kept.
+    contexts: dict[str, Any] = {}
+    if keeps_matmuls:
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    # Nothing in a block is random, so no random state has to be saved.
     output: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **contexts)
     return output
 
@@ -82,28 +86,28 @@ def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPol
 def recomputed_flops(
     name: str, shape: ModelShape, context_length: int, is_written_out: bool, is_chunked: bool = False
 ) -> int:
-    """Matmul FLOPs that a backward pass does again, per token (terms as in `lmbench.sizes.forward_flops`).
+    """Matmul FLOPs that a backward pass computes again, per token (terms as in `lmbench.sizes.forward_flops`).
 
-    A block is computed again up to the last tensor that its backward needs, the input of its last product: all of it
-    but that product (2 * d_model * d_ff). What a fused attention computes again inside its own kernel is not counted.
-    `is_written_out` says that attention is matmul, mask, softmax, matmul; `is_chunked`, that the loss is: its chunks
-    compute the head's product again.
+    A block is computed again up to the last tensor that its backward pass needs, the input of its last product. So that
+    product (2 * d_model * d_ff) is not repeated. Products that fused attention repeats inside its kernel do not count.
+    `is_written_out` says that attention runs as matmul, mask, softmax, matmul. `is_chunked` says that the loss is
+    chunked, which repeats the head's product.
     """
     checkpointing = CHECKPOINTS[name]
-    again = 4 * context_length * shape.d_model
+    block_flops = 4 * context_length * shape.d_model
     if not checkpointing.keeps_matmuls:
-        again += 8 * shape.d_model**2 + 4 * shape.d_model * shape.d_ff
+        block_flops += 8 * shape.d_model**2 + 4 * shape.d_model * shape.d_ff
     elif not is_written_out:
-        again = 0
-    head = 2 * shape.d_model * shape.vocab_size if is_chunked else 0
-    return again * len(checkpointing.blocks(shape.num_layers)) + head
+        block_flops = 0
+    head_flops = 2 * shape.d_model * shape.vocab_size if is_chunked else 0
+    return block_flops * len(checkpointing.blocks(shape.num_layers)) + head_flops
 
 
 class Block(nn.Module):
-    """One pre-norm layer: attention, then feed-forward, each added to the stream (``batch seq embed``).
+    """One pre-norm layer: attention, then feed-forward, each added to the residual stream (``batch seq embed``).
 
-    `checkpoint` says what its backward pass computes again, None nothing; it is a part of the block, so that compiling
-    the block compiles it too.
+    `checkpoint` is its activation checkpointing, None for none. The block applies it itself, so that compiling the
+    block includes it.
     """
 
     def __init__(
@@ -111,8 +115,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self._checkpoint, self._kind = checkpoint, kind
-        # Each of the 2 * layers branches adds its variance to the residual stream (GPT-2's scaling keeps
-        # the sum at one).
+        # Each of the 2 * num_layers branches adds its variance to the residual stream. GPT-2's scaling keeps the sum
+        # at one.
         residual_scale = (2 * shape.num_layers) ** -0.5
         self.attention_norm = RMSNorm(shape.d_model)
         self.attention = Attention(shape, kind, residual_scale, is_fused)
@@ -136,7 +140,7 @@ class Block(nn.Module):
 
 
 def _convert(network: Transformer, state: dict[str, Tensor], *_: Any) -> None:
-    """Let a network load what another one wrote, whose projections are fused or not fused."""
+    """Convert a state dict, so that a network with fused projections loads that of separate ones, and vice versa."""
     converted = convert_projections(state, network.is_fused)
     state.clear()
     state.update(converted)
@@ -145,15 +149,14 @@ def _convert(network: Transformer, state: dict[str, Tensor], *_: Any) -> None:
 class Transformer(nn.Module):
     """Decoder-only language model: tokens ``batch seq`` -> logits ``batch seq vocab``, or the loss.
 
-    Parameters are built in float32 on the current device context. The head's weights are small enough that
-    a fresh model's loss is about ln(vocab) + 0.125. Tables for positions and mask are built once, for
-    ``context_length``.
+    Parameters are built in float32 on the current device. The head's weights are small enough that a fresh model's loss
+    is about ln(vocab) + 0.125. Tables for positions and mask are built once, for ``context_length``.
 
     Args:
-        residual_dtype: of the residual stream, where autocast leaves it what it is; None for the embedding's.
-        is_fused: q, k and v are one product, gate and up another.
-        is_chunked: the loss is computed in chunks of tokens, each of them checkpointed, so that the logits of one chunk
-            at a time are in memory.
+        residual_dtype: dtype of the residual stream under autocast; None keeps the embedding's.
+        is_fused: one product computes q, k and v, another one gate and up.
+        is_chunked: the loss is computed in checkpointed chunks of tokens, so that only one chunk's logits are in
+            memory.
 
     Raises:
         UsageError: unknown attention, or (in forward) a sequence longer than ``context_length``.
@@ -192,7 +195,7 @@ class Transformer(nn.Module):
         self.register_load_state_dict_pre_hook(_convert)  # type: ignore[no-untyped-call]
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Any:
-        """Logits, or with targets (``batch seq``) the mean cross entropy: one region for torch.compile."""
+        """Logits, or with targets (``batch seq``) the mean cross entropy. torch.compile gets both as one region."""
         x = self.embedding(tokens)
         tables = self._tables(x)
         with self._kind.chosen():
@@ -211,14 +214,14 @@ class Transformer(nn.Module):
         return self.loss(self.head(x), targets)
 
     def _tables(self, x: Tensor) -> Tables:
-        """The tables for this length, cast once per pass to the dtype that queries and keys will have."""
+        """The tables for the length of x, cast once per pass to the dtype of queries and keys."""
         seq = x.shape[1]
         if seq > self.context_length:
             raise UsageError(
                 f"a sequence of {seq} tokens is longer than the model's context_length {self.context_length}"
             )
         mask, device, dtype = self.mask, x.device.type, x.dtype
-        # Meta has no autocast and may not be asked; `is_autocast_available` would cut torch 2.11's graph here.
+        # The meta device has no autocast and raises when asked. `is_autocast_available` breaks the graph of torch 2.11.
         if device != "meta" and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         if isinstance(mask, Tensor):
