@@ -1,4 +1,4 @@
-"""Configurations and studies that ship with lmbench: `fit --config NAME` and `sweep NAME` find them by name."""
+"""Shipped configurations and studies, which `fit --config NAME` and `sweep NAME` find by name, and reading of YAML."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lmbench.files import Unreadable, read_file
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The files of single runs, by name."""
+    """The configuration files of single runs, by name."""
     return _shipped("*.yaml")
 
 
 def shipped_studies() -> dict[str, Path]:
-    """The sweep files, by name."""
+    """The sweep files of studies, by name."""
     return _shipped("sweeps/*.yaml")
 
 
 def find_shipped(name: str, shipped: Mapping[str, Path], folder: str, complaint: str) -> Path:
-    """A file of the user's, which comes first, or one that ships, by its name or below `folder`.
+    """The path `name` if it is a file, else the shipped file with that name, which may stand below `folder`.
 
     Raises:
-        UsageError: neither; `complaint` with what was probably meant.
+        UsageError: there is no such file; `complaint` with a suggestion.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -38,63 +38,68 @@ def find_shipped(name: str, shipped: Mapping[str, Path], folder: str, complaint:
     raise UsageError(complaint + (suggest(path.stem, shipped) or f" ({', '.join(shipped)})"))
 
 
-#: The largest study that ships has 2 kB; a list of a thousand included cells some 100 kB.
+#: The largest YAML file that is read. The largest shipped study has 3 kB, a list of a thousand included cells 100 kB.
 MAX_YAML_BYTES = 2**20
 
 
 def read_yaml(path: Path, what: str) -> tuple[str, Any]:
-    """The text of a YAML file of a user's, and its content; `what` is how an error calls the file.
+    """The text of a user's YAML file, and its content. `what` names the file in errors.
 
     Raises:
-        UsageError: it cannot be read, is larger than `MAX_YAML_BYTES`, or is no YAML.
+        UsageError: the file cannot be read, is larger than `MAX_YAML_BYTES`, or is no YAML.
     """
     try:
-        # Without the mark that some editors put before UTF-8.
+        # utf-8-sig drops the byte order mark that some editors write.
         text = read_file(path, MAX_YAML_BYTES, follows_links=True).decode("utf-8-sig")
     except (Unreadable, UnicodeError) as error:
         raise UsageError(f"{what} cannot be read: {error}") from error
     return text, parse_yaml(text, what)
 
 
-# Words and numbers, with the mask of a secret, and lmbench's own classes.
+# Words, numbers, the mask of a secret, and lmbench's own classes.
 _HARMLESS = re.compile(r"[\w*-]+|lmbench(?:\.\w+)+")
 
 
 def may_run(value: Any, folder: Path) -> bool:
-    """Whether a setting of a configuration in `folder` may make the command line import, run, read or write something:
-    any text but a plain word, and a word that is a file's name, whose settings are taken in its place."""
+    """Whether a setting of a configuration in `folder` may make the command line import, run, read or write something.
+
+    This is any text that is not a plain word, and a word that names a file, since the command line reads that file.
+    """
     if not isinstance(value, str):
         return False
     return not _HARMLESS.fullmatch(value) or any(map(os.path.lexists, (Path(value), folder / value)))
 
 
-# What PyYAML calls a text whose file it does not know.
+# PyYAML's name for a text whose file it does not know.
 _NO_FILE = ' in "<unicode string>",'
 
 
 def parse_yaml(text: str, what: str) -> Any:
-    """The content of a YAML text; raises UsageError where it is no YAML."""
+    """The content of a YAML text. Raises UsageError where it is no YAML."""
     import yaml
 
     try:
         return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    # ValueError: a date or a number without a value, such as 2026-99-99.
+    # ValueError comes from an impossible date or number, such as 2026-99-99.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{what} is no YAML: {' '.join(str(error).split()).replace(_NO_FILE, ',')}") from error
 
 
 def lines_of(text: str, source: str) -> dict[str, str]:
-    """Where each setting of a YAML text stands (`mine.yaml:3`), by its dotted name without `init_args`, and each value
-    by that of its setting and itself: `view.tables.columns.step_s`."""
+    """The line of each setting and value in a YAML text, such as `mine.yaml:3`.
+
+    Keys are a setting's dotted name without `init_args`, and for a value that name with the value:
+    `view.tables.columns.step_s`.
+    """
     import yaml
 
-    places, walked = dict[str, str](), set[int]()
+    places, visited = dict[str, str](), set[int]()
 
     def walk(node: yaml.Node | None, name: str) -> None:
-        # An anchor's content once, however often it is named.
-        if id(node) in walked:
+        # An anchor may be used many times, and is visited once.
+        if id(node) in visited:
             return
-        walked.add(id(node))
+        visited.add(id(node))
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 path = ".".join(part for part in (name, str(key.value)) if part not in ("", "init_args"))
@@ -112,8 +117,10 @@ def lines_of(text: str, source: str) -> dict[str, str]:
 
 
 def placed(line: str, places: Mapping[str, str], part: str = "") -> str:
-    """A line about a part of a file with the place of the word or option that it names first, else of the part, before
-    it; as it is where nobody knows."""
+    """Put the place in a file before a message about it, if the place is known.
+
+    It is the place of the first word or option that the message quotes, within `part` of the file, else that of `part`.
+    """
     word = re.search(r"(?:['`]|--)([^'`;\s]*)", line)
     paths = [path for path in places if word and path.startswith(part) and path.endswith(f".{word[1]}")]
     return next((f"{places[path]}: {line}" for path in [*paths, part] if path in places), line)
