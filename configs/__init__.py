@@ -42,8 +42,8 @@ def find_shipped(name: str, shipped: Mapping[str, Path], folder: str, complaint:
 MAX_YAML_BYTES = 2**20
 
 
-def read_yaml(path: Path, what: str) -> tuple[str, Any]:
-    """The text of a user's YAML file, and its content. `what` names the file in errors.
+def read_yaml(path: Path, label: str) -> tuple[str, Any]:
+    """The text of a user's YAML file, and its content. `label` names the file in errors.
 
     Raises:
         UsageError: the file cannot be read, is larger than `MAX_YAML_BYTES`, or is no YAML.
@@ -52,8 +52,8 @@ def read_yaml(path: Path, what: str) -> tuple[str, Any]:
         # utf-8-sig drops the byte order mark that some editors write.
         text = read_file(path, MAX_YAML_BYTES, follows_links=True).decode("utf-8-sig")
     except (Unreadable, UnicodeError) as error:
-        raise UsageError(f"{what} cannot be read: {error}") from error
-    return text, parse_yaml(text, what)
+        raise UsageError(f"{label} cannot be read: {error}") from error
+    return text, parse_yaml(text, label)
 
 
 # Words, numbers, the mask of a secret, and lmbench's own classes.
@@ -74,7 +74,7 @@ def may_run(value: Any, folder: Path) -> bool:
 _NO_FILE = ' in "<unicode string>",'
 
 
-def parse_yaml(text: str, what: str) -> Any:
+def parse_yaml(text: str, label: str) -> Any:
     """The content of a YAML text. Raises UsageError where it is no YAML."""
     import yaml
 
@@ -82,7 +82,7 @@ def parse_yaml(text: str, what: str) -> Any:
         return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     # ValueError comes from an impossible date or number, such as 2026-99-99.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{what} is no YAML: {' '.join(str(error).split()).replace(_NO_FILE, ',')}") from error
+        raise UsageError(f"{label} is no YAML: {' '.join(str(error).split()).replace(_NO_FILE, ',')}") from error
 
 
 def lines_of(text: str, source: str) -> dict[str, str]:

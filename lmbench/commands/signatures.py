@@ -49,7 +49,7 @@ def group_options(group: str) -> list[str]:
 def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems: Sequence[str] = ()) -> None:
     """Check the words of `lmbench fit` for misspelt options. Options of a user's class are not checked.
 
-    `places` says where options stand in a file, `problems` what else is wrong with that file.
+    `places` says where options stand in a file. `problems` are other mistakes in that file.
 
     Raises:
         UsageError: there are problems, or unknown options. Each of these is named with its place and the most similar

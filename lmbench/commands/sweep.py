@@ -181,12 +181,13 @@ def carry_out(
                 print(f"{shown(cell.id)}\n    {shown(line)}")
             print(description)
             return ExitCode.OK
-        if tasks is None:
-            folder.open(plan, plan.chosen)
-        else:
-            executor.close()
         try:
-            (tasks or execution).run(pace.is_enough)
+            if tasks is None:
+                folder.open(plan, plan.chosen)
+                execution.run()
+            else:
+                executor.close()
+                tasks.run(pace.is_enough)
         finally:
             progress.line.clear()
         executor.close()

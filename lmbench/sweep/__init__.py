@@ -1,1 +1,1 @@
-"""Runs the cells of a sweep: each in a process of its own, each ending as a row, whatever happens."""
+"""Runs the cells of a sweep. Each run has a fresh process, and leaves a row whatever happens."""

@@ -46,13 +46,13 @@ class CompileCache(ScratchFolder):
 
     def __init__(self) -> None:
         super().__init__("compiled")
-        #: `GridCell.compiled_as` of what the cache holds.
+        #: The keys of compiled code in the cache (`GridCell.compiled_as`).
         self.done = set[str]()
 
 
 @dataclass
 class Pace:
-    """How far a plan is measured, and with what.
+    """Limits of measuring a plan, and the cache and servers for it.
 
     Attributes:
         is_enough: called after each round with the number of rounds that ended; True ends the plan.
@@ -87,8 +87,8 @@ class Execution:
         self.plan, self.folder = self.rows.plan, self.rows.folder
         self.executor.begin_round(len(self.plan.chosen) - 1)
 
-    def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
-        """Measure every job, round by round. `is_enough` is called after each round, and ends the plan by True.
+    def run(self) -> None:
+        """Measure every job, round by round, as far as the pace says.
 
         Raises:
             SweepHalted: the disk is full, or a process cannot be started.
@@ -115,7 +115,7 @@ class Execution:
                         self._search(job.cell, spec)
                     elif job.cell.id in self._largest:
                         self._bring_to_end(Job(self._largest[job.cell.id], repeat))
-                if is_enough(ended + 1):
+                if self.pace.is_enough(ended + 1):
                     break
 
     def _search(self, cell: GridCell, spec: LargestSpec) -> None:

@@ -132,7 +132,7 @@ class TaskExecution:
             + self.engine.describe(self._commands(self._plan.chosen, "PROBE"), needs, self._path)
         )
 
-    def run(self, is_enough: Callable[[int], bool] = lambda rounds: False) -> None:
+    def run(self, is_enough: Callable[[int], bool]) -> None:
         """Submit the rounds that no task measures, and watch the folder until they are complete.
 
         `is_enough` is called with the number of tasks that are over, and ends the others by True.
