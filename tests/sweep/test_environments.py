@@ -1,4 +1,4 @@
-"""Code as an axis: a revision of a working tree, another Python, further variables."""
+"""Environments as an axis: another git revision, another Python, additional variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Net(LanguageModel):
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A repository with two commits of a project, and a change that is not committed."""
+    """A repository with two commits of a project, and an uncommitted change."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder = tmp_path / "tree"
@@ -47,8 +47,8 @@ def at(revision):
 def origin_of(environment, module):
     """The file that a process of the environment imports a module from."""
     words = [environment.python, "-P", "-c", f"import importlib.util as u; print(u.find_spec({module!r}).origin)"]
-    done = subprocess.run(words, env=environment.process_variables(), capture_output=True, text=True, check=True)
-    return Path(done.stdout.strip())
+    process = subprocess.run(words, env=environment.process_variables(), capture_output=True, text=True, check=True)
+    return Path(process.stdout.strip())
 
 
 def test_a_revision_is_checked_out_beside_found_first_and_made_anew_where_somebody_changed_it(tree, monkeypatch):

@@ -1,4 +1,4 @@
-"""Every repeat of every cell ends as one row, whatever became of its process, and a restart goes on from there."""
+"""Every repeat of every cell ends as one row, whatever happens to its process, and a restart continues the sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lmbench.sweep.plan import make_plan
 GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
 ONE = {"matrix": {"model.num_layers": [1]}, "repeats": 1}
 
-#: By how a process ends: outcome, exit code and message of its row.
+#: Outcome, exit code and message of a row, by the way its process ends.
 ROWS = yaml.safe_load("""
 ok: [ok, 0, null]
 retries: [ok, 0, null]
@@ -43,7 +43,7 @@ guard: [ok, 4, null]
 
 
 def by_layers(*endings):
-    """Cells of 1, 2, 3 layers that end in these ways; all well by default."""
+    """Cells of 1, 2 and 3 layers whose processes end in these ways, by default `ok`."""
     layers = re.compile(r"num_layers-(\d)")
     return SimulatedServers(lambda name: (endings or ["ok"] * 3)[int((layers.findall(name) or [1])[0]) - 1])
 
@@ -56,7 +56,7 @@ def test_an_ending_becomes_an_outcome_with_its_reason(ending, tmp_path):
     assert run.error is None or run.error.phase in ("setup", "warmup", "forward")
 
 
-def test_what_a_process_said_is_kept_without_secrets(tmp_path, monkeypatch):
+def test_the_output_of_a_process_is_kept_without_secrets(tmp_path, monkeypatch):
     monkeypatch.setenv("TEAM_API_KEY", "about to")
     sweep(tmp_path, by_layers("segfault"), ONE)
     (log,) = tmp_path.glob("sim/runs/*/child.log")
@@ -78,7 +78,7 @@ def test_what_a_process_said_is_kept_without_secrets(tmp_path, monkeypatch):
 - [GUARD_FAILED, [guard, oom, ok]]
 """),
 )
-def test_a_sweep_ends_with_the_code_of_what_failed_and_memory_is_a_finding(endings, code, tmp_path):
+def test_a_sweep_ends_with_the_code_of_its_failed_runs_and_running_out_of_memory_is_a_result(endings, code, tmp_path):
     assert sweep(tmp_path, by_layers(*endings), {**GRID, "repeats": 1}).exit_code == ExitCode[code]
     outcomes = [run.outcome for _, run in sorted(records(tmp_path).items())]
     assert outcomes == [ROWS[ending][0] for ending in endings]
@@ -105,7 +105,7 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
     run = json.loads(path.read_text())
     place = run.pop("sweep")
     path.write_text(json.dumps(run))
-    # What its process said goes through no link that somebody planted.
+    # The log is not written through a planted link.
     path.with_name("child.log").unlink()
     path.with_name("child.log").symlink_to(tmp_path / "private")
     (path.parents[1] / f".{servers.started[0]}.log").touch()
@@ -115,7 +115,7 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
 
 
 @pytest.mark.parametrize("left", ["{", '{"schema_version": 1, "outcome": "running", "pid": 1}', None])
-def test_what_a_kill_left_half_done_is_done_again(left, tmp_path, capsys):
+def test_a_run_that_a_kill_left_half_done_is_repeated(left, tmp_path, capsys):
     servers, again = by_layers(), by_layers()
     sweep(tmp_path, servers, ONE)
     folder = tmp_path / "sim" / "runs" / servers.started[0]
@@ -130,7 +130,7 @@ def test_what_a_kill_left_half_done_is_done_again(left, tmp_path, capsys):
     assert ("was damaged" in capsys.readouterr().err) == (left is None or not left.endswith("}"))
 
 
-def test_later_repeats_and_other_passes_reuse_what_their_own_cells_first_run_compiled(tmp_path):
+def test_later_repeats_and_other_passes_reuse_the_compiled_code_of_their_cells_first_run(tmp_path):
     first, again = by_layers(), by_layers()
     matrix = {"model.num_layers": [1, 2], "trainer.compile": [True]}
     content = {"matrix": matrix, "passes": ["timing", "kernels"], "repeats": 2}

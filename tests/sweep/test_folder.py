@@ -1,4 +1,4 @@
-"""A sweep's folder that somebody else made: no process is signalled that is not this sweep's, no code of it runs."""
+"""A sweep's folder from somebody else: only the sweep's own processes are signalled, and none of its code runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE = {"matrix": {"data.batch_size": [1]}, "repeats": 1}
 
 
 def go_on(tmp_path):
-    """Begin a sweep of one run here, or go on with it; returns the runs that were measured."""
+    """Begin a sweep of one run here, or go on with it. Returns the names of the runs measured now."""
     servers = SimulatedServers(lambda name: "ok")
     sweep(tmp_path, servers, ONE)
     return servers.started
@@ -29,11 +29,11 @@ def go_on(tmp_path):
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of the only run of a sweep that was begun here."""
+    """The folder of the only run of a sweep that began here."""
     return tmp_path / "sim" / "runs" / go_on(tmp_path)[0]
 
 
-def says_running(run, pid, start_s):
+def write_running(run, pid, start_s):
     record = {"schema_version": 1, "outcome": "running", "pid": pid, "process_start_s": start_s, "boot_id": boot_id()}
     (run / "run.json").write_text(json.dumps(record))
 
@@ -52,7 +52,7 @@ def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_s
 ):
     variables = {} if mark is None else {MARK: SweepFolder(tmp_path / mark).mark[MARK]}
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **variables}) as sleeper:
-        says_running(run, sleeper.pid, process_start_s(sleeper.pid) if knows_start else None)
+        write_running(run, sleeper.pid, process_start_s(sleeper.pid) if knows_start else None)
         assert go_on(tmp_path) == [run.name]
         assert (sleeper.poll() is None) == (mark != "sim")
         sleeper.kill()
@@ -82,7 +82,7 @@ def test_a_folder_behind_a_link_is_neither_written_nor_run(run, tmp_path):
     assert sorted(elsewhere.rglob("*")) == before
 
 
-#: What a foreign sweep may name, by where it stands: in sweep.json's file, or in the configuration beside it.
+#: Dangerous settings of a foreign sweep: in sweep.json's file, in the configuration beside it, and the line about it.
 FOREIGN = yaml.safe_load("""
 program: [{environments: {x: {python: ./evil.sh}}}, {}, "x.python: ./evil.sh"]
 variable: [{environments: {x: {variables: {LD_PRELOAD: evil.so}}}}, {}, "LD_PRELOAD: evil.so"]
@@ -112,9 +112,9 @@ def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
     (tmp_path / "dl" / "base.yaml").write_text(json.dumps(config))
     before = sorted(tmp_path.rglob("*"))
     assert main([words[0], "dl", *words[1:]]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told[-1] == "lmbench: nothing of 'dl' was run; `lmbench sweep dl --trust` takes it over"
-    assert any(shown in line for line in told[1:-1])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "lmbench: nothing of 'dl' was run; `lmbench sweep dl --trust` takes it over"
+    assert any(shown in line for line in lines[1:-1])
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -138,7 +138,7 @@ def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run
     assert "--trust" in str(refusal())
     assert read_sweep_folder(folder, trusts=True).repeats == 2
     assert refusal() is None
-    # Another user's, or one without a home.
+    # For another user, or one without a home.
     monkeypatch.setenv("XDG_STATE_HOME", "moved")
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     assert "--trust" in str(refusal())

@@ -1,4 +1,4 @@
-"""A sweep finds the largest value that fits, from whatever it begins with."""
+"""A sweep finds the largest value that fits, from any first value."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ SEARCH = {"matrix": {"model.num_layers": [1, 2]}, "repeats": 1, "largest": BATCH
 
 
 def search(where, limit, beyond="oom", predict=lambda cell, option: None, **content):
-    """Sweep cells whose batch fits up to a limit for each number of layers: (value, repeat) of each cell in order, and
-    what the records say of the search by (layers, value)."""
+    """Sweep cells whose batch fits up to a limit, given for each number of layers.
+
+    Returns the runs (value, repeat) of each cell in order, and the `search` of the records by (layers, value).
+    """
 
     def parts(name):
         return tuple(map(int, re.fullmatch(r"num_layers-(\d)-\w+-batch_size-(\d+)-r(\d)", name).groups()))

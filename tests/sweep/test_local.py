@@ -1,6 +1,6 @@
-"""Servers and processes forked from them, from start to end: in time, in one piece, and nothing left of them.
+"""Fork servers and their processes: started, stopped in time, and completely gone afterwards.
 
-Server and processes are real, and small: the lmbench that they import is a few lines.
+Servers and processes are real, and import an lmbench of a few lines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHILD = "(here / 'child').write_text(f'{subprocess.Popen([\"sleep\", \"60\"]).pi
 
 
 def environment(folder, **variables):
-    """Where a lmbench of a few lines comes first; it does what CODE says."""
+    """An environment with an lmbench of a few lines, which executes the variable CODE."""
     (folder / "lmbench").mkdir(parents=True, exist_ok=True)
     for file, text in LMBENCH.items():
         (folder / "lmbench" / file).write_text(text)
@@ -49,7 +49,7 @@ def environment(folder, **variables):
 
 
 class Machine(LocalExecutor):
-    """An executor for processes of a few words."""
+    """An executor for processes that execute a line of code."""
 
     def __init__(self, folder, environment, cores=1, mark=None):
         self.folder, self.environment = folder, environment
@@ -63,7 +63,7 @@ class Machine(LocalExecutor):
         return self.run(Launch(["fit", "--x=1"], self.folder / "log", environment, variables), timeout_s, tick)
 
     def printed(self, expression, **more):
-        """What a process prints, in words."""
+        """The words that a process prints."""
         assert self.end(f"print({expression})", **more).code == 0
         return self.log.split()
 
@@ -74,7 +74,7 @@ class Machine(LocalExecutor):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One server for many processes."""
+    """An executor whose server serves many tests."""
     folder = tmp_path_factory.mktemp("fake")
     machine = Machine(folder, environment(folder, FROM_ENVIRONMENT="here"), mark={"LMBENCH_SWEEP": "/here"})
     yield machine
@@ -83,7 +83,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def machine(tmp_path):
-    """Servers of its own."""
+    """An executor with servers of its own."""
     machine = Machine(tmp_path, environment(tmp_path))
     yield machine
     machine.close()
@@ -98,7 +98,7 @@ def is_gone(pid):
     return wait_for(lambda: process_start_s(pid) is None)
 
 
-def test_it_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path):
+def test_a_fork_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path):
     end = shared.end(
         "print(*sys.argv[1:], lmbench.cli.AT_IMPORT, os.environ['FROM_SWEEP']);"
         "print('wrong', file=sys.stderr); sys.exit(7)",
@@ -107,7 +107,7 @@ def test_it_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path):
     assert (end.code, end.by, end.signal_name, end.lost) == (7, "itself", None, None)
     assert sorted(shared.log.splitlines()) == ["fit --x=1 here there", "wrong"]
     assert 0 < end.ended_s - end.launched_s < 30
-    # What tells it from the processes of others is among the variables that the kernel keeps.
+    # The sweep's mark is among the variables that the kernel keeps of a process.
     assert shared.printed("'LMBENCH_SWEEP=/here' in Path('/proc/self/environ').read_text().split(chr(0))") == ["True"]
     folders = "tempfile.gettempdir(), lmbench.cli.FOLDER.name, (own := tempfile.TemporaryDirectory()).name"
     temporary, of_server, own = shared.printed(folders, TMPDIR=str(tmp_path))
@@ -115,21 +115,21 @@ def test_it_gets_words_and_variables_and_its_output_is_kept(shared, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code", "said"),
+    ("code", "exit_code", "last_line"),
     yaml.safe_load("""
 - [1 / 0, 1, "ZeroDivisionError: division by zero"]
 - [sys.exit('no'), 1, "no"]
 - ["import threading; threading.Timer(0.1, print, ['waited for']).start()", 0, waited for]
-# A pool that nobody closes has a thread that waits for work; compiled runs have one.
+# A pool that is never closed has a thread that waits for work, as in compiled runs.
 - ["from concurrent.futures import ThreadPoolExecutor; pool = ThreadPoolExecutor(1);\
     pool.submit(print, 'pooled').result()", 0, pooled]
 - ["print('dies', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", -11, dies]
 """),
 )
-def test_it_ends_as_a_python_of_its_own_would(code, exit_code, said, shared):
+def test_a_fork_ends_like_a_new_python(code, exit_code, last_line, shared):
     end = shared.end(code)
     assert (end.code, end.signal_name) == (exit_code, "SIGSEGV" if exit_code < 0 else None)
-    assert shared.log.splitlines()[-1] == said
+    assert shared.log.splitlines()[-1] == last_line
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_it_ends_as_a_python_of_its_own_would(code, exit_code, said, shared):
         (CHILD, 30, 0, "itself"),
     ],
 )
-def test_it_may_close_its_record_at_its_time_limit_and_nothing_of_its_group_is_left(
+def test_a_fork_may_close_its_record_at_its_time_limit_and_nothing_of_its_group_is_left(
     code, timeout_s, exit_code, by, shared, monkeypatch
 ):
     monkeypatch.setattr(local, "GRACE_S", 0.5)
@@ -153,7 +153,7 @@ def test_it_may_close_its_record_at_its_time_limit_and_nothing_of_its_group_is_l
 IDENTITY = "hash('x'), os.getppid(), ctypes.addressof(ctypes.c_int.in_dll(ctypes.pythonapi, 'Py_OptimizeFlag'))"
 
 
-def test_processes_share_hash_seed_and_addresses_within_a_round_and_between_rounds_nothing(machine, monkeypatch):
+def test_processes_share_hash_seed_and_addresses_within_a_round_and_differ_between_rounds(machine, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     rounds = []
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_processes_share_hash_seed_and_addresses_within_a_round_and_between_roun
 
 
 @pytest.mark.parametrize("is_hasty", [False, True])
-def test_where_cores_are_idle_the_servers_of_rounds_to_come_start_before_anything_runs(is_hasty, tmp_path):
+def test_where_cores_are_idle_the_servers_of_later_rounds_start_before_anything_runs(is_hasty, tmp_path):
     machine, pids = Machine(tmp_path, environment(tmp_path), cores=8), []
     machine.is_hasty = is_hasty
     (tmp_path / "lmbench" / "cli.py").write_text("import time\ntime.sleep(0.2)\ndef main(words): pass\n")
@@ -194,7 +194,7 @@ def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(machin
     [
         ("/nowhere/python", "cli.py", "", "fake: /nowhere/python does not run: No such file or directory"),
         (sys.executable, "cli.py", "raise ImportError('none here')", "no lmbench that works: ImportError: none here"),
-        # Another lmbench than the checkout's.
+        # The environment imports another lmbench than the checkout's.
         (sys.executable, "__init__.py", "__path__ = ['ELSEWHERE']", "lmbench comes from ELSEWHERE, not from "),
     ],
 )
@@ -225,7 +225,7 @@ print(end.code, end.oom_evidence)
 """
 
 
-def test_a_real_memory_kill_is_seen_and_met_the_process_not_its_server(tmp_path):
+def test_a_real_memory_kill_is_seen_and_ends_the_process_not_its_server(tmp_path):
     root = Path("/sys/fs/cgroup/memory")
     group = root / f"lmbench-test-{os.getpid()}"
     if os.geteuid() != 0 or not (root / "memory.limit_in_bytes").exists():
@@ -234,7 +234,7 @@ def test_a_real_memory_kill_is_seen_and_met_the_process_not_its_server(tmp_path)
     try:
         (group / "memory.limit_in_bytes").write_text(str(64 * 2**20))
         environment(tmp_path)
-        # The kernel ends the largest process of the group, which this one would be.
+        # The kernel ends the group's largest process, which this one would be. So the sweep is another process.
         words = [sys.executable, "-c", SWEEP, str(ROOT), str(tmp_path), "x = bytearray(2**28)", str(group)]
         out = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
         assert out == "-9 the kernel's count of such ends rose by 1\n"

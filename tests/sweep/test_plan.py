@@ -1,4 +1,4 @@
-"""A sweep's file: what it may hold, one clear line for whatever it may not, and what a dry run lists."""
+"""A sweep's file: its cells and their words, and one clear line for each mistake in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cells(text):
     return make_plan("x", sweep_from(yaml.safe_load(text))).cells
 
 
-#: Files, and what is said of each.
+#: Files with a mistake, and a part of the message about it.
 MISTAKES = rows("""
 [1, 2] | Expected `object`, got `array`
 matrx: {a.b: [1]} | unknown field `matrx`
@@ -51,7 +51,7 @@ matrix: {model.hf_token: [a, b]} | looks like a secret, and cells go by what dif
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
-def test_a_mistake_is_told_in_one_line(text, message):
+def test_a_mistake_is_reported_in_one_line(text, message):
     with pytest.raises(UsageError) as raised:
         cells(text)
     assert message in str(raised.value)
@@ -72,20 +72,20 @@ def test_a_mistake_is_told_in_one_line(text, message):
    [[1, x], [1, "y"], [2, x], [3, x], [9, z]]]
 """),
 )
-def test_cells_are_the_grid_without_what_is_excluded_with_what_is_included(text, axes):
+def test_cells_are_the_grid_without_excluded_points_and_with_included_ones(text, axes):
     assert [[*cell.axes.values()] for cell in cells(f"{{{text}}}")] == axes
 
 
-def test_passes_look_at_each_cell_once_whatever_the_repeats():
+def test_passes_measure_each_cell_once_whatever_the_repeats():
     text = "{base: {memory.predict: true}, matrix: {a.b: [1, 2]}, passes: [timing, sync, memory], repeats: 3}"
     plan = make_plan("x", sweep_from(yaml.safe_load(text)))
     passes = ["timing", "sync", "memory"]
     assert [cell.options.get("timer.clock") for cell in plan.cells] == [None, "sync", None] * 2
     assert [cell.options.get("memory.history") for cell in plan.cells] == [None, None, True] * 2
-    # What a timing pass predicted is not predicted again.
+    # The memory pass does not predict again, since the timing pass did.
     assert [cell.options["memory.predict"] for cell in plan.cells] == [True, True, False] * 2
     assert [job.cell.axes["pass"] for job in plan.jobs()] == passes * 2 + ["timing"] * 4
-    # A sweep that had no passes so far keeps its runs when it gets some.
+    # A sweep without passes keeps its runs when its file gets passes.
     without = make_plan("x", sweep_from(yaml.safe_load(text.replace(f", passes: [{', '.join(passes)}]", ""))))
     assert {cell.id for cell in without.cells} < {cell.id for cell in plan.cells}
 
@@ -97,7 +97,7 @@ def test_values_of_every_type_become_words():
     assert cell.words() == ["fit", *values, "--measure.mode=train_step"]
 
 
-def test_a_cells_id_names_its_values_and_follows_everything_that_makes_it_up():
+def test_a_cells_id_names_its_values_and_depends_on_all_its_settings():
     text = "{base: {s.t: %s}, matrix: {model.size: [tiny, '2.7B'], a.b: [1, 2], e.f: [0]}}"
     ids = [cell.id for cell in cells(text % 5)]
     assert [cell_id.rpartition("-")[0] for cell_id in ids] == ["tiny-b-1", "tiny-b-2", "2.7B-b-1", "2.7B-b-2"]
@@ -119,7 +119,7 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
         assert len(plan.cells) > 1
 
 
-#: By the command, the text of its file, and what is said of each line.
+#: A command with the text of its file, and a part of the message about each wrong line.
 WRONG = yaml.safe_load(r"""
 sweep:
   - "matrxi:\n  data.batch_size: [1]\nrepeats: x\nenvironments:\n  a:\n    pyhton: x\n"
@@ -140,14 +140,14 @@ sweep what is no YAML: ["a: b\n  c: d\n", {}]
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_all_mistakes_of_a_file_are_told_with_their_lines(what, tmp_path, monkeypatch, capsys):
+def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text, lines = WRONG[what]
     (tmp_path / "mine.yaml").write_text(text)
     assert main([what.split()[0], "mine.yaml"]) == 2
     error = capsys.readouterr().err
-    told = dict(re.findall(r"mine.yaml:(\d+): (.*?)(?=; mine|\n)", error))
-    assert {int(number) for number in told} == set(lines)
-    assert all(part in told[str(number)] for number, part in lines.items())
+    messages = dict(re.findall(r"mine.yaml:(\d+): (.*?)(?=; mine|\n)", error))
+    assert {int(number) for number in messages} == set(lines)
+    assert all(part in messages[str(number)] for number, part in lines.items())
     assert error.count("\n") == 1
     assert lines or "no YAML: mapping values are not allowed in this context, line 2" in error

@@ -1,4 +1,4 @@
-"""A sweep as a job array of a real SLURM, without accounting."""
+"""A sweep as a job array of a real SLURM without accounting."""
 
 import json
 import subprocess
@@ -36,8 +36,8 @@ def study(tmp_path, monkeypatch):
     return Path("results/study")
 
 
-def on(slurm, *words):
-    """Starts `lmbench sweep STUDY --on slurm`."""
+def start_on(slurm, *words):
+    """Start `lmbench sweep STUDY --on slurm`."""
     command = [sys.executable, "-m", "lmbench", "sweep", "study.yaml", "--on", "slurm", "--slurm.time", "10", *words]
     return subprocess.Popen(command, env=slurm.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -47,38 +47,38 @@ def rows():
 
 
 def workers():
-    """The processes of the sweep's tasks by their rounds, each with those that it started."""
-    found = {}
+    """The processes of the sweep's tasks, each with its children, by their rounds."""
+    by_round = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "--rounds" in words and str(Path.cwd()) in " ".join(words):
-            found[words[words.index("--rounds") + 1]] = [process, *process.children(recursive=True)]
-    return found
+            by_round[words[words.index("--rounds") + 1]] = [process, *process.children(recursive=True)]
+    return by_round
 
 
 def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_is_measured_twice(slurm, study):
-    sweep = on(slurm)
+    sweep = start_on(slurm)
 
-    def began():
+    def running_tasks():
         ended = Counter(row["sweep"]["repeat"] for row in rows() if row.get("sweep"))
-        return len(ended) == 4 and len(found := workers()) == 4 and found
+        return len(ended) == 4 and len(tasks := workers()) == 4 and tasks
 
-    tasks = wait_for(began, 200)
+    tasks = wait_for(running_tasks, 200)
     job = slurm.run("squeue", "--noheader", "--format=%A %F").split()[1]
-    # One that hangs, first of all: it must not end before.
+    # The task that hangs comes first, so that it does not end before it is suspended.
     tasks["2"][0].suspend()
     tasks["0"][0].kill()
     slurm.run("scancel", f"{job}_1")
     slurm.restart_controller()
-    # SLURM looks for tasks past their end every 30 s, and a limit has whole minutes.
+    # SLURM checks time limits every 30 s, and a limit is in whole minutes.
     slurm.run("scontrol", "update", f"JobId={job}_2", "EndTime=now")
-    told, _ = sweep.communicate(timeout=200)
-    assert (sweep.returncode, "24 of 24 runs: " in told) == (1, True), told
-    by_round = {at: [row for row in rows() if row["sweep"]["repeat"] == at] for at in range(4)}
-    assert [len(found) for found in by_round.values()] == [6] * 4
-    for at, word in ((0, "FAILED"), (1, "CANCELLED"), (2, "TIMEOUT")):
-        cause = f"task {job}_{at} ended: {word}"
-        lost = [row["error"] for row in by_round[at] if row["outcome"] != "ok"]
+    output, _ = sweep.communicate(timeout=200)
+    assert (sweep.returncode, "24 of 24 runs: " in output) == (1, True), output
+    by_round = {repeat: [row for row in rows() if row["sweep"]["repeat"] == repeat] for repeat in range(4)}
+    assert [len(round_rows) for round_rows in by_round.values()] == [6] * 4
+    for repeat, word in ((0, "FAILED"), (1, "CANCELLED"), (2, "TIMEOUT")):
+        cause = f"task {job}_{repeat} ended: {word}"
+        lost = [row["error"] for row in by_round[repeat] if row["outcome"] != "ok"]
         assert {(error["kind"], cause in error["message"]) for error in lost} == {("TaskEnded", True)}
     assert {row["outcome"] for row in by_round[3]} == {"ok"}
     wait_for(lambda: not any(process.is_running() for task in tasks.values() for process in task), 200)
@@ -90,9 +90,9 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
 
 def test_a_cell_of_several_nodes_has_its_ranks_on_them(slurm, study):
     Path("study.yaml").write_text(ON_NODES)
-    sweep = on(slurm)
-    told, _ = sweep.communicate(timeout=200)
-    assert sweep.returncode == 0, told
+    sweep = start_on(slurm)
+    output, _ = sweep.communicate(timeout=200)
+    assert sweep.returncode == 0, output
     assert sorted((row["world_size"], row["outcome"]) for row in rows()) == [(1, "ok"), (2, "ok")]
 
 
@@ -111,7 +111,7 @@ def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(slurm, 
 
 
 @pytest.mark.parametrize(("missing", "line"), [("sbatch", "there is no SLURM here"), ("submitit", "needs submitit")])
-def test_what_is_missing_is_said_in_a_line(missing, line, study, monkeypatch, capsys):
+def test_a_missing_program_is_reported_in_one_line(missing, line, study, monkeypatch, capsys):
     monkeypatch.setattr("shutil.which", lambda name: None if name == missing else f"/usr/bin/{name}")
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run"]) == 2

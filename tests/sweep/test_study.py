@@ -1,4 +1,4 @@
-"""A whole study with real processes: cells that fail in every way, killed, stopped, moved, resumed, and filed."""
+"""A whole study with real processes: cells that fail in every way, sweeps that are killed, moved, resumed and filed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ base:
   measure.probe_steps: 1
   wandb.mode: disabled
 """
-# One of each: ends well, refused when it is built, has no end, wants 2^58 bytes.
+# Four cells: one ends well, one is refused when it is built, one does not end in time, one needs 2^58 bytes.
 FAULTS = """
 matrix:
   case:
@@ -50,7 +50,7 @@ repeats: 2
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
-    # With more, OpenMP's spinning on a busy two-core machine makes small steps a hundred times slower.
+    # With more threads, OpenMP's spinning on a busy two-core machine makes small steps a hundred times slower.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -58,7 +58,7 @@ def one_thread(monkeypatch):
 def warm():
     with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
         patch.setenv("OMP_NUM_THREADS", "1")
-        # Now, before a test turns W&B off: a sweep's processes have their server's environment.
+        # A sweep's processes inherit their server's variables, so the server starts before a test turns W&B off.
         patch.delenv("WANDB_MODE", raising=False)
         executor.await_ready([HERE])
         yield executor
@@ -66,7 +66,7 @@ def warm():
 
 @pytest.fixture
 def sweep(warm, monkeypatch):
-    """`lmbench sweep` in this process, with a server that other tests have used."""
+    """`lmbench sweep` in this process, with a server that several tests share."""
     monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: warm)
     return lambda *words: main(["sweep", *map(str, words)])
 
@@ -83,7 +83,7 @@ def runs(folder):
 
 @pytest.fixture
 def start():
-    """Starts sweeps in processes of their own, of which none outlives its test."""
+    """Starts sweeps in processes of their own, and kills them at the test's end."""
     started = []
 
     def begin(*words):
@@ -98,7 +98,7 @@ def start():
 
 
 def going_on_after(count, folder, process):
-    """The name of a run that is going on once so many have ended."""
+    """The name of a run that goes on after `count` runs have ended."""
 
     def going_on():
         assert process.poll() is None, process.communicate()
@@ -128,7 +128,7 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
         assert (run.path / "child.log").is_file()
         assert run.record.replay_command.startswith("lmbench fit")
     reached = first["ok"].record.milestones
-    # What the server has imported, no fork imports again.
+    # A fork does not import again what its server has imported.
     assert 0 < reached.started_s <= reached.imported_s
     assert reached.imported_s - reached.started_s < 0.1 * first["ok"].record.sweep.cost.total_s
     assert main(["report", str(tmp_path / "study")]) == 0
@@ -141,7 +141,7 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
 def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_also_elsewhere(
     signum, code, outcome, start, sweep, tmp_path
 ):
-    # A window long enough for the signal to meet it, also on a busy machine.
+    # The window is long enough for the signal to come in it, also on a busy machine.
     words = [write(tmp_path, GRID), "--results_dir", tmp_path / "here", "--measure.min_window_s=0.5"]
     here, there = tmp_path / "here" / "study", tmp_path / "there" / "study"
     process = start(*words)
@@ -149,7 +149,7 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     forks = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
-    # The server and what it has forked.
+    # These are the server and its forks.
     assert (len(forks) >= 2, psutil.wait_procs(forks, 10)[1]) == (True, [])
     assert (process.returncode, "Traceback" in err, "of 4 runs" in out) == (code, False, code > 0)
     left = runs(here)
@@ -159,7 +159,7 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     shutil.copytree(here, there)
     (tmp_path / "here").rename(tmp_path / "gone")
     (tmp_path / "study.yaml").unlink()
-    # With the folder's name alone it goes on, with the options that were given then.
+    # The folder's name alone is enough to go on, with the first start's options.
     assert sweep(there) == 0
     after = runs(there)
     settings = [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after.values()]
@@ -170,7 +170,7 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
 
 
 def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):
-    """A checkout's root, say: another `lmbench` there is not what was asked to measure."""
+    """The root of a checkout has another `lmbench`, which is not the installed one."""
     (tmp_path / "lmbench").mkdir()
     (tmp_path / "lmbench" / "__init__.py").write_text("raise ImportError('the wrong lmbench')\n")
     path = write(tmp_path, "modes: [inference, forward]\nrepeats: 1\n")
@@ -184,14 +184,14 @@ def test_a_sweep_needs_no_torch_and_runs_its_own_lmbench_whatever_lies_in_the_wo
     by_mode = {run.record.mode: run.record for run in runs(tmp_path / "out").values()}
     commands = {mode: (run.outcome, run.command) for mode, run in by_mode.items()}
     assert commands == {"inference": ("ok", "validate"), "forward": ("ok", "fit")}
-    # A replay of a cell is a run outside of the sweep.
+    # A replay of a cell is a run outside the sweep.
     monkeypatch.chdir(tmp_path / "out")
     assert main(by_mode["forward"].replay_command.split()[1:]) == 0
     (replayed,) = runs("results").values()
     assert replayed.record.config == by_mode["forward"].config
 
 
-def test_a_value_that_the_command_line_rejects_is_told_before_anything_runs(sweep, tmp_path, capsys):
+def test_a_value_that_the_command_line_rejects_is_reported_before_anything_runs(sweep, tmp_path, capsys):
     path = write(tmp_path, "matrix: {measure.steps: [3, many]}\n")
     assert [sweep(path, "--results_dir", tmp_path / "r", *dry) for dry in ([], ["--dry_run"])] == [2, 2]
     error, same = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("lmbench: sweep: ")]
@@ -202,7 +202,7 @@ def test_a_value_that_the_command_line_rejects_is_told_before_anything_runs(swee
 
 @pytest.fixture
 def study(sweep, no_account, tmp_path, capsys):
-    """Sweeps a cell that ends well and a cell that wants 2^58 bytes, with W&B on; returns the folder and the output."""
+    """Sweeps a cell that ends well and a cell that needs 2^58 bytes, with W&B on. Returns the folder and the output."""
     path = write(tmp_path, "matrix: {model.d_ff: [64, 1125899906842624]}\nrepeats: 1\n")
 
     def run(*words):

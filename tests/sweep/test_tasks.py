@@ -1,4 +1,4 @@
-"""Rounds of a sweep as tasks of an engine: the folder is the truth, whatever the engine says."""
+"""Rounds of a sweep as tasks of an engine: results come from the folder, whatever the engine says."""
 
 import json
 import os
@@ -26,7 +26,7 @@ ALL_OK = {0: {"ok": 2}, 1: {"ok": 2}, 2: {"ok": 2}}
 
 
 class Engine:
-    """Tasks in this process, one after the other, on a machine that sees the folder; `fault` befalls the second one."""
+    """Runs tasks in this process, one after the other. `fault` says how the second task fails."""
 
     fault, silent, states_asked = "", 0, 0
     submitted, cancelled, codes = [], [], {}
@@ -70,13 +70,13 @@ class Engine:
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Where `sweep(...)` measures; its processes are simulated, `servers` say which and how they end."""
+    """A study file with simulated processes. Returns the engine's class, and the servers that record the processes."""
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(STUDY)
     servers = SimulatedServers(lambda name: "ok")
     monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
     monkeypatch.setattr(tasks, "_POLL_S", 0.0)
-    # A task takes its process over; here it is this one.
+    # A task replaces its process by `lmbench sweep`. Here that runs in this process.
     monkeypatch.setattr(os, "execv", lambda program, words: main(words[4:]))
     module = ModuleType("my_engine")
     module.Mine = type("Mine", (Engine,), {"submitted": [], "cancelled": [], "codes": {}})
@@ -94,14 +94,17 @@ def rows(folder="results/study"):
 
 def outcomes(folder="results/study"):
     runs = rows(folder)
-    return {at: Counter(run["outcome"] for name, run in runs.items() if name.endswith(f"r{at}")) for at in range(3)}
+    return {
+        repeat: Counter(run["outcome"] for name, run in runs.items() if name.endswith(f"r{repeat}"))
+        for repeat in range(3)
+    }
 
 
 def test_each_round_is_a_task_and_each_run_is_measured_once(study, capsys):
     engine, servers = study
     assert sweep("--dry_run") == 0
-    assert "tasks: 3, each a round of 2 cells on 1 x 0 GPUs" in (told := capsys.readouterr().out)
-    assert (engine.submitted, told.splitlines()[-1]) == ([], "3 processes on 1 nodes")
+    assert "tasks: 3, each a round of 2 cells on 1 x 0 GPUs" in (output := capsys.readouterr().out)
+    assert (engine.submitted, output.splitlines()[-1]) == ([], "3 processes on 1 nodes")
     for _ in range(2):
         assert sweep() == 0
         assert (engine.submitted, len(servers.started), outcomes()) == (
@@ -125,17 +128,17 @@ def test_every_run_of_a_task_that_measured_nothing_has_a_row_and_the_next_start_
     fault, cause, study, monkeypatch, capsys
 ):
     engine, servers = study
-    # An engine that is silent for a while is asked again.
+    # The engine does not answer five times, and is asked again.
     engine.fault, engine.silent = fault, 5
     if fault == "other torch":
         monkeypatch.setattr(tasks, "versions", iter([{"torch": "9.9"}, *[{"torch": "2.1"}] * 3]).__next__)
     assert sweep() == 1
     lost = {0: {"ok": 2}, 1: {"interrupted": 2}, 2: {"ok": 2}}
-    assert outcomes() == ({at: {"interrupted": 2} for at in range(3)} if fault == "other torch" else lost)
+    assert outcomes() == ({repeat: {"interrupted": 2} for repeat in range(3)} if fault == "other torch" else lost)
     assert {row["error"]["kind"] for row in rows().values() if row["outcome"] != "ok"} == {"TaskEnded"}
     assert re.search(cause, " ".join(capsys.readouterr().err.split()))
     begun = len(servers.started)
-    # On this machine.
+    # The next start measures on this machine.
     assert main(["sweep", "results/study"]) == 0
     assert (len(servers.started), outcomes()) == (6, ALL_OK)
     assert begun == sum(name[-1] != "1" for name in servers.started if fault != "other torch")
@@ -161,13 +164,13 @@ def test_tasks_are_left_or_cancelled_and_watched_again_by_the_next_start(study, 
 def test_a_task_that_the_engine_puts_back_into_its_queue_is_waited_for(study, capsys):
     engine, servers = study
     servers.script = lambda name: "stopped" if name.endswith("r1") and servers.started.count(name) == 1 else "ok"
-    asked = engine.states
+    original_states = engine.states
 
     def states(self, names, folder):
         if self.states_asked == 2:
             become_task(str(folder), "1", json.loads((folder / "tasks.json").read_text())["probe"])
         self.codes["task1"] = None if self.states_asked < 2 else 0
-        return asked(self, names, folder)
+        return original_states(self, names, folder)
 
     engine.states = states
     assert sweep() == 0
