@@ -1,4 +1,4 @@
-"""A user's own attention: what is let through to be measured, and what is told of the rest."""
+"""A user's attention function: right ones are measured, wrong ones are refused with a reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fused(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False):
 
 
 def forgets_the_last_block(q, k, v, is_causal=False):
-    """As a kernel does that has no mask for a length that its block does not divide."""
+    """Like a kernel without a mask for lengths that its block size does not divide."""
     seq = q.shape[-2]
     full, seen = max(1, seq // 16 * 16), torch.ones(seq, seq, dtype=torch.bool)
     seen = seen.tril() if is_causal else seen
@@ -64,11 +64,11 @@ def right_at_first(q, k, v, is_causal=False):
 
 
 def hooked(x, hook):
-    """x, whose gradient goes through a hook."""
-    passed = x.clone()
-    if passed.requires_grad:
-        passed.register_hook(hook)
-    return passed
+    """A copy of x whose gradient goes through a hook."""
+    copy = x.clone()
+    if copy.requires_grad:
+        copy.register_hook(hook)
+    return copy
 
 
 def backward(grad):
@@ -119,10 +119,11 @@ def test_the_formula_and_its_gradients_are_those_of_naive_attention_in_blocks_to
     results = formula([q, k, v, gradient], causal)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     output = naive(*leaves, is_causal=causal)
-    for (values, sizes), wanted in zip(results, (output, *torch.autograd.grad(output, leaves, gradient)), strict=True):
-        torch.testing.assert_close(values, wanted)
-        # Rows of independent products have the size that they are measured by, give or take chance.
-        ratio = torch.linalg.vector_norm(wanted[..., 3:-3, :], dim=-1, keepdim=True) / sizes[..., 3:-3, :]
+    expected = (output, *torch.autograd.grad(output, leaves, gradient))
+    for (values, sizes), tensor in zip(results, expected, strict=True):
+        torch.testing.assert_close(values, tensor)
+        # Random inputs make independent products, so rows have about their expected size.
+        ratio = torch.linalg.vector_norm(tensor[..., 3:-3, :], dim=-1, keepdim=True) / sizes[..., 3:-3, :]
         assert 0.3 < ratio.mean().item() < 1.7
 
 
@@ -142,11 +143,12 @@ def test_right_functions_are_within_the_tolerance_with_room(function, dtype):
     assert result.tolerance_fraction == TOLERANCES[dtype]
     assert 0 < result.deviation_fraction < TOLERANCES[dtype] / 2
     assert (result.cases, result.refused) == (13, [])
-    assert torch.equal(torch.rand(3), expected)  # the run's own random numbers are left alone
+    # The check does not touch the run's random state.
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_right_function_is_right_in_each_row_of_many_heads():
-    """Where the gradient of a score is by chance the small difference of large numbers, too."""
+    """Also in rows where the gradient of a score happens to be a small difference of large numbers."""
     assert checked("fused", size=Size(2, 8, 100, 128)).deviation_fraction < TOLERANCES[torch.float32] / 4
 
 
@@ -196,12 +198,10 @@ no such | module test_attention_check has no no such
 
 
 @pytest.mark.parametrize(("function", "line"), rows(NO_ATTENTION))
-def test_what_cannot_be_attention_is_told_in_one_line(function, line):
+def test_a_function_that_is_not_attention_is_refused_in_one_line(function, line):
     with pytest.raises(UsageError, match=line):
         checked(function)
 
-
-# from the command line
 
 SHORT = ("--trainer.accelerator=cpu", "--data.context_length=24", "--data.batch_size=2")
 LAYER = ("--model=lmbench.AttentionLayer", "--model.head_dim=8", *SHORT)
@@ -220,7 +220,7 @@ def test_a_librarys_operator_is_checked_and_measured(subject, tmp_path, capsys):
     assert record.flops.per_token_flops
     assert "13 shapes" in " ".join(capsys.readouterr().out.split())
     if subject is not MODEL:
-        # q, k and v alone
+        # The operator saves q, k and v alone.
         assert (record.memory.saved_bytes, record.memory.expected_saved_bytes) == (0, None)
 
 

@@ -1,4 +1,4 @@
-"""Attention by itself: inputs, gradients, memory, FLOPs and modes, measured as any module is."""
+"""AttentionLayer measured like any module: inputs, gradients, memory, FLOPs and modes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_gradients_are_those_of_the_fixed_output_gradient(attention, causal):
     layer = AttentionLayer(heads=2, head_dim=8, causal=causal, attention=attention, batch_size=2, context_length=11)
     quiet_trainer(max_steps=1).fit(layer, ShapeData(batch_size=2, context_length=11))
     assert layer.q.shape == (2, 2, 11, 8)
-    drawn = [tensor.detach().double() for tensor in (*layer.parameters(), layer.gradient)]
-    for parameter, (expected, _) in zip(layer.parameters(), formula(drawn, causal)[1:], strict=True):
+    inputs = [tensor.detach().double() for tensor in (*layer.parameters(), layer.gradient)]
+    for parameter, (expected, _) in zip(layer.parameters(), formula(inputs, causal)[1:], strict=True):
         torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -54,5 +54,5 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, p
     words = ["--data.context_length=64", "--data.batch_size=1", "--trainer.precision", precision]
     record = bench(tmp_path, *LAYER, "--model.attention", attention, *words).record
     assert record.memory.saved_bytes == record.memory.expected_saved_bytes == (64 * 64 + 64) * itemsize
-    # On a CPU PyTorch takes flash attention where it may choose.
+    # On a CPU PyTorch chooses flash attention.
     assert record.model.attention_backend == ("sdpa_flash" if attention == "sdpa" else None)

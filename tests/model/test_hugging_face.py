@@ -1,4 +1,4 @@
-"""`--model lmbench.HuggingFace`: a model of transformers from its config, without network; and batches of input_ids."""
+"""`--model lmbench.HuggingFace`: a model of transformers from its config, without downloads; batches of input_ids."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_llama_is_measured_from_its_config_with_a_shipped_configuration(words,
     assert (record.model.name, record.model.num_layers, record.model.vocab_size) == ("LlamaForCausalLM", 2, 100)
     assert record.model.described["config"]["num_key_value_heads"] == 2
     assert (record.precision, record.zero_grad) == ("32-true", "after_step")
-    # lmbench's tokens, of the model's vocabulary.
+    # lmbench's tokens have the model's vocabulary.
     assert record.window.tokens == 6 * 4 * 16
     assert record.config["data"]["vocab_size"] == 100
-    # q, k, v, o; gate, up, down; scores and values; the head: three passes of each.
+    # Products: q, k, v, o; gate, up, down; scores and values; the head. A step has three passes of each.
     layer = 2 * (32 * 32 + 2 * 32 * 16 + 32 * 32) + 6 * 32 * 64 + 4 * 16 * 32
     assert record.flops.per_token_flops == 3 * (2 * layer + 2 * 32 * 100)
-    # Embedding, two blocks, norm, rotary embedding and head.
+    # The marked modules are the embedding, two blocks, the norm, the rotary embedding and the head.
     assert record.probe.marked_modules == 6
     assert record.probe.training.missing_gradients == record.probe.training.zero_gradients == []
     config = next(tmp_path.glob("results/*/config.yaml"))
@@ -65,7 +65,7 @@ def test_attention_and_checkpoints_are_transformers_own_and_change_no_loss():
 
 
 class Stranger(TokenModel):
-    """Somebody's module, which says nothing of tokens; its batches hold input_ids."""
+    """A user's module that does not count its tokens, with batches of input_ids."""
 
     def training_step(self, batch):
         return super().training_step((batch["input_ids"], batch["input_ids"]))
@@ -73,7 +73,7 @@ class Stranger(TokenModel):
 
 @pytest.mark.parametrize("kind", [dict, transformers.BatchEncoding])
 @pytest.mark.parametrize("make", [lambda: lmbench.HuggingFace(config=GPT2), lambda: Stranger(64)])
-def test_batches_of_input_ids_are_counted_whosever_the_module_is(make, kind):
+def test_tokens_in_batches_of_input_ids_are_counted_for_every_module(make, kind):
     batch = kind({"input_ids": torch.randint(64, (2, 8)), "attention_mask": torch.ones(2, 8)})
     module = make()
     record = measure_here(module, batch).record

@@ -1,4 +1,4 @@
-"""The attention back ends against each other, forward and gradients."""
+"""The attention back ends agree with each other, in logits and gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lmbench.sizes import ModelShape
 
 SHAPE = ModelShape(d_model=64, d_ff=96, num_layers=2, num_heads=4, vocab_size=101)
 ON_CPU = ["sdpa", "sdpa_flash", "sdpa_math"]
-# The largest difference between back ends, as a share of the largest value (lmbench/model/attention.py says so).
+# The largest difference between back ends, relative to the largest value (as lmbench/model/attention.py states).
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
@@ -33,9 +33,9 @@ def test_back_ends_agree_in_logits_and_every_gradient(attention, dtype):
 
 
 @pytest.mark.parametrize("seq", [1, 128, 300])
-def test_the_blocks_of_causal_flex_attention_are_those_that_pytorch_finds_from_all_scores(seq):
-    ours = causal_block_mask(seq)
+def test_the_block_mask_of_causal_flex_attention_is_what_pytorch_finds_from_all_scores(seq):
+    mask = causal_block_mask(seq)
     expected = create_block_mask(lambda b, h, query, key: query >= key, None, None, seq, seq, device="cpu")
-    assert torch.equal(ours.to_dense(), expected.to_dense())
+    assert torch.equal(mask.to_dense(), expected.to_dense())
     for name in ("kv_num_blocks", "full_kv_num_blocks"):
-        assert torch.equal(getattr(ours, name), getattr(expected, name))
+        assert torch.equal(getattr(mask, name), getattr(expected, name))

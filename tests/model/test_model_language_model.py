@@ -1,4 +1,4 @@
-"""The LightningModule in a real Trainer: how the network is built, what a step does, which optimizer runs."""
+"""The LightningModule in a real Trainer: its initial weights, its training step, and its optimizers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def data():
 
 
 def trained(precision, steps=1, **settings):
-    """A seeded training: the model, its weights before, the trainer, and each batch's loss."""
+    """Train with a fixed seed. Returns the model, the trainer, the initial weights, and the loss of each batch."""
     seed_everything(3, verbose=False)
-    model, losses = LanguageModel(**TINY, **settings), []
-    model.on_train_batch_end = lambda outputs, *_: losses.append(outputs["loss"])
-    model.on_train_start = lambda: losses.append([weight.detach().clone() for weight in model.parameters()])
+    model, results = LanguageModel(**TINY, **settings), []
+    model.on_train_batch_end = lambda outputs, *_: results.append(outputs["loss"])
+    model.on_train_start = lambda: results.append([weight.detach().clone() for weight in model.parameters()])
     trainer = quiet_trainer(max_steps=steps, precision=precision)
     trainer.fit(model, data())
     assert trainer.callback_metrics == {}
-    return model, trainer, *losses
+    return model, trainer, *results
 
 
 def test_one_seed_gives_one_set_of_weights_in_every_precision_and_in_a_bare_loop():
@@ -48,7 +48,7 @@ def test_one_seed_gives_one_set_of_weights_in_every_precision_and_in_a_bare_loop
     [(None, (True, None)), ("fused", (True, None)), ("foreach", (None, True)), ("loop", (False, False))],
 )
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
-def test_optimizers_are_the_ones_named(name, variant, flags):
+def test_the_named_optimizer_runs_with_its_variant_and_settings(name, variant, flags):
     settings = {"learning_rate": 1e-2, "weight_decay": 0.3, "betas": (0.8, 0.9)}
     model, trainer, before, _ = trained("32-true", optimizer=name, optimizer_variant=variant, **settings)
     (optimizer,) = trainer.optimizers
@@ -80,6 +80,6 @@ def test_muon_has_the_matrices_of_hidden_layers_and_adamw_the_rest():
     assert {name.split(".")[-3] for name in muon} == {"attention", "ffn"}
     assert adamw >= {"network.embedding.weight", "network.head.weight", "network.norm.weight"}
     assert len(muon | adamw) == len(names)
-    # A schedule changes groups of the whole, which the parts share.
+    # A schedule changes groups of the combined optimizer, which its parts share.
     optimizer.param_groups[0]["lr"] = 0.5
     assert optimizer.parts[0].param_groups[0]["lr"] == 0.5

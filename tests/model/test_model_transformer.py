@@ -1,4 +1,4 @@
-"""The whole network: a sane start, an independent loss, choices and checkpoints, parts that can be told apart."""
+"""The whole network: equal to transformers' Llama, with equal results under every choice, in parts with names."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ LAYERS = "attention.q attention.k attention.v attention.output ffn.gate ffn.up f
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa", "sdpa_flash", "sdpa_math"])
 def test_the_network_is_transformers_llama(attention):
-    """In logits, loss and each gradient, which are computed there by somebody else's rotation, norm, attention and
-    feed-forward."""
+    """Logits, loss and every gradient agree with an independent rotation, norm, attention and feed-forward layer."""
     network = Transformer(SHAPE, 64, attention)
     settings = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     llama = LlamaForCausalLM(LlamaConfig(**settings, num_attention_heads=2, rms_norm_eps=1e-5))
@@ -53,7 +52,7 @@ def test_positions_stay_exact_far_out():
     assert rope_tables(100_001, 4)[0][100_000, 0, 0].item() == pytest.approx(math.cos(100_000), abs=1e-7)
 
 
-def test_norms_and_loss_are_worked_out_in_float32():
+def test_norms_and_loss_are_computed_in_float32():
     # Squares up to 1e6 would overflow float16.
     x = (torch.randn(4, 256) * 300).half()
     expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
@@ -94,7 +93,7 @@ def test_shorter_sequences_run_and_longer_ones_are_refused():
         network(*batch(seq=33))
 
 
-#: Each choice of how the network is computed, and all of them.
+#: Each choice that changes how the network is computed, and all of them together.
 CHOICES = [{"is_fused": True}, {"is_chunked": True}, {"residual_dtype": torch.bfloat16}]
 ALL = {"checkpoint": "selective", **{name: value for choice in CHOICES for name, value in choice.items()}}
 COMPILED = [({"checkpoint": "block"}, True), (ALL, True)]
@@ -102,40 +101,41 @@ COMPILED = [({"checkpoint": "block"}, True), (ALL, True)]
 
 @pytest.mark.parametrize(
     ("choices", "compiled"),
-    [*[(each, False) for each in [*CHOICES, *({"checkpoint": name} for name in CHECKPOINTS), ALL]], *COMPILED],
+    [*[(choice, False) for choice in [*CHOICES, *({"checkpoint": name} for name in CHECKPOINTS), ALL]], *COMPILED],
 )
-def test_choices_are_the_plain_networks_loss_and_gradients_compiled_without_breaks(choices, compiled):
+def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_breaks(choices, compiled):
     def run(autocast, compiled, **choices):
         torch.manual_seed(0)
         network, dtypes = Transformer(SHAPE, 64, "sdpa_math", **choices), []
         network.norm.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
-        # 252 tokens are no multiple of the chunks.
+        # 4 x 63 = 252 tokens do not divide into equal chunks.
         torch.manual_seed(1)
         inputs = batch(seq=63)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             with torch.inference_mode():
                 inference = network(*inputs)
-            # The network, or block by block.
+            # Compile the whole network, or each block.
             for part in ([network] if "is_fused" in choices else network.blocks) if compiled else []:
                 part.compile(backend="aot_eager", fullgraph=True)
             loss = network(*inputs)
         assert inference.item() == pytest.approx(loss.item(), rel=1e-3 if compiled else 1e-6)
         assert {*dtypes} == {choices.get("residual_dtype", torch.float32)}
         loss.backward()
-        # Of fused projections one after the other, and so are the plain ones.
+        # The gradient of a fused projection is that of the plain ones, one after the other.
         return loss.item(), torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
 
     torch._dynamo.reset()
-    for autocast, of_loss, of_gradients in ((False, 1e-6, 1e-6), (True, 1e-4, 2e-2)):
+    for autocast, loss_tolerance, gradient_tolerance in ((False, 1e-6, 1e-6), (True, 1e-4, 2e-2)):
         if autocast or not (compiled or "residual_dtype" in choices):
-            (plain, gradients), (chosen, others) = run(autocast, False), run(autocast, compiled, **choices)
-            assert chosen == pytest.approx(plain, rel=of_loss)
-            assert (others - gradients).norm() < of_gradients * gradients.norm()
+            plain_loss, plain_gradients = run(autocast, False)
+            loss, gradients = run(autocast, compiled, **choices)
+            assert loss == pytest.approx(plain_loss, rel=loss_tolerance)
+            assert (gradients - plain_gradients).norm() < gradient_tolerance * plain_gradients.norm()
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize(("name", "is_chunked"), [*[(name, False) for name in CHECKPOINTS], ("selective", True)])
-def test_what_is_computed_again_is_what_pytorchs_counter_finds(name, is_chunked, attention):
+def test_recomputed_flops_are_those_of_pytorchs_counter(name, is_chunked, attention):
     def flops(checkpoint, **choices):
         network = Transformer(SHAPE, 64, attention, checkpoint, **choices)
         with FlopCounterMode(display=False) as counter:
@@ -143,11 +143,11 @@ def test_what_is_computed_again_is_what_pytorchs_counter_finds(name, is_chunked,
         return counter.get_total_flops()
 
     is_fused = attention == "sdpa_flash"
-    again = recomputed_flops(name, SHAPE, 64, not is_fused, is_chunked)
+    recomputed = recomputed_flops(name, SHAPE, 64, not is_fused, is_chunked)
     if is_fused and not CHECKPOINTS[name].keeps_matmuls:
-        # The counter knows no formula for the fused kernel of a CPU: its products are not in its count.
-        again -= len(CHECKPOINTS[name].blocks(SHAPE.num_layers)) * 4 * 64 * SHAPE.d_model
-    assert flops(name, is_chunked=is_chunked, is_fused=is_chunked) - flops("none") == again * 4 * 64
+        # PyTorch's counter has no formula for the CPU's fused kernel, so the kernel's products are not in its count.
+        recomputed -= len(CHECKPOINTS[name].blocks(SHAPE.num_layers)) * 4 * 64 * SHAPE.d_model
+    assert flops(name, is_chunked=is_chunked, is_fused=is_chunked) - flops("none") == recomputed * 4 * 64
 
 
 def test_networks_with_fused_projections_and_without_load_each_others_weights():
