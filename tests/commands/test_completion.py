@@ -1,4 +1,4 @@
-"""What the Tab key offers, and options that are known without PyTorch."""
+"""The words that the Tab key offers, and the options that are known without PyTorch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lmbench.commands.signatures import GROUPS, check_options, group_options
 from lmbench.errors import UsageError
 from lmbench.fit.command_line import CommandLine
 
-#: Where `lmbench` lies, and what else the scripts call.
+#: The folders of `lmbench` and of the programs that the scripts call.
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 CASES = yaml.safe_load((DATA / "completion.yaml").read_text())
 SHELLS = {
     "bash": 'COMP_WORDS=({words}); COMP_CWORD={last}; _lmbench lmbench; printf "%s\\n" "${{COMPREPLY[@]}}"',
     "zsh": "words=({words}); CURRENT=$(({last} + 1)); _lmbench",
 }
-#: zsh's own functions, which exist only while its completion is at work.
+#: Replacements for functions of zsh that exist only during a completion.
 ZSH = "compdef() { }; compadd() { print -l ${(P)2} }; _files() { };"
 
 
 @pytest.mark.parametrize(("line", "some"), CASES["offered"].items())
-def test_the_tab_key_offers_what_can_stand_there(line, some, tmp_path, monkeypatch, printed):
+def test_the_tab_key_offers_the_words_that_may_follow(line, some, tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "results" / "a run", {})
     (tmp_path / "results" / "baseline").symlink_to("a run")
@@ -41,24 +41,26 @@ def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     script = printed("completion", shell)
-    asked = SHELLS[shell].format(words="lmbench fit --trainer.precision bf16-m", last=3)
+    call = SHELLS[shell].format(words="lmbench fit --trainer.precision bf16-m", last=3)
     before = ZSH if shell == "zsh" else ""
-    done = subprocess.run(
-        [shell, "-c", f"{before}\n{script}\n{asked}"], env={"PATH": PATH}, capture_output=True, text=True, check=True
+    process = subprocess.run(
+        [shell, "-c", f"{before}\n{script}\n{call}"], env={"PATH": PATH}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["bf16-mixed"]
+    assert process.stdout.split() == ["bf16-mixed"]
 
 
 def test_every_option_that_the_real_parser_has_is_known_without_it():
-    real = CommandLine("validate", ["--config=smoke"])._parser._option_string_actions
+    actual = CommandLine("validate", ["--config=smoke"])._parser._option_string_actions
     known = {option for group in GROUPS for option in group_options(group)}
-    of_groups = {name.removeprefix("--") for name in real if "." in name}
-    assert known == {name.removesuffix("+") for name in of_groups if name.count(".") == 1 and "help" not in name}
-    check_options([word for name in real for word in (name, "x") if name.startswith("--") and name != "--print_shtab"])
+    grouped = {name.removeprefix("--") for name in actual if "." in name}
+    assert known == {name.removesuffix("+") for name in grouped if name.count(".") == 1 and "help" not in name}
+    check_options(
+        [word for name in actual for word in (name, "x") if name.startswith("--") and name != "--print_shtab"]
+    )
 
 
 @pytest.mark.parametrize(("words", "near"), CASES["near"].items())
-def test_a_typo_is_told_with_the_nearest_option(words, near):
+def test_a_misspelt_option_is_reported_with_the_nearest_one(words, near):
     expectation = pytest.raises(UsageError, match=f"unknown option.*{near}") if near else nullcontext()
     with expectation:
         check_options(words.split())

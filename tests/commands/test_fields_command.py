@@ -1,4 +1,4 @@
-"""`lmbench fields`: what the numbers mean, off the schema."""
+"""`lmbench fields`: the meanings of all numbers, from the schema."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ def rows(printed):
 
 def test_the_tables_have_every_field_once_and_the_groups_come_first(rows, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    every = rows()
-    names = [row["name"] for row in every]
+    names = [row["name"] for row in rows()]
     assert set(names) == {field.pattern for field in ALL}
     # `rank` and `nonfinite` are fields of both records.
     assert sorted(name for name in names if names.count(name) > 1) == ["nonfinite", "nonfinite", "rank", "rank"]
-    told = printed("fields")
-    assert len(told.splitlines()) < 55
+    output = printed("fields")
+    assert len(output.splitlines()) < 55
     for text in ("device_state", "peaks of the allocator and of the process", "tables"):
-        assert text in told
+        assert text in output
 
 
-def test_no_meaning_needs_another():
-    leaning = re.compile(
+def test_every_meaning_stands_alone():
+    references = re.compile(
         r"^(The same|Its|Their|How many|Share that|The others?)\b|Names of those|.*that moment|.*this verdict"
     )
-    assert [field.name for field in ALL if leaning.search(field.about.meaning)] == []
+    assert [field.name for field in ALL if references.search(field.about.meaning)] == []
     assert all(": " in field.group for field in ALL)
 
 

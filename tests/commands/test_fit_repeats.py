@@ -21,11 +21,11 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
         assert capsys.readouterr() == ("results/before\n", "")
         code = main([*smoke, "--model.num_layers=12", "--compare=last", "--gate=5%", "--json"])
     out, err = capsys.readouterr()
-    told = json.loads(out)
+    answer = json.loads(out)
     assert "lmbench: repeats: cells: 1, repeats: 3" in err
-    # Which verdict it is, the machine's load decides.
-    assert (code, told["a"]["given"]) == (told["exit_code"], "results/before")
-    (cell,) = told["cells"]
+    # The verdict depends on the machine's load.
+    assert (code, answer["a"]["given"]) == (answer["exit_code"], "results/before")
+    (cell,) = answer["cells"]
     assert [len(cell["used_a"]), len(cell["used_b"])] == [3, 3]
     assert cell["differences"] == [{"name": "model.num_layers", "a": "1", "b": "12"}]
     before = [load_run(folder).record for folder in find_runs(["results/before"])]
@@ -33,12 +33,12 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     assert len({run.pid for run in before}) == 3
 
 
-def test_compare_of_single_runs_tells_the_command_that_repeats_each(tmp_path, monkeypatch, capsys):
+def test_compare_of_single_runs_shows_the_commands_that_repeat_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     for index, name in enumerate("ab"):
         make_run(tmp_path / "results" / name, {}, {"pid": index})
     assert main(["compare", "results/a", "results/b"]) == 11
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for side, name in zip("AB", "ab", strict=True):
-        assert f"repeats of {side}: lmbench fit --config results/{name}/config.yaml --repeats 3" in told
+        assert f"repeats of {side}: lmbench fit --config results/{name}/config.yaml --repeats 3" in output

@@ -1,4 +1,4 @@
-"""`lmbench fit --model my_package.MyModule`: somebody's code from the command line or a file."""
+"""`lmbench fit --model my_package.MyModule`: a user's code from the command line or a file."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def fit(tmp_path, line, code=0, command="fit"):
 
 
 def settings(line):
-    """What a command line is understood as, without measuring it."""
-    understood = CommandLine("fit", shlex.split(line))
-    understood.write()
-    return understood.content
+    """The settings that a command line stands for, without measuring."""
+    command_line = CommandLine("fit", shlex.split(line))
+    command_line.write()
+    return command_line.content
 
 
 def write(tmp_path, name, **content):
@@ -57,9 +57,9 @@ RMSPROP = "--optimizer torch.optim.RMSprop --optimizer.lr 0.25 --lr_scheduler St
 def test_a_module_is_trained_with_another_optimizer_and_scheduler_the_lightning_cli_way(tmp_path):
     run = fit(tmp_path, f"{REGRESSION} {RMSPROP}")
     assert (run.outcome, run.record.model.optimizer) == ("ok", "RMSprop")
-    # Again from its own file.
-    again = settings(f"--config {run.path}/config.yaml --optimizer.lr 0.125")
-    assert (again["optimizer"]["init_args"]["lr"], again["lr_scheduler"]["init_args"]["step_size"]) == (0.125, 1)
+    # The run's configuration file gives the same settings.
+    replay = settings(f"--config {run.path}/config.yaml --optimizer.lr 0.125")
+    assert (replay["optimizer"]["init_args"]["lr"], replay["lr_scheduler"]["init_args"]["step_size"]) == (0.125, 1)
     model = CommandLine("fit", shlex.split(f"--model.size tiny {RMSPROP}")).build("model")
     model.configure_model()
     (optimizer,), (scheduler,) = model.configure_optimizers()
@@ -80,7 +80,7 @@ def test_a_module_brings_its_own_data_also_beside_a_shipped_configuration(tmp_pa
 
 def test_a_module_takes_lmbenchs_tokens_where_they_are_asked_for(tmp_path):
     run = fit(tmp_path, f"--model strangers.TokenModel {TOKENS}")
-    # Both sides have these, so that one follows from the other.
+    # Model and data both have these settings, so one follows the other.
     assert run.record.config["model"]["init_args"]["context_length"] == 8
     assert run.record.config["data"]["vocab_size"] == 50
     content = settings("--model strangers.TokenModel --model.context_length 16 --data.context_length 8")
@@ -118,13 +118,13 @@ def test_files_name_classes_and_words_override_them(tmp_path):
 --model.num_layers 1 | -
 """),
 )
-def test_of_a_shipped_configuration_what_others_cannot_use_is_ignored_and_named(line, ignored):
+def test_settings_of_a_shipped_configuration_that_a_users_class_lacks_are_ignored_and_named(line, ignored):
     words, shipped = line.split(), ["--config", "smoke"]
     choice = choose("fit", [*words, *shipped])
     assert choice == choose("fit", [*shipped, *words])
     assert [sentence.split()[1] for sentence in choice.ignored] == ignored.split()
     assert choice.is_set("model", "size") == ("model.size" not in ignored)
-    # The user's own is never cut.
+    # Settings that the user gives are never ignored.
     choice = choose("fit", [*words, "--model={width: 4}", "--data={batch_size: 3}"])
     assert (choice.is_set("model", "width"), choice.is_set("data", "batch_size"), choice.ignored) == (True, True, [])
 
@@ -159,8 +159,8 @@ def test_a_printed_configuration_and_a_replay_measure_the_same(tmp_path, capsys)
 def test_a_module_in_the_current_folder_is_found(tmp_path):
     (tmp_path / "my_file.py").write_text((SUPPORT / "strangers.py").read_text())
     command = f"{Path(sys.executable).with_name('lmbench')} fit --model my_file.OwnLoaders {QUICK} --quiet"
-    done = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
-    assert load_run(done.stdout.strip()).record.model.name == "my_file.OwnLoaders"
+    process = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert load_run(process.stdout.strip()).record.model.name == "my_file.OwnLoaders"
 
 
 BROKEN = {
@@ -200,15 +200,15 @@ MISTAKES = f"""
 """
 
 
-@pytest.mark.parametrize(("mistake", "told"), rows(MISTAKES))
-def test_a_mistake_gets_one_line_and_exit_code_2(mistake, told, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("mistake", "message"), rows(MISTAKES))
+def test_a_mistake_gets_one_line_and_exit_code_2(mistake, message, tmp_path, capsys, monkeypatch):
     for name, text in BROKEN.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert fit(tmp_path, mistake, code=2) is None
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lmbench: ")]
-    assert told in line
+    assert message in line
 
 
 def test_a_step_may_return_no_loss(tmp_path):
@@ -233,7 +233,7 @@ def test_accumulated_losses_are_the_modules_own(tmp_path):
 - [TokensByHand, 16, null, a training_step that optimizes by hand is more than a forward pass]
 """),
 )
-def test_a_module_tells_its_tokens_and_flops_or_they_are_counted_or_blank(name, tokens, flops, source, tmp_path):
+def test_tokens_and_flops_come_from_the_module_or_are_counted_or_blank(name, tokens, flops, source, tmp_path):
     run = fit(tmp_path, f"--model strangers.{name} {TOKENS}")
     assert (run.steps[-1].tokens, run.record.flops.per_token_flops) == (tokens, flops)
     assert source in (run.record.flops.source or run.record.flops.reason)
@@ -241,7 +241,7 @@ def test_a_module_tells_its_tokens_and_flops_or_they_are_counted_or_blank(name, 
     assert run.record.unseen_phases == (["forward", "clip", "zero_grad"] if name == "TokensByHand" else [])
 
 
-def test_nobody_guesses_what_a_token_is(tmp_path):
+def test_tokens_are_not_guessed(tmp_path):
     record = fit(tmp_path, REGRESSION).record
     assert (record.window.tokens, record.throughput.tokens_per_s) == (None, None)
     assert record.window.tokens_reason.startswith("neither the module nor its data has tokens_per_batch(batch)")

@@ -41,22 +41,22 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         *MISTAKES,
-        *([f"{words} --dry_run", told] for words, told in MISTAKES if words.startswith("sweep ")),
+        *([f"{words} --dry_run", message] for words, message in MISTAKES if words.startswith("sweep ")),
         *([f"{name} --bogus", ""] for name in COMMANDS if name != "overhead"),
         *([f"{name} /nope/nope", ""] for name in COMMANDS if name not in ("overhead", "compare")),
     ],
 )
-def test_a_mistake_gets_one_line_and_exit_code_2_and_leaves_nothing(words, told, folder, monkeypatch, capsys):
+def test_a_mistake_gets_one_line_and_exit_code_2_and_leaves_nothing(words, message, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     before = sorted([*folder.iterdir(), *(folder / "results").iterdir()])
     assert main(shlex.split(words)) == 2
     printed = capsys.readouterr()
-    assert (printed.out, told in printed.err) == ("", True), printed.err
-    # On a busy machine a line may say that it is still going on.
+    assert (printed.out, message in printed.err) == ("", True), printed.err
+    # On a busy machine there may be progress lines.
     assert re.fullmatch(r"(lmbench: .+ so far\n)*lmbench: .+\n", printed.err)
     assert sorted([*folder.iterdir(), *(folder / "results").iterdir()]) == before

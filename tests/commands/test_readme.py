@@ -29,16 +29,16 @@ def block(language, holding):
 
 def commands(text):
     """The words of a shell block's `lmbench` commands, also behind a prompt or at the end of a chain."""
-    found = []
+    words = []
     for line in text.splitlines():
         start = re.search(r"^(?:\$ )?lmbench |&& \S*/lmbench ", line)
         if start:
-            found.append(shlex.split(line[start.end() :], comments=True))
-    return found
+            words.append(shlex.split(line[start.end() :], comments=True))
+    return words
 
 
 def quickened(words):
-    """The same command with less to do; one that needs a GPU, a cluster, or a machine for itself, is only parsed."""
+    """A short version of a command. One that needs a GPU, a cluster or an idle machine is only parsed."""
     match "" if "slurm" in words else words[0]:
         case "fit" | "validate":
             is_quick = "smoke" in " ".join(words) or "--model" in words
@@ -55,7 +55,7 @@ def quickened(words):
     return [words[0], "-h"]
 
 
-#: A config as `--model.config` takes it; the README's has a billion parameters.
+#: A small config for `--model.config`, since the README's model has a billion parameters.
 LLAMA = """{
 "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 100,
 "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64
@@ -68,7 +68,7 @@ def write_examples(folder):
     (folder / "llama_1b.json").write_text(LLAMA)
 
 
-EXAMPLES = [found for language, text in BLOCKS if language in ("", "bash", "console") and (found := commands(text))]
+EXAMPLES = [words for language, text in BLOCKS if language in ("", "bash", "console") and (words := commands(text))]
 VERDICTS = (ExitCode.OK, ExitCode.SLOWER, ExitCode.UNDECIDED, ExitCode.INVALID)
 
 
@@ -109,7 +109,7 @@ def test_the_notebook_runs_and_shows_the_run_as_html(tmp_path, monkeypatch):
     assert "forward" in outputs[1][0].data["text/html"]
     (mistake,) = cells[-1].outputs
     assert mistake.traceback == [f"UsageError: {mistake.evalue}"]
-    # Nothing but the two figures was printed; importing Lightning may warn of a progress bar for notebooks.
+    # Only the two figures are printed. Importing Lightning may warn of a progress bar for notebooks.
     streams = [output.text for cell in notebook.cells for output in cell.outputs if output.output_type == "stream"]
     _, figures = (text for text in streams if "TqdmWarning" not in text)
     assert " ms (std" in figures, streams

@@ -1,4 +1,4 @@
-"""Results are found again: `lmbench list`, and names wherever a result is asked for."""
+"""`lmbench list`, and names for results in every command that takes results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ STEP = "phases.step.mean_s"
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """Runs of three days, and between the last two a sweep of four cells with two repeats; one cell of it ran out."""
+    """Runs of three days, and between the last two a sweep of four cells with two repeats. One of its runs is out of
+    memory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "90")
     folder = tmp_path / "results"
@@ -36,7 +37,7 @@ def results(tmp_path, monkeypatch):
     return folder
 
 
-#: Words of commands, and what they print.
+#: Commands, and a part of their output.
 NAMED = rows("""
 show | results/day3
 show baseline last~3 | results/day1
@@ -71,7 +72,7 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed)
     assert "small, fp32" in lines[2]
 
 
-def test_lines_tell_what_their_runs_differ_in(results, listed):
+def test_lines_show_the_facts_in_which_runs_differ(results, listed):
     changes = {"world_size": 2, "model.checkpoint": "block", "started_at": "2026-11-09T10:00:00+00:00"}
     make_run(results / "new", {"model.size": "small", "trainer.strategy": "ddp"}, changes)
     assert listed("--limit=1")[0]["what"] == "small, fp32"
@@ -102,11 +103,11 @@ def test_every_command_takes_names_for_results(results, listed, printed, capsys)
     printed("list", "--name=baseline", "last~3")
     printed("list", "--name=baseline", "results/day2")
     assert [row["name"] for row in listed()] == ["last", "last~1", "baseline", "last~3"]
-    for line, told in NAMED:
+    for line, output in NAMED:
         assert main(line.split()) in (0, 2, 11)
-        assert told in "".join(capsys.readouterr()), line
+        assert output in "".join(capsys.readouterr()), line
     assert [run.run_id for run in lmbench.load("baseline")] == ["day2"]
-    # A name is a link: whoever walks over the results meets each once.
+    # A name is a link, and `load` of a folder returns each run once.
     assert len(lmbench.load("results")) == 11
 
 
@@ -116,11 +117,11 @@ def test_show_of_a_folder_of_many_is_their_list(results, printed):
     assert "results/grid" in printed("show", "results/grid/last~2")
 
 
-def test_what_is_damaged_or_of_another_lmbench_is_a_line_too(results, listed):
+def test_damaged_runs_and_runs_of_another_lmbench_are_lines_too(results, listed):
     (results / "day1" / "run.json").write_text("{")
     (results / "day2" / "run.json").write_text('{"schema_version": 99, "started_at": "soon"}')
     rows = {row["path"]: row for row in listed()}
     assert rows["results/day1"]["outcome"] == "damaged"
     assert "this lmbench reads" in rows["results/day2"]["what"]
-    # What they cannot tell is no difference that every line has to tell.
+    # A fact that is unknown for these runs is not shown as a difference.
     assert rows["results/day3"]["what"] == "small, bf16-mixed"

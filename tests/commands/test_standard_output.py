@@ -1,4 +1,4 @@
-"""Output for programs: standard output holds the result and nothing else, whatever else is printed."""
+"""Output for programs: standard output holds the result alone, whatever else is printed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOISY = ["--model=noisy.Noisy", "--data=noisy.NoisyData", "--wandb.mode=offline"
 SHORT = [f"--config={SMOKE}", "--measure.min_window_s=0", "--measure.steps=2", "--measure.warmup_steps=1"]
 TRACE = str(TRACES / "small_bf16_compiled")
 
-#: Words of every command that offers --json and runs no module of the user's, in a folder with results.
+#: Every command that has --json and does not run a user's module, with its words in a folder with results.
 READING = {
     name: words.replace("TRACE", TRACE).split()
     for name, words in rows("""
@@ -38,8 +38,8 @@ ceiling | ceiling --sustained_s=0.05
 }
 
 
-def run(*words, folder, **given):
-    done = warm_server.run(*words, folder=folder, **given)
+def run(*words, folder, **settings):
+    done = warm_server.run(*words, folder=folder, **settings)
     assert done.returncode in (0, 10, 11, 12), done.stderr
     return done
 
@@ -86,7 +86,7 @@ def test_other_output_for_programs_is_alone_too(command, flag, understand, tmp_p
 
 
 def predict():
-    """What `lmbench memory --config` starts to ask it."""
+    """Be the process that `lmbench memory --config` starts for a prediction."""
     sys.argv = ["prediction", '{"gpu":null,"finds_largest":false}', *SHORT, "--model=noisy.NoisyLanguageModel"]
     runpy.run_module("lmbench.fit.prediction", run_name="__main__", alter_sys=True)
 
@@ -97,7 +97,7 @@ def test_a_forecast_is_alone_under_a_module_that_prints(tmp_path):
     assert done.stderr.count(f"{WORD} step\n") >= 5
 
 
-def test_a_full_device_is_told_in_one_line():
+def test_a_full_device_is_reported_in_one_line():
     with Path("/dev/full").open("w") as full:
         words = [sys.executable, "-m", "lmbench", *READING["kernels"], "--json"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

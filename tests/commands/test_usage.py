@@ -1,4 +1,4 @@
-"""Every command: help without PyTorch and at once, and one line with exit code 2 for words that make no sense."""
+"""Every command: its help fits the screen, comes without slow imports, and names real options."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lmbench.fit.command_line import CommandLine
 def exit_code(words):
     try:
         return main(words)
-    except SystemExit as ended:
-        return ended.code or 0
+    except SystemExit as end:
+        return end.code or 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -30,7 +30,7 @@ def test_help_of_every_command_fits_the_screen(command, capsys, monkeypatch):
     printed = capsys.readouterr()
     assert printed.err == ""
     assert f"lmbench {command}" in printed.out
-    # Options are spelt in one way, though understood in both.
+    # Help spells options with underscores, though dashes are understood too.
     assert not re.findall(r"--[a-z_.]+-[a-z]", printed.out)
     assert max(len(line) for line in printed.out.splitlines()) <= 88
     assert printed.out.count("\n") <= 62
@@ -45,7 +45,7 @@ for line in lines.split(";"):
         code = max(code, main(line.split()))
 print(*[int(code), *{*needless.split()} & {*sys.modules}], file=sys.stderr)
 """
-#: What is not imported, the highest exit code, and the lines of a process.
+#: Modules that are not imported, the highest exit code, and the command lines of a process.
 NEEDLESS = rows(f"""
 torch lightning scipy.stats pandas wandb | 0 | {";".join(f"{name} -h" for name in COMMANDS)}
 torch lightning jsonargparse numpy pandas rich | 0 | completion --words fit --trainer.prec
@@ -70,7 +70,7 @@ def test_the_short_help_names_real_options(capsys):
         CommandLine("fit", ["--help"])
     full = capsys.readouterr().out
     for name in daily_options():
-        # Taken before the parser sees the words.
+        # These options are handled before the parser sees the words.
         assert name in ("--json", "--quiet", "--repeats", "--compare") or re.search(rf"{re.escape(name)}\b", full), name
 
 
