@@ -94,7 +94,8 @@ class Task:
 
     def leave_out(self) -> None:
         """Take one part out of the total, since it was done before."""
-        self._total = self._total and self._total - 1
+        if self._total:
+            self._total -= 1
 
     def note(self, text: str) -> None:
         """Say in the line how far the part is."""

@@ -3,10 +3,11 @@
 A function's output and gradients are compared with the formula before the measurement, at shapes where functions often
 go wrong. After the measurement they are compared again at the run's own shape.
 
-A deviation is that of a row (the head_dim numbers of one position), relative to the row's expected size: the root of
-the sum of squares of the products that are added up in it, as if these were independent. The row's actual size does not
-serve, since gradients of q and k are differences that may cancel (at the first position of causal attention to zero).
-Nor does the tensor's largest value, since late rows are small (a mean of n random values shrinks as 1 / sqrt(n)).
+A deviation is computed for each row (the head_dim numbers of one position), relative to the row's expected size. This
+is the root of the sum of squares of the products that are added up in the row, as if they were independent. The actual
+size is no measure: gradients of q and k are differences, which may cancel (completely at the first position of causal
+attention). The tensor's largest value is none either: late rows are small (a mean of n random values shrinks as
+1 / sqrt(n)).
 """
 
 from __future__ import annotations
@@ -286,9 +287,9 @@ def _draw(use: Use) -> list[Tensor]:
 def formula(inputs: list[Tensor], is_causal: bool) -> list[tuple[Tensor, Tensor]]:
     """softmax(q k^T / sqrt(head_dim)) v and its gradients.
 
-    `inputs` are q, k, v and the gradient of the output. For each of `PARTS` the result is a pair: its values, and the
-    size that each row has if the row's products are independent (one number for each row). Rows of q are computed in
-    blocks, so that memory does not grow with the square of the length.
+    `inputs` are q, k, v and the gradient of the output. The result has a pair for each of `PARTS`: its values, and the
+    expected size of each row. Rows of q are computed in blocks, so that memory does not grow with the square of the
+    length.
     """
     q, k, v, gradient = inputs
     seq, scale = q.shape[-2], q.shape[-1] ** -0.5

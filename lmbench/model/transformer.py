@@ -49,7 +49,7 @@ class Checkpointing(NamedTuple):
 
     def blocks(self, num_layers: int) -> range:
         """The indices of the checkpointed blocks."""
-        return range(0, num_layers if self.every else 0, self.every or 1)
+        return range(0) if self.every is None else range(0, num_layers, self.every)
 
 
 #: Number of chunks of tokens in a chunked loss. The author of Inductor's auto-chunker measured a head with its loss:
@@ -189,8 +189,9 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.vocab_size, 0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()
-        for name, table in zip(("cos", "sin"), rope_tables(context_length, shape.head_dim), strict=True):
-            self.register_buffer(name, table, persistent=False)
+        cos, sin = rope_tables(context_length, shape.head_dim)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         keep_mask(self, self._kind.mask(context_length, is_causal=True))
         self.register_load_state_dict_pre_hook(_convert)  # type: ignore[no-untyped-call]
 

@@ -149,7 +149,9 @@ def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
 
 def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
     """A message for each key of a file whose value is wrong, with its place where that is known."""
-    for key, value in content.items() if isinstance(content, dict) else ():
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
         try:
             msgspec.convert({key: value}, SweepFile)
         except msgspec.ValidationError as error:

@@ -34,8 +34,7 @@ from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 
-#: Copies of the configurations of the base and of the sides, so that a change of an original does not affect the later
-#: runs of a sweep alone.
+#: Copies of the configurations of base and sides. Without them, a changed original would affect only later runs.
 CONFIG_FILE = "base.yaml"
 SIDE_CONFIG_FILE = "side-{}.yaml"
 _FILES = (SWEEP_FILE, CONFIG_FILE, SIDE_CONFIG_FILE.format("A"), SIDE_CONFIG_FILE.format("B"))
@@ -166,8 +165,8 @@ class SweepFolder:
     def _kill(self, record: RunRecord) -> bool:
         """Kill the process that a record names, if a sweep of this folder started it. Returns whether it was killed.
 
-        A record may come from anywhere, so its process id proves nothing. The process must have the sweep's mark among
-        the variables that it was started with: the kernel keeps these, and a copied folder cannot put the mark there.
+        A record may come from anywhere, so its process id proves nothing. The process must have been started with the
+        sweep's mark as a variable. The kernel keeps these variables, and a copied folder cannot add the mark to them.
         """
         with suppress(psutil.Error):
             process = psutil.Process(record.pid)

@@ -8,8 +8,8 @@ uses only `lmbench.cli` and `python -m lmbench`.
 working directory. And it marks its children as children of a main process, which libraries check.
 
 The arguments are two file descriptors: a connection of `multiprocessing`, and a pipe that closes when the sweep ends.
-The server first sends the folder of its lmbench. For each request (words, variables, path of the log) it sends the
-process id and, after the process has ended, its exit code or minus the number of the signal that ended it.
+The server first sends the folder of its lmbench. For each request (words, variables, path of the log) it sends the id
+of a new process. When that process has ended, it sends the exit code, or minus the number of the signal that ended it.
 """
 
 from __future__ import annotations

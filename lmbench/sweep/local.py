@@ -156,7 +156,7 @@ class LocalExecutor:
         self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
 
     def begin_round(self, rounds_to_come: int) -> None:
-        """End the servers of the last round."""
+        """End the previous round's servers."""
         for servers in filter(None, self._servers.values()):
             servers.popleft().close()
         self._rounds_to_come = rounds_to_come
@@ -179,7 +179,7 @@ class LocalExecutor:
         for name in missing:
             self._servers[name].extend(Server(by_name[name], self._mark) for _ in range(1 + ahead))
         for name in by_name:
-            # Also a server from an earlier round may not be ready yet.
+            # A server that started ahead may still be importing.
             current, *later = self._servers[name]
             current.await_ready()
             for server in () if self.is_hasty else later:

@@ -55,8 +55,8 @@ class End:
 
     Attributes:
         code: its exit code, or minus the number of the signal that ended it.
-        by: what ended it: itself, the sweep at the time limit, an interruption of the sweep, or the end of the task on
-            another machine that ran it.
+        by: the cause of the end: the process itself, the time limit, an interruption of the sweep, or the end of its
+            task on another machine.
         launched_s: when it was launched, on `clock_s`.
         ended_s: when it ended, on `clock_s`.
         oom_evidence: a sign that the kernel ended a process for lack of memory.
@@ -119,8 +119,8 @@ _BY_CODE: dict[int, tuple[str, str]] = {
 def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -> None:
     """Write into a record how its run ended, from the record itself and from the end of its process.
 
-    An outcome that the process recorded stays, with two exceptions: the sweep ended the process at its time limit, or
-    the kernel ended a part of it for lack of memory.
+    An outcome that the process recorded stays. Exceptions are processes that the sweep ended at their time limit, and
+    those of which the kernel ended a part for lack of memory.
     """
     outcome = record.outcome if record.outcome in OUTCOMES else ""
     lines, memory, signal_name = last_lines(log), end.oom_evidence, end.signal_name

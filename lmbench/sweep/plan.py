@@ -97,7 +97,7 @@ class Plan:
 
         Two sides swap their order in every other round. Passes other than timing are measured in repeat 0 alone.
         """
-        cells = self.cells[:: -1 if self.file.sides and repeat % 2 else 1]
+        cells = self.cells[::-1] if self.file.sides and repeat % 2 else self.cells
         return [Job(cell, repeat) for cell in cells if cell.axes.get(PASS, TIMING) == TIMING or not repeat]
 
     def option(self, cell: GridCell, name: str) -> Any:
@@ -143,11 +143,12 @@ def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:
     """
     rounds: Sequence[int] = range(file.repeats)
     if chosen is not None:
-        rounds = sorted({int(word) for word in chosen.split(",") if word.isdecimal()})
-        if not all(word.isdecimal() for word in chosen.split(",")) or rounds[-1] >= file.repeats:
+        words = chosen.split(",")
+        if not all(word.isdecimal() and int(word) < file.repeats for word in words):
             raise UsageError(
                 f"--rounds is {chosen!r}; this sweep has rounds 0 to {file.repeats - 1}: give some of them"
             )
+        rounds = sorted({int(word) for word in words})
         if file.largest is not None and len(rounds) < file.repeats:
             raise UsageError(f"--rounds: this sweep looks for the largest {file.largest.option}, on one machine")
     configs, contents = {}, {}

@@ -1,8 +1,8 @@
 """A sweep on other machines: an engine runs each round of repeats as a task.
 
 A task is `lmbench sweep FOLDER --rounds N` on a machine that sees the sweep's folder, so that all runs of a round share
-a host. The engine only starts tasks and knows which are over. Results come from the folder alone: rows are complete
-also for a task that ended without a word, and the sweep can be started again on any machine to go on.
+a host. The engine only starts tasks and knows which are over. Results come from the folder alone. So rows are complete
+even if a task ends without a word, and a sweep that is started again on any machine goes on.
 
 Run as a program, this module is a task. Its arguments are the folder, the round, and the submission's probe: a random
 text in the folder that proves that the task sees the same folder.
