@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from lmbench.sweep.file import CONFIG, ENVIRONMENT, MOST_ROUNDS, Options, SweepF
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
 from lmbench.sweep.progress import Progress
-from lmbench.sweep.tasks import Engine, TaskExecution, make_engine
+from lmbench.sweep.tasks import Engine, make_engine
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600}
@@ -212,8 +211,7 @@ def measure(
     pace = Pace(is_enough, window_options=[] if options & {*_WINDOW} else window_words(window_s))
     # Standard output has the verdict alone, in every output format.
     with result_alone():
-        elsewhere = None if engine is None else partial(TaskExecution, engine=engine)
-        carry_out(plan, path, progress, pace, elsewhere=elsewhere)
+        carry_out(plan, path, progress, pace, engine=engine)
     comparison = look()
     progress.keep(f"the runs are in {path}")
     if comparison.verdict == UNDECIDED:

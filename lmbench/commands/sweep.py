@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Literal
 
 from lmbench.commands.report import make_catalogue
 from lmbench.commands.signatures import check_options
@@ -28,7 +27,7 @@ from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan, find_sweep, make_plan
 from lmbench.sweep.progress import Progress, announcement
 from lmbench.sweep.rows import Rows
-from lmbench.sweep.tasks import TaskExecution, make_engine
+from lmbench.sweep.tasks import Engine, OnInterrupt, TaskExecution, make_engine
 from lmbench.sweep.tasks import merge as merge_runs
 from lmbench.wandb.publish import WandbProblem, upload_options, write_new
 
@@ -41,7 +40,7 @@ def sweep(
     rounds: str | None = None,
     merge: Path | None = None,
     on: str = "local",
-    on_interrupt: Literal["ask", "leave", "cancel"] = "ask",
+    on_interrupt: OnInterrupt = "ask",
     dry_run: bool = False,
     trust: bool = False,
     repeats: int | None = None,
@@ -98,10 +97,9 @@ def sweep(
     plan = make_plan(path.name, file, rounds)
     if merge is not None:
         merge_runs(plan, path, merge, dry_run)
-    elsewhere = None if engine is None else partial(TaskExecution, engine=engine, on_interrupt=on_interrupt)
     progress = Progress(plan)
     with concluding(path, progress):
-        return carry_out(plan, path, progress, is_dry=dry_run, places=places, elsewhere=elsewhere)
+        return carry_out(plan, path, progress, is_dry=dry_run, places=places, engine=engine, on_interrupt=on_interrupt)
 
 
 def _studies() -> str:
@@ -137,12 +135,14 @@ def carry_out(
     pace: Pace | None = None,
     is_dry: bool = False,
     places: Mapping[str, str] = {},
-    elsewhere: Callable[[Rows], TaskExecution] | None = None,
+    engine: Engine | None = None,
+    on_interrupt: OnInterrupt = "ask",
 ) -> ExitCode:
     """Measure a plan in its folder, completely or as far as its pace says, and publish the results.
 
-    With `is_dry` the plan is only checked and printed. `places` says where the settings stand in the sweep's file.
-    `elsewhere` makes the tasks that measure the plan on other machines; without it this machine measures.
+    With `is_dry` the plan is only checked and printed. `places` says where the settings stand in the sweep's file. An
+    `engine` measures the plan by tasks on other machines, which an interruption treats as `on_interrupt` says. Without
+    it this machine measures.
 
     Raises:
         UsageError: the folder belongs to another sweep, a cell has unknown options, or the engine refuses.
@@ -157,7 +157,7 @@ def carry_out(
         closing(pace.executor or LocalExecutor(folder.mark)) as executor,
     ):
         rows = Rows(plan, folder, progress)
-        tasks = None if elsewhere is None else elsewhere(rows)
+        tasks = None if engine is None else TaskExecution(rows, engine, on_interrupt)
         description = announcement(plan) if tasks is None else tasks.describe()
         # Rounds measured elsewhere are locked by their tasks.
         folder.open(plan, plan.chosen if tasks is None else (), is_dry=True)

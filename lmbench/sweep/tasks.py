@@ -49,6 +49,8 @@ _SLURM_KEPT = ("SLURM_JOB_ID", "SLURM_CONF")
 _POLL_S = 5.0
 #: Time for imports and for the checks before the first cell.
 _START_S = 600.0
+#: What an interruption does to tasks that are not over.
+OnInterrupt = Literal["ask", "leave", "cancel"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class TaskExecution:
 
     rows: Rows
     engine: Engine
-    on_interrupt: Literal["ask", "leave", "cancel"] = "ask"
+    on_interrupt: OnInterrupt = "ask"
 
     def __post_init__(self) -> None:
         self._plan = plan = self.rows.plan
