@@ -55,8 +55,8 @@ def sweep(
 
     A file has base (options of every cell; config names a configuration), matrix, include, exclude, modes, passes
     (timing, sync, kernels, memory), environments (python, revision, variables), repeats, timeout_s, view, and
-    largest: an option (data.batch_size) of which each cell finds the largest value that fits, by trial from what
-    `lmbench memory` predicts.
+    largest: an option (data.batch_size) of which each cell finds the largest value that fits, by trials that begin at
+    the prediction of `lmbench memory`.
 
     With --on slurm each round of repeats is a task of a job array, in a folder that the nodes share (--slurm.partition,
     .time in minutes, .gpus_per_node, .constraint, .account, .setup, .array_parallelism, .additional
@@ -70,7 +70,7 @@ def sweep(
         results_dir: where the sweep's folder goes
         name: name of the sweep's folder, the file's by default
         rounds: only these repeats, counted from 0, such as 2,5
-        merge: a folder of this sweep from elsewhere to add first
+        merge: first add the runs of this other folder of the sweep
         on: local, slurm, or an engine's class
         on_interrupt: ask, leave or cancel its tasks
         dry_run: check as a start would, and list cells and runs

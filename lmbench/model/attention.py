@@ -197,9 +197,9 @@ class AttentionKind:
     def saved_bytes(self, size: Size, dtype: torch.dtype, has_float_softmax: bool = False) -> int | None:
         """Bytes that an eager forward pass saves for the backward pass besides q, k and v. None where unknown.
 
-        Attention written out saves the softmax's result. Fused attention saves the output and one logsumexp for each
-        row, in float32 at least. With `has_float_softmax`, as under autocast on CUDA, the softmax's result is saved
-        twice: in float32, and in `dtype` for the product.
+        Attention written out saves the softmax's result. Fused attention saves the output, and for each row a logsumexp
+        in float32 at least. With `has_float_softmax`, as under autocast on CUDA, the softmax's result is saved twice:
+        in float32, and in `dtype` for the product.
         """
         rows = size.batch * size.heads * size.seq
         if self.function is None:

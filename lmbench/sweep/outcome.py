@@ -82,7 +82,7 @@ class End:
 def oom_kill_count() -> int:
     """How many processes the kernel's out-of-memory killer has ended so far.
 
-    The count is that of this process's control group (version 2), or of the machine where there is none.
+    The count is that of this process's control group (version 2), or else of the whole machine.
     """
     group = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
     for path in (Path("/sys/fs/cgroup", group, "memory.events"), Path("/proc/vmstat")):

@@ -44,8 +44,8 @@ class Rows:
     def exit_code(self) -> ExitCode:
         """The exit code of the sweep.
 
-        Failed runs decide it: their common code, or 1 if they have several. A run out of memory is a result and not a
-        failure, unless no run is ok.
+        Failed runs come first: their common code if it is one of `_FAILURES`, else 1. Then comes a failed guard.
+        Running out of memory is a result, and decides the code only if no run is ok.
         """
         outcomes, codes = {outcome for outcome, _ in self._ends}, {code for _, code in self._ends}
         if failures := {code for outcome, code in self._ends if outcome not in ("ok", "oom", "skipped")}:
