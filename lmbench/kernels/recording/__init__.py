@@ -1,4 +1,4 @@
-"""What a recording and its reader agree on: the trace's file, and the notes beside its events."""
+"""The format that a recording and its reader share: the trace's file name, and the notes beside its events."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal
 from msgspec import Struct, field
 
 TRACE_FILE = "trace.json.gz"
-#: The trace's key for the notes.
+#: The key of the notes in the trace's JSON.
 NOTES = "lmbench"
 
 
 class GraphNotes(Struct):
-    """A compiled graph: each kernel with the paths of the modules it comes from, in the order of launches.
+    """A compiled graph: the name of each kernel with the paths of the modules it comes from, in the order of launches.
 
-    Library calls are named as Inductor calls them, such as `extern_kernels.mm`.
+    Library calls have Inductor's name for them, such as `extern_kernels.mm`.
     """
 
     kernels: list[tuple[str, list[str]]]
 
 
 class TraceNotes(Struct):
-    """What lmbench notes in a trace: whole steps in it, class by module path, the compiled graphs in order."""
+    """lmbench's notes in a trace: its number of whole steps, class names by module path, compiled graphs in order."""
 
     schema_version: Literal[1] = 1
     steps: int | None = None

@@ -1,7 +1,7 @@
-"""What a device attains at best: matrix products in short bursts and held for seconds, and copies in its memory.
+"""The best rates of a device: matrix products and copies in its memory, in short bursts and sustained for seconds.
 
-A datasheet's peak is at the boost clock; a power-capped card falls below it within seconds, so a burst flatters a
-training run and the sustained rate is what it can reach. Both are measured with the clock and the power they ran at.
+A datasheet's peak is at the boost clock, and a power-capped card falls below it within seconds. So a burst flatters the
+device, and a training run can reach the sustained rate at most. The clock and power of each rate are recorded, too.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lmbench.progress import progress
 from lmbench.records.process import now
 from lmbench.records.run import Environment
 
-#: Edge of the square matrices: large enough that launching and filling the device cost nothing.
+#: Edge of the square matrices: so large that launches, and the device's ramp-up at a kernel's start, cost nothing.
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
 BURST_S = 0.04
 BURSTS = 5
-#: Between bursts the card cools down and its clock goes up again.
+#: A pause between bursts, in which the card cools down and its clock rises again.
 REST_S = 0.5
 
-#: name: (data type, float32 matmul precision)
+#: The data type and the float32 matmul precision of each kind of product, by its name.
 MATMULS: dict[str, tuple[torch.dtype, str]] = {
     "bf16": (torch.bfloat16, "highest"),
     "fp16": (torch.float16, "highest"),
@@ -38,24 +38,23 @@ MATMULS: dict[str, tuple[torch.dtype, str]] = {
 
 
 def measure_ceiling(sustained_s: float) -> CeilingRecord:
-    """The rates of every kind of work on this process's device, each held for that many seconds."""
+    """The rates of every kind of work on this process's device; each sustained rate is held for `sustained_s`."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = [*(MATMULS if device.type == "cuda" else ("bf16", "fp32")), "copy"]
     rates = []
     with progress("ceiling", len(names), is_measured_here=True) as task:
         for name in names:
             task.begin(name)
-            rate = copy_rate(device, sustained_s) if name == "copy" else matmul_rate(name, device, sustained_s)
-            rates.append(rate)
+            rates.append(copy_rate(device, sustained_s) if name == "copy" else matmul_rate(name, device, sustained_s))
     environment = msgspec.convert(capture_environment(device), Environment)
     return CeilingRecord(1, now(), environment, rates)
 
 
 def matmul_rate(name: str, device: torch.device, sustained_s: float) -> Rate:
-    """The rate of products of square matrices in one of MATMULS."""
+    """The rate, in FLOP/s, of products of square matrices; `name` is a key of MATMULS."""
     dtype, precision = MATMULS[name]
     size, before = MATMUL_SIZE[device.type], torch.get_float32_matmul_precision()
-    # Random values: a matrix of zeros takes less power and is faster.
+    # Use random values: products of zeros take less power and are faster.
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     torch.set_float32_matmul_precision(precision)
@@ -66,7 +65,7 @@ def matmul_rate(name: str, device: torch.device, sustained_s: float) -> Rate:
 
 
 def copy_rate(device: torch.device, sustained_s: float) -> Rate:
-    """The rate at which the device's memory is read and written."""
+    """The rate, in byte/s, at which a copy reads and writes the device's memory."""
     source = torch.ones(COPY_BYTES[device.type] // 4, device=device)
     target = torch.empty_like(source)
     return measure_rate("copy", lambda: target.copy_(source), 2.0 * source.nbytes, device, sustained_s)
@@ -75,11 +74,19 @@ def copy_rate(device: torch.device, sustained_s: float) -> Rate:
 def measure_rate(
     name: str, work: Callable[[], object], amount: float, device: torch.device, sustained_s: float
 ) -> Rate:
-    """The rate of work that does `amount` a call: in bursts, then without a pause."""
+    """The rate of some work, in bursts and then without a pause.
+
+    Args:
+        name: of the work, for the record.
+        work: one call, which may return before the device has done it.
+        amount: the FLOPs or bytes of one call.
+        device: the device that does the work.
+        sustained_s: how long the work is repeated without a pause.
+    """
     clock, sensor = make_clock("events", device), DeviceSensor(device)
 
     def seconds(calls: int) -> float:
-        """Device seconds that calls in a row take."""
+        """Device seconds that this many calls in a row take."""
         synchronize(device)
         start = clock.stamp()
         for _ in range(calls):
@@ -88,6 +95,7 @@ def measure_rate(
         synchronize(device)
         return clock.seconds(start, end)
 
+    # Warm up, then find the number of calls that take BURST_S.
     seconds(3)
     calls = max(1, round(BURST_S * 3 / seconds(3)))
     bursts = []
@@ -100,10 +108,10 @@ def measure_rate(
         for _ in range(calls):
             work()
         stamps.append(clock.stamp())
-        # Two groups in the queue keep the device busy; without a bound the host would run minutes ahead.
+        # Two groups of calls in the queue keep the device busy; without this limit the host would run minutes ahead.
         while len(stamps) > 2 and not clock.is_reached(stamps[-3]):
             time.sleep(0.001)
-    # While the device is still at work: an idle clock says nothing.
+    # Read the sensors while the device still works: the clock of an idle device says nothing.
     closed = sensor.read()
     synchronize(device)
     total_s = sum(clock.seconds(start, end) for start, end in pairwise(stamps))

@@ -1,11 +1,11 @@
-"""The recording of some steps: named ranges around what runs, and a trace by torch.profiler (or Nsight, from outside).
+"""The recording of some steps: named ranges around modules and phases, and a trace by torch.profiler.
 
-The ranges are for both: those of the profiler, and by NVTX those of an external one.
+Nsight can record from outside instead: the ranges are set for torch.profiler and, by NVTX, for Nsight.
 
-A compiled region runs without the hooks of modules, and a fused kernel can belong to several. Inductor knows: at its
-provenance level 1 it notes, for each graph, the operations behind every kernel launch, in the order of the launches;
-the operations carry the stack of modules they were traced in (those of a backward graph the forward's). That a graph is
-done shows in the structured log that PyTorch's `tlparse` reads.
+A compiled region runs without the hooks of modules, and a fused kernel can belong to several of them. Inductor tells
+which: at its provenance level 1 it notes, for each graph, the operations behind every kernel launch, in the order of
+the launches. Each operation carries the stack of modules it was traced in (in a backward graph, the forward's stack).
+An entry in the structured log, which PyTorch's `tlparse` reads, shows that a graph is done.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.kernels.names import NAMES
 from lmbench.kernels.recording import NOTES, GraphNotes, TraceNotes
 
-# Level 9, gzip's default, takes four times as long for 5 % less.
+# Level 9, gzip's default, takes four times as long and saves 5 %.
 COMPRESSION_LEVEL = 4
 Tool = Literal["torch", "nsys"]
 
 
 class Recording:
-    """Recording of steps of a module; whole ones are counted in `steps`.
+    """A recording of a module's steps; `steps` counts the whole ones.
+
+    From its construction until `stop`, it notes the graphs that Inductor compiles.
 
     Args:
-        module: what is trained; each of its modules has a range around its forward.
-        device: where it runs.
-        tool: `torch` records a trace, `nsys` only sets ranges, and the marks between which Nsight Systems records.
-
-    From its making until `stop`, it listens to what Inductor compiles.
+        module: the trained module; each of its submodules gets a range around its forward.
+        device: the device that the module runs on.
+        tool: `torch` records a trace; `nsys` only sets ranges, and the marks between which Nsight Systems records.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, tool: Tool) -> None:
@@ -56,28 +56,28 @@ class Recording:
         self.ranges = StepRanges(self._uses_nvtx)
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
-        self._origins: GraphOrigins | None = None
+        self._origins = GraphOrigins()
         if tool == "torch":
-            self._origins = GraphOrigins()
             self._origins.listen()
 
     def prepare(self) -> None:
-        """Switch the instruments on, so that the steps until `start` pay for that and not the recorded ones.
+        """Switch the profiler on early, so that the steps before `start`, not the recorded ones, pay for that.
 
-        Raises UsageError where another profiler is running: PyTorch has one in a process.
+        Raises:
+            UsageError: another profiler is running; PyTorch allows one in a process.
         """
-        if self._origins is None or self._profile is not None:
+        if self._tool != "torch" or self._profile is not None:
             return
         if torch.autograd.profiler._is_profiler_enabled:
             raise UsageError("a profiler is running in this process already; stop it, or drop the KernelProfiler")
-        # Kineto tells standard error when it starts and stops.
+        # Keep Kineto from printing to standard error when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._uses_nvtx else [])]
         self._profile = profile(activities=activities, acc_events=True)
         self._profile.prepare_trace()
 
     def start(self) -> None:
-        """Begin, on an idle device and outside of steps."""
+        """Begin to record; call this between two steps, with an idle device."""
         self._modules = ModuleRanges(self._module, self._uses_nvtx)
         if self._profile is not None:
             self._profile.start_trace()
@@ -85,53 +85,55 @@ class Recording:
             torch.cuda.profiler.start()
 
     def end_step(self) -> None:
-        """A whole step is over."""
+        """Count a whole step, which is now over."""
         self.ranges.end()
         self.steps += 1
 
     def stop(self, file: Path) -> int | None:
-        """Stop, whatever state it is in, and write the trace; returns its size in bytes, None where there is none.
+        """Stop in any state and write the trace; may be called again.
 
-        May be called again. Raises OSError where the trace cannot be written.
+        Returns:
+            The size of the trace in bytes; None without a trace.
+
+        Raises:
+            OSError: the trace cannot be written.
         """
         self.ranges.end()
         modules, self._modules = self._modules, None
-        recorded, self._profile = self._profile, None
+        profiler, self._profile = self._profile, None
         if modules is not None:
             modules.remove()
             if self._tool == "nsys" and self._uses_nvtx:
                 torch.cuda.profiler.stop()
-        graphs = self._origins.graphs if self._origins else []
-        if self._origins is not None:
-            self._origins.close()
-            self._origins = None
-        if recorded is None:
+        self._origins.close()
+        if profiler is None:
             return None
         synchronize(self._device)
         if modules is None:
-            # Kineto, once prepared, goes on until it was started and stopped.
-            recorded.start_trace()
-        notes = TraceNotes(1, self.steps, self._device.type, modules.classes if modules else {}, graphs)
-        recorded.add_metadata_json(NOTES, json.dumps(msgspec.to_builtins(notes)))
-        recorded.stop_trace()
-        return _write(recorded, file) if self.steps else None
+            # Once prepared, Kineto only stops after it was started.
+            profiler.start_trace()
+        classes = modules.classes if modules else {}
+        notes = TraceNotes(1, self.steps, self._device.type, classes, self._origins.graphs)
+        profiler.add_metadata_json(NOTES, json.dumps(msgspec.to_builtins(notes)))
+        profiler.stop_trace()
+        return _write(profiler, file) if self.steps else None
 
 
-def _write(recorded: Any, path: Path) -> int:
-    """The trace as a gzip file, whole or not at all; returns its size in bytes.
+def _write(profiler: Any, path: Path) -> int:
+    """Write the trace as a gzip file, whole or not at all; returns its size in bytes.
 
     Raises:
-        OSError: it cannot be written, also where Kineto keeps to itself why.
+        OSError: the trace cannot be written, even where Kineto gives no reason.
     """
     path.parent.mkdir(exist_ok=True)
-    # In a folder of its own: Kineto leaves unfinished files under names of its choice.
+    # Write in a temporary folder: Kineto leaves unfinished files under names of its choice.
     with TemporaryDirectory(dir=path.parent, prefix=".trace-") as folder:
         plain, packed = Path(folder, "trace.json"), Path(folder, path.name)
-        recorded.export_chrome_trace(str(plain))
+        profiler.export_chrome_trace(str(plain))
         if not plain.exists():
             free_mib = shutil.disk_usage(folder).free >> 20
             for unfinished in Path(folder).iterdir():
-                # Kineto keeps it open, and its space would stay taken while the last steps are written.
+                # Free its space now: Kineto keeps the file open while the run's last steps are written.
                 os.truncate(unfinished, 0)
             raise OSError(f"the profiler wrote no trace, with {free_mib} MiB of disk free")
         with plain.open("rb") as source, gzip.open(packed, "wb", COMPRESSION_LEVEL) as target:
@@ -144,10 +146,10 @@ GRAPH_DONE = "inductor_provenance_tracking_kernel_stack_traces"
 
 
 class GraphOrigins(logging.Handler):
-    """Listens to Inductor from `listen` to `close`; `graphs` has one entry for each compiled graph, in order.
+    """Notes the graphs that Inductor compiles between `listen` and `close`; `graphs` has an entry for each, in order.
 
-    A graph that comes out of a cache says nothing, so the cache of graphs is off meanwhile. Where this PyTorch keeps
-    its notes elsewhere, the entries are empty.
+    Inductor logs nothing about a graph from its cache, so the cache of graphs is off meanwhile. If another version of
+    PyTorch keeps its notes elsewhere, the entries are empty.
     """
 
     def __init__(self) -> None:
@@ -159,62 +161,67 @@ class GraphOrigins(logging.Handler):
         self._patches = ExitStack()
 
     def listen(self) -> None:
+        """Switch Inductor's notes on, its cache of graphs off, and begin to collect."""
         from torch._inductor import config
 
         before: Any = config.post_grad_custom_post_pass
         users_passes = before if isinstance(before, list | tuple) else [before] if before is not None else []
 
-        def begin(graph: torch.fx.Graph) -> None:
-            # A function and no method: PyTorch copies its configuration deeply.
+        def note_graph(graph: torch.fx.Graph) -> None:
+            """Note the innermost module of each operation of a graph that Inductor is about to compile."""
+            # PyTorch makes a deep copy of its configuration: a bound method would be copied with the handler.
             for users_pass in users_passes:
                 users_pass(graph)
-            self._begin(graph)
+            self._paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
+            self._weightless = {node.name for node in graph.nodes if _operation(node) in NAMES["weightless"]}
+            _notes().clear()
 
-        # A graph that comes out of a cache says nothing.
-        noting: Any = {"fx_graph_cache": False, "post_grad_custom_post_pass": begin}
-        self._patches.enter_context(config.patch({"trace.provenance_tracking_level": 1, **noting}))
+        settings: Any = {"fx_graph_cache": False, "post_grad_custom_post_pass": note_graph}
+        self._patches.enter_context(config.patch({"trace.provenance_tracking_level": 1, **settings}))
         self._patches.enter_context(_unlisted_kernels())
         self._log.addHandler(self)
 
     def close(self) -> None:
+        """Stop collecting and give Inductor its settings back."""
         self._patches.close()
         self._log.removeHandler(self)
         super().close()
 
-    def _begin(self, graph: torch.fx.Graph) -> None:
-        """Note the innermost module of every operation of the graph that is about to be made into kernels."""
-        self._paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
-        self._weightless = {node.name for node in graph.nodes if _operation(node) in NAMES["weightless"]}
-        _notes().clear()
-
     def emit(self, record: logging.LogRecord) -> None:
+        """Add an entry for a graph when the log says that its kernels are done."""
         metadata = getattr(record, "metadata", None) or {}
         if (metadata.get("artifact") or {}).get("name") != GRAPH_DONE:
             return
-        # A name ends in `:<number of the launch>`.
-        launches = [(int(n), name, nodes) for key, nodes in _notes().items() for name, _, n in [key.rpartition(":")]]
+        launches = []
+        for key, nodes in _notes().items():
+            # A key is `<kernel>:<number of the launch>`.
+            name, _, number = key.rpartition(":")
+            # Weightless operations only count in a kernel that has no others.
+            working = [node for node in nodes if node not in self._weightless] or nodes
+            paths = sorted({self._paths[node] for node in working if node in self._paths})
+            launches.append((int(number), name, paths))
         launches.sort(key=lambda launch: launch[0])
-        self.graphs.append(GraphNotes([(name, self._modules(nodes)) for _, name, nodes in launches]))
-
-    def _modules(self, nodes: list[str]) -> list[str]:
-        working = [node for node in nodes if node not in self._weightless] or nodes
-        return sorted({self._paths[node] for node in working if node in self._paths})
+        self.graphs.append(GraphNotes([(name, paths) for _, name, paths in launches]))
 
 
 def _notes() -> dict[str, list[str]]:
+    """Inductor's notes on the current graph: the names of operations by kernel launch."""
     from torch._inductor import debug
 
     return getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
 
 
 def _operation(node: torch.fx.Node) -> str:
-    """`mul` of `aten.mul.Tensor`."""
+    """The name of a node's operation, such as `mul` for `aten.mul.Tensor`."""
     packet = getattr(node.target, "overloadpacket", node.target)
     return str(getattr(packet, "__name__", packet)).rpartition(".")[2]
 
 
 def _module_path(node: torch.fx.Node) -> str:
-    """`blocks.0.ffn` of the stack's innermost entry; the root is named by the expression that reached it."""
+    """The path of the innermost module that a node was traced in, such as `blocks.0.ffn`; empty if unknown.
+
+    The stack has it as an expression, in which the path follows an expression for the root module.
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
@@ -224,11 +231,11 @@ def _module_path(node: torch.fx.Node) -> str:
 
 @contextmanager
 def _unlisted_kernels() -> Iterator[None]:
-    """Meanwhile Inductor notes what it forgets (torch 2.11 to 2.13): each kernel whose call is commented without its
-    name.
+    """A context in which Inductor's notes also list the kernels that it forgets (torch 2.11 to 2.13).
 
     A mixed-order reduction, such as a norm's backward pass for input and weight at once, is defined and called in one
-    go; Inductor writes the call's comment, and with it the note, for no name. The kernel is the one just defined.
+    go. Inductor then writes the call's comment, and with it the note, without a kernel's name. The patch notes the
+    kernel that was just defined.
     """
     from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.debug import set_kernel_post_grad_provenance_tracing
