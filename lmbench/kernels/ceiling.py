@@ -1,9 +1,9 @@
-"""What a device attains at best, as `lmbench ceiling` stores it, and what a run's matrix products and optimizer
-attain of that and of the datasheet.
+"""The best rates of a device, as `lmbench ceiling` stores them; and the roofline: how much of these rates, and of the
+datasheet's, a run's matrix products and optimizer attain.
 
-A run's work is the least that the mathematics needs: model FLOPs, and every tensor read and written once. Kernels that
-compute again, or read a tensor twice, attain less of it; tensors of a few MB may stay in the device's cache and attain
-more.
+The roofline counts the least work that the mathematics needs: model FLOPs, and every tensor read and written once.
+Kernels that recompute, or read a tensor twice, attain less. Tensors of a few MB may stay in the device's cache, and
+their kernels attain more.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from lmbench.report.answer import Answer, Line
 from lmbench.report.described import table
 from lmbench.report.units import whole
 
-#: A run of a sweep lies three folders below the results.
+#: How many folders above a run `find_ceiling` searches: a sweep's run lies three folders below the results.
 _LEVELS = 3
-#: Bytes per parameter of one step of AdamW, in multiples of a parameter's size: it reads the parameter, its gradient
-#: and both moments (torch.optim.AdamW keeps them in the parameter's type) and writes all but the gradient.
+#: Tensors of the parameters' size that one AdamW step reads (parameters, gradients, both moments) and writes (all but
+#: the gradients). torch.optim.AdamW keeps the moments in the parameters' type.
 ADAMW_READS, ADAMW_WRITES = 4, 3
 
 
 class Rate(Struct, kw_only=True):
-    """What one kind of work attains, in FLOP/s, `copy` in byte/s.
+    """The rate of one kind of work: in byte/s for `copy`, in FLOP/s for matrix products.
 
-    `burst_per_s` is the best of some short stretches; `sustained_per_s` the mean of a stretch of `seconds`, with that
-    stretch's mean power, the share of it that was power-capped, and the clock at its end.
+    `burst_per_s` is the best of several short stretches. `sustained_per_s` is the mean over one stretch of `seconds`;
+    mean power, power-capped share and the clock at the end are those of this stretch.
     """
 
     name: str
@@ -71,24 +71,25 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     except OSError as error:
-        # What was measured is not lost with the disk.
+        # Print the record, so that a full or read-only disk does not lose the measurement.
         print(text, file=sys.stderr)
         raise UsageError(f"{path} cannot be written: {error.strerror}; the record is above") from error
     return path
 
 
 def find_ceiling(folder: Path, gpu: str | None) -> tuple[Path, CeilingRecord] | None:
-    """The newest ceiling of a GPU above a run's folder."""
-    of_gpu = list[tuple[Path, CeilingRecord]]()
+    """The newest ceiling of a GPU in the folders above a run's folder, and its file; None without such a record."""
+    ceilings = list[tuple[Path, CeilingRecord]]()
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
         with suppress(DamagedRecord):
             record = read_packed(file, CeilingRecord)
-            of_gpu += [(file, record)] if record.environment.gpu.name == gpu else []
-    return max(of_gpu, key=lambda entry: entry[1].measured_at, default=None) if gpu else None
+            if gpu and record.environment.gpu.name == gpu:
+                ceilings.append((file, record))
+    return max(ceilings, key=lambda entry: entry[1].measured_at, default=None)
 
 
 def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
-    """A row for each kind of work beside the datasheet, and where the record lies."""
+    """The answer of `lmbench ceiling`: each kind of work beside its datasheet rate, and the path of the record."""
     gpu, host, rates = record.environment.gpu, record.environment.host, record.rates
     limit = f", power limit {gpu.power_limit_w:.0f} W" if gpu.power_limit_w else ""
     rows = pd.DataFrame(map(as_dict, rates)).astype(object)
@@ -104,33 +105,39 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
 
 
 def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
-    """The datasheet's rate for one kind of work, FLOP/s or byte/s; None for a device that is not in the table."""
+    """The datasheet's rate for one kind of work, in FLOP/s or byte/s; None for a device without a known datasheet."""
     gpu = find_gpu(gpu_name or "")
-    if gpu is None or not name:
+    if gpu is None:
         return None
     return gpu.memory * 1e9 if name == "copy" else gpu.flops_per_s(name)
 
 
 def roofline(findings: Findings) -> Answer:
-    """What the trace's kernels attain: a table, and whose peak and which record of `lmbench ceiling` it is held
-    against; nothing of a trace without kernels or without its run."""
+    """The roofline table of a trace, with notes on the peak and the ceiling record that it compares with.
+
+    Empty for a trace without kernels or without a run.
+    """
     run = findings.run
     if findings.why_no_kernels or run is None:
         return Answer()
-    gpu, matmul = (run.environment.gpu.name if run.environment else None), str(run.matmul_precision)
-    fp8 = (run.flops.fp8_per_token_flops or 0) / (run.flops.per_token_flops or 1)
-    peak = peak_flops(gpu or "", str(run.precision), matmul, fp8)
-    dtype = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
+    gpu = run.environment.gpu.name if run.environment else None
+    matmul = str(run.matmul_precision)
+    fp8_fraction = (run.flops.fp8_per_token_flops or 0) / (run.flops.per_token_flops or 1)
+    peak = peak_flops(gpu or "", str(run.precision), matmul, fp8_fraction)
+    peak_text = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
     if peak:
-        dtype = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
-    rates, measured = list[Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
+        peak_text = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
+    rates = list[Rate]()
+    ceiling_text = "none of this GPU beside the results: `lmbench ceiling` measures it"
     if ceiling := find_ceiling(findings.trace.path.parent, gpu):
         path, record = ceiling
-        rates, measured = record.rates, f"{path}: power limit {whole(record.environment.gpu.power_limit_w)} W"
-    rows, reasons = _attained(findings, run)
-    kinds = ["copy" if unit == "TB" else peak.dtype if peak else "" for unit in rows.unit]
+        rates = record.rates
+        ceiling_text = f"{path}: power limit {whole(record.environment.gpu.power_limit_w)} W"
+    rows, reasons = _roofline_rows(findings, run)
+    product = peak.dtype if peak else ""
+    kinds = ["copy" if unit == "TB" else product for unit in rows.unit]
     limits: dict[str, dict[str, float | None]] = {
-        "datasheet": {"copy": datasheet_rate(gpu, "copy"), **({peak.dtype: peak.flops_per_s} if peak else {})},
+        "datasheet": {"copy": datasheet_rate(gpu, "copy"), product: peak.flops_per_s if peak else None},
         "burst": {rate.name: rate.burst_per_s for rate in rates},
         "sustained": {rate.name: rate.sustained_per_s for rate in rates},
     }
@@ -139,19 +146,23 @@ def roofline(findings: Findings) -> Answer:
         rows[f"{name}_per_s"] = pd.Series([limit.get(kind) for kind in kinds], dtype=float)
         rows[f"{name}_fraction"] = rows.per_s / rows[f"{name}_per_s"]
     unknown = [Line("", f"no figure for {name}: {reason}") for name, reason in reasons.items()]
-    notes = [Line("peak", dtype), *unknown, Line("ceiling", measured)]
+    notes = [Line("peak", peak_text), *unknown, Line("ceiling", ceiling_text)]
     return Answer(tables=[table("kernels/roofline", rows)], notes=notes)
 
 
-def _attained(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Matrix products of forward and backward, fused attention apart, and the optimizer: a row each with the time of
-    its kernels in `seconds`, the `work` in FLOPs or bytes, missing where it is not known, and their `unit`; and why
-    the work of products, of those in the backward pass, or of the optimizer is not known."""
+def _roofline_rows(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[str, str]]:
+    """A row for each kind of work, and the reasons why some work is unknown, by `products`, `backward`, `optimizer`.
+
+    Rows are the matrix products and fused attention of forward and backward, and the optimizer. Each has the `seconds`
+    of its kernels, the `work` in FLOPs or bytes (missing where it is unknown), and the `unit` that tables show.
+    """
     work, flops, window, model = findings.work, run.flops, run.window, run.model
     tokens = (window.step_tokens or 0.0) / (run.world_size or 1)
-    full, causal = flops.per_token_flops or np.nan, flops.causal_per_token_flops or np.nan
+    full = flops.per_token_flops or np.nan
+    causal = flops.causal_per_token_flops or np.nan
+    # FLOPs per token times this are the FLOPs of one forward pass.
     count = tokens / (flops.multiplier or np.nan) or np.nan
-    # Under mixed precisions parameters stay as they are: autocast converts at each product.
+    # Under mixed precision the parameters keep their type: autocast converts them at each product.
     precision = find_precision(str(run.precision))
     weight_bytes = precision.weight_bytes if precision is not None else 4
     optimizer = model.optimizer or "this optimizer"
@@ -167,14 +178,14 @@ def _attained(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[st
     }
     rows = list[tuple[str, float | None, float | None, str]]()
     # Backward has twice forward's products.
-    for phase, times in {"forward": 1.0, "backward": 2.0 if is_known["backward"] else np.nan}.items():
+    for phase, passes in {"forward": 1.0, "backward": 2.0 if is_known["backward"] else np.nan}.items():
         kinds_s = work.seconds("kind", phase)
-        # Fused attention leaves the masked half out.
-        fused = 2 * (full - causal) * count * times if "attention" in kinds_s else 0.0
-        amounts = {"matmul": full * count * times - fused, "attention": fused / 2}
+        # FLOPs of full attention are twice those of the causal half, the only half that fused attention computes.
+        fused = 2 * (full - causal) * count * passes if "attention" in kinds_s else 0.0
+        amounts = {"matmul": full * count * passes - fused, "attention": fused / 2}
         for name, kind in (("matmul", MATMUL), ("attention", "attention")):
             rows.append((f"{name} {phase}", kinds_s.get(kind), amounts[name], "TFLOP"))
     rows.append(("optimizer", work.total_s("optimizer") or None, moved if is_known["optimizer"] else None, "TB"))
     frame = pd.DataFrame(rows, columns=["name", "seconds", "work", "unit"]).astype({"seconds": float, "work": float})
-    unknown = {name: reason for name, reason in reasons.items() if not is_known[name]}
-    return frame.dropna(subset="seconds").reset_index(drop=True), unknown
+    reasons = {name: reason for name, reason in reasons.items() if not is_known[name]}
+    return frame.dropna(subset="seconds").reset_index(drop=True), reasons

@@ -1,8 +1,8 @@
-"""Parts of what compiled graphs ran, by the list of launches that the capture stored for each graph.
+"""The model part of each kernel that a compiled graph launched, by the launches that the recording stored per graph.
 
-A call of a graph is found by the Triton kernels in it, whose names are their own. They mark the places, also where a
-replayed CUDA graph ran everything without any operator; between two of them stand the kernels of the library calls that
-the graph lists there.
+The Triton kernels of a call tell which graph was called: Inductor generates and names them for that graph. They also
+align the call's kernels with the graph's list: kernels between two of them come from the library calls listed there.
+This works for replayed CUDA graphs too, which run without any operator.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ TRITON = "triton_"
 _GRAPH_CALL = "## Call CompiledFxGraph "
 _LIBRARY_PREFIX = re.compile(r"extern_kernels\.|torch\.ops\.(aten\.)?|aten\.")
 _PRODUCT_CALL = re.compile(r"^(mm|bmm|addmm|baddbmm|addbmm|_scaled_mm|_grouped_mm)$")
-#: Adds up what a product split over its inner dimension; it belongs to the product before it.
+#: Kernels that sum the partial results of a product split over its inner dimension; each belongs to the product before.
 _SPLIT_SUM = re.compile(r"split_?k_?reduce", re.IGNORECASE)
 
-#: A launch that a graph lists, with its part; or a kernel that ran, with its kind.
+#: The name of a launch that a graph lists and its part; or the name of a kernel that ran and its kind.
 Launch = tuple[str, str]
 #: The launches of a compiled graph, in order: Triton kernels by their names, library calls by operator (`mm`).
 Graph = list[Launch]
 
 
 def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> list[Graph]:
-    """The graphs of a trace's notes; `classes` are the modules' classes by path."""
+    """The compiled graphs in a trace's notes; `classes` has the class name of each module by path."""
 
     def launch(name: str, paths: list[str]) -> Launch:
-        # Paths that tell nothing do not count.
+        # Ignore modules whose part is unknown.
         parts = {part for path in paths if (part := part_of(path, classes))}
         if not name.startswith(TRITON):
-            # `mm` of `extern_kernels.mm` and of `torch.ops.aten.mm.default`.
+            # Shorten `extern_kernels.mm` and `torch.ops.aten.mm.default` to `mm`.
             name = _LIBRARY_PREFIX.sub("", name, count=1).partition(".")[0]
         return name, joined(parts) if parts else ""
 
@@ -49,55 +49,56 @@ def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> lis
 
 
 def parts_in_graphs(kernels: pd.DataFrame, host: Host, graphs: Sequence[Graph]) -> dict[int, str]:
-    """Parts of the kernels that calls of compiled graphs launched, by kernel; empty for those that cannot be told."""
+    """The part of each kernel that a call of a compiled graph launched, by the kernel's index; empty if unknown."""
     parts: dict[int, str] = {}
     calls = host.nesting.innermost(where(host.names, lambda name: name.startswith(_GRAPH_CALL)))
-    called = kernels.assign(call=np.append(calls, NONE)[kernels.around])
-    # By launch, and within a launched CUDA graph by start.
-    for _, members in called[called.call != NONE].sort_values(["launch_ns", "start_ns"]).groupby("call"):
+    kernels = kernels.assign(call=np.append(calls, NONE)[kernels.around])
+    # In the order of launches; kernels of one launched CUDA graph in the order of their starts.
+    for _, members in kernels[kernels.call != NONE].sort_values(["launch_ns", "start_ns"]).groupby("call"):
         ran = list(zip(members["name"], members.kind, strict=True))
         parts |= zip(members.index, parts_of_call(graphs, ran), strict=True)
     return parts
 
 
 def parts_of_call(graphs: Sequence[Graph], ran: Sequence[Launch]) -> list[str]:
-    """Parts of the kernels that one call ran, names with kinds in its order; empty where they cannot be told.
+    """The part of each kernel that one call ran, empty where it is unknown; `ran` has names and kinds in order.
 
-    Nothing is told where no graph fits its Triton kernels, or where those that fit tell different parts.
+    All parts are empty if no graph fits the call's Triton kernels, or if graphs that fit differ in their parts.
     """
     launches = _graph_of(graphs, [name for name, _ in ran if name.startswith(TRITON)])
     anchors = {name for name, _ in launches if name.startswith(TRITON)}
     if not anchors:
         return [""] * len(ran)
     parts: list[str] = []
-    for kernels, listed in zip(_stretches(ran, anchors), _stretches(launches, anchors), strict=True):
-        of_anchor: list[str] = []
+    for kernels, listed in zip(_split_at(ran, anchors), _split_at(launches, anchors), strict=True):
+        anchor_parts: list[str] = []
         if kernels and kernels[0][0] in anchors:
-            # Inductor makes its own kernels of sums: one behind a mixed-order reduction adds up what that left.
+            # Inductor generates the sums of a graph itself. A library's sum right behind an anchor therefore finishes
+            # that kernel's mixed-order reduction.
             sums = takewhile(lambda kernel: kernel[1] == "reduction" and not kernel[0].startswith(TRITON), kernels[1:])
-            of_anchor = [listed.pop(0)[1]] * len(["anchor", *sums])
-        parts += of_anchor + _parts_between(listed, kernels[len(of_anchor) :])
+            anchor_parts = [listed.pop(0)[1]] * len(["anchor", *sums])
+        parts += anchor_parts + _parts_between(listed, kernels[len(anchor_parts) :])
     return parts
 
 
 def _graph_of(graphs: Iterable[Graph], triton: Sequence[str]) -> Graph:
-    """The graph that these Triton kernels can be a call of; empty without one, and where several tell different parts.
+    """The graph whose call ran these Triton kernels; empty if none fits, or if graphs that fit differ.
 
-    What a graph lists was launched in its order. Inductor does not list every kernel (torch 2.11 none that reduces
-    along two axes at once), so of several graphs those count that list the most of what was launched.
+    A graph fits if its listed Triton kernels were launched, all of them and in its order. Of these, the graphs with the
+    most listed kernels are taken: Inductor does not list every kernel (in torch 2.11 none that reduces along two axes).
     """
     fitting = defaultdict[int, list[Graph]](list)
     for graph in graphs:
         listed = [name for name, _ in graph if name.startswith(TRITON)]
-        known = set(listed)
-        if [name for name in triton if name in known] == listed:
+        listed_names = set(listed)
+        if [name for name in triton if name in listed_names] == listed:
             fitting[len(listed)].append(graph)
     best = fitting[max(fitting, default=0)]
     return best[0] if best and all(graph == best[0] for graph in best) else []
 
 
-def _stretches(launches: Sequence[Launch], anchors: set[str]) -> list[list[Launch]]:
-    """What stands before the first anchor, and each anchor with what stands behind it."""
+def _split_at(launches: Sequence[Launch], anchors: set[str]) -> list[list[Launch]]:
+    """The launches before the first anchor, then each anchor with the launches behind it."""
     stretches: list[list[Launch]] = [[]]
     for launch in launches:
         if launch[0] in anchors:
@@ -107,17 +108,20 @@ def _stretches(launches: Sequence[Launch], anchors: set[str]) -> list[list[Launc
 
 
 def _parts_between(calls: Sequence[Launch], kernels: Sequence[Launch]) -> list[str]:
-    """Parts of kernels that these library calls ran: all of one part, or each call with one main kernel of its kind."""
-    # A Triton kernel that the graph does not list is no library call's.
+    """The part of each kernel that these library calls ran, empty where it is unknown.
+
+    Known are the parts if all calls have the same, or if each call has one main kernel of its kind, in their order.
+    Triton kernels that the graph does not list get no part: no library call launched them.
+    """
     if len({part for _, part in calls}) == 1:
         return ["" if name.startswith(TRITON) else calls[0][1] for name, _ in kernels]
-    # Where calls begin: every product, and the first of attention's kernels in a row.
+    # Main kernels: every product, and the first of several attention kernels in a row.
     leads = [
         index
         for index, ((_, before), (name, kind)) in enumerate(pairwise([("", ""), *kernels]))
         if (kind == "gemm" and not _SPLIT_SUM.search(name)) or (kind == "attention" != before)
     ]
-    # A call that can be any number of kernels of any kind is of none.
+    # Another call may run any kernels: "" equals no kind, so that no parts are given.
     expected = ["gemm" if _PRODUCT_CALL.match(n) else "attention" if "attention" in n else "" for n, _ in calls]
     parts = [""] * len(kernels)
     if [kernels[index][1] for index in leads] != expected:
@@ -125,7 +129,7 @@ def _parts_between(calls: Sequence[Launch], kernels: Sequence[Launch]) -> list[s
     for lead, (_, part) in zip(leads, calls, strict=True):
         parts[lead:] = [part] * (len(kernels) - lead)
     for index in reversed(range(len(kernels) - 1)):
-        # A fill prepares what the product after it adds up.
+        # A fill clears the memory that the next product adds its results to.
         if kernels[index][1] == "memcpy" and parts[index + 1]:
             parts[index] = parts[index + 1]
     return ["" if name.startswith(TRITON) else part for (name, _), part in zip(kernels, parts, strict=True)]

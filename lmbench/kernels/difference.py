@@ -1,4 +1,4 @@
-"""Two traces side by side: which kernels, kinds and parts appeared, vanished, grew and shrank, per step."""
+"""Two traces side by side: which kernels, kinds and parts are new or gone, and whose time per step grew or shrank."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from lmbench.report.units import milliseconds, signed_percent, whole
 
 #: Two recordings of the same work agree to this share of a kernel's time.
 SAME_FRACTION = 0.02
-# Phases, kinds, parts and kernels that are named first, and what is named: of kernel time.
-_NAMED = 3
-_SAID_FRACTION = 0.001
+# A headline names at most this many phases, kinds, parts or kernels, and only changes above this share of kernel time.
+_TOP = 3
+_MIN_FRACTION = 0.001
 _AXES = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_name"}
 _SUMMED = ["a_s", "b_s", "a_count", "b_count", "difference_s"]
 
 
 def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFrame:
-    """Every kind, part, ... (a column of Work) of a phase, or of the step, by `name`, the largest difference first.
+    """A row for each value of a column of `Work`, such as `kind`, in a phase or the step; the largest difference first.
 
-    `a_s`, `b_s`, `a_count` and `b_count` are kernel time and number of kernels, means per step, missing on a side that
-    has none. `difference_s` is B minus A, and `change` a word for it.
+    `a_s`, `b_s`, `a_count` and `b_count` are kernel time and number of kernels as means per step, missing on a side
+    without such kernels. `difference_s` is B minus A, and `change` is `new`, `gone`, `grew`, `shrank` or empty.
     """
     sides = [side.work.by(key, phase=phase).set_index(key)[["kernel_s", "kernel_count"]] for side in (a, b)]
     rows = pd.concat(sides, axis=1).set_axis(["a_s", "a_count", "b_s", "b_count"], axis=1).rename_axis("name")
     difference_s, larger_s = rows.b_s.fillna(0) - rows.a_s.fillna(0), rows[["a_s", "b_s"]].max(axis=1)
     is_same = difference_s.abs() <= SAME_FRACTION * larger_s
     changes = {"new": rows.a_s.isna(), "gone": rows.b_s.isna(), "": is_same, "grew": difference_s > 0}
-    rows = rows.assign(
-        difference_s=difference_s, change=np.select([*changes.values()], [*changes], "shrank")
-    ).reset_index()
+    change = np.select([*changes.values()], [*changes], "shrank")
+    rows = rows.assign(difference_s=difference_s, change=change).reset_index()
     return rows.iloc[np.lexsort((rows.name, -larger_s, -difference_s.abs().round(12)))]
 
 
@@ -51,7 +50,7 @@ def difference_answer(*sources: str | Path) -> Answer:
         sources: two runs' folders or trace files, before and after.
 
     Raises:
-        UsageError: a trace has no kernels, or no known number of steps where the other one has.
+        UsageError: a trace has no kernels, or only one of the two traces tells its number of steps.
     """
     a, b = sides = [examine(source) for source in sources]
     per, lines = per_what(a), list[Line]()
@@ -62,7 +61,8 @@ def difference_answer(*sources: str | Path) -> Answer:
         lines += run_lines(side, "")
     if per != per_what(b):
         raise UsageError("one trace tells its number of steps and the other does not; give two that do")
-    lines += [Line("differs", str(setting)) for setting in (differences(a.run, b.run) if a.run and b.run else [])]
+    if a.run and b.run:
+        lines += [Line("differs", str(setting)) for setting in differences(a.run, b.run)]
     spans, exposed = ([side.clocks.total[name] for side in (a, b)] for name in ("window_s", "comm_exposed_s"))
     lines.append(Line("device", f"{_change(*spans)} {per} (with the profiler)"))
     if any(exposed):
@@ -73,9 +73,9 @@ def difference_answer(*sources: str | Path) -> Answer:
     tables = list[Table]()
     for name, key in _AXES.items():
         rows = compared(a, b, key)
-        largest = rows[rows.difference_s.abs() > _SAID_FRACTION * before_s][:_NAMED].itertuples()
-        named = [f"{shortened(row.name, KERNEL_WIDTH)} {signed_ms(row.difference_s)} ms" for row in largest]
-        lines.append(Line(name, ", ".join(named) or "nothing changed"))
+        largest = rows[rows.difference_s.abs() > _MIN_FRACTION * before_s][:_TOP].itertuples()
+        texts = [f"{shortened(row.name, KERNEL_WIDTH)} {signed_ms(row.difference_s)} ms" for row in largest]
+        lines.append(Line(name, ", ".join(texts) or "nothing changed"))
         total = {"name": "all", **rows[_SUMMED].sum(min_count=1)}
         tables.append(table("kernels/differences", rows, [total], name, per=per, what=name.removesuffix("s")))
     for label, side in zip("AB", sides, strict=True):
@@ -89,6 +89,6 @@ def difference_answer(*sources: str | Path) -> Answer:
 
 
 def _change(before_s: float, after_s: float) -> str:
-    """Both times, and the difference in ms and percent."""
-    share = f", {signed_percent(after_s / before_s - 1)}" if before_s else ""
-    return f"{milliseconds(before_s)} -> {milliseconds(after_s)} ms ({signed_ms(after_s - before_s)} ms{share})"
+    """Both times and their difference, in ms and as a percentage."""
+    percentage = f", {signed_percent(after_s / before_s - 1)}" if before_s else ""
+    return f"{milliseconds(before_s)} -> {milliseconds(after_s)} ms ({signed_ms(after_s - before_s)} ms{percentage})"

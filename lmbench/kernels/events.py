@@ -1,7 +1,7 @@
-"""A trace of torch.profiler, read as columns: what ran on the device, what launched it, what the host did.
+"""A trace of torch.profiler, read into columns: what ran on the device, what launched it, what the host did.
 
-Read are recordings of torch 2.x on CUDA and ROCm. A trace is a file that somebody else may have made: its size is
-limited, and what is no such trace is one line to the user.
+The reader takes recordings of torch 2.x on CUDA and ROCm. Anybody may have made the file: its size is limited, and
+other files are refused with a message of one line.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from lmbench.files import Unreadable, read_file
 from lmbench.kernels.recording import NOTES, TraceNotes
 from lmbench.records.intervals import NONE, Flags, locate, union
 
-#: Events as columns: `name`, `category`, `start_ns` and `end_ns` from the first event, `thread`, and numbers, NONE
-#: where an event has none: `device`, `correlation`, `sequence`, `forward_thread`; and all `arguments`. It is an
-#: np.recarray, whose columns a type checker does not know.
+#: Events as an np.recarray, whose columns a type checker does not know. The columns are `name`, `category`, `thread`,
+#: `device`, all `arguments`, and `start_ns` and `end_ns` since the first event. The numbers `correlation`, `sequence`
+#: and `forward_thread` are NONE where an event has none.
 Events = Any
 
-#: The most that a trace may hold, unpacked: its events take about twice as much memory.
+#: The largest trace that is read, in bytes unpacked: its events take about twice as much memory.
 MAX_JSON_BYTES = 1 << 30
-#: How a trace is made.
+#: The advice on how to record a trace, for error messages.
 RECORD = "record one with `lmbench fit ... --trainer.profiler kernels`"
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _OPERATOR = "cpu_op"
 _HOST = (_OPERATOR, "user_annotation")
-# Ranges of modules, where the profiler notes stacks; its other functions of Python are not read.
+# With stacks, the profiler records calls of Python functions: only calls of modules are read.
 _FUNCTION, MODULE_CALL = "python_function", "nn.Module: "
-# Categories of devices, and of profilers before torch 2.0, that are not read.
+# Categories of other devices, and of profilers before torch 2.0: a trace with such events is refused.
 _UNREAD = re.compile(r"xpu_|privateuse1_|mtia_|hpu_|async_npu$|Kernel$|Runtime$|Operator$")
 
 _LAUNCHING = re.compile(r"Launch\w*Kernel|KernelLaunch|GraphLaunch|Memcpy|Memset", re.IGNORECASE)
-# Microseconds since 1970 are about 2e15; in ns they still fit into 64 bits.
+# The largest time in us that still fits into 64 bits as ns; microseconds since 1970 are about 2e15.
 _MAX_US = 9e15
 
 # Ranges of lmbench, of Lightning, of PyTorch's profiler, modules, optimizers, loaders and compiler, and of collectives.
-_NOT_THE_USERS = re.compile(
+_TOOL_RANGE = re.compile(
     r"^(lmbench\.|\[pl\]|ProfilerStep#|PyTorch Profiler|nn\.Module: |Optimizer\.\w+#|enumerate\(DataLoader\)#"
     r"|## Call CompiledFxGraph |(nccl|gloo|hccl|xccl|ucc|mpi|rccl):)"
 )
@@ -55,13 +55,13 @@ _Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
 
 class Arguments(Struct, frozen=True, gc=False):
-    """What is used of an event's `args`."""
+    """The fields of an event's `args` that lmbench uses."""
 
     correlation: _Number = NONE
     device: _Number = 0
     sequence: _Number = field(default=NONE, name="Sequence number")
     forward_thread: _Number = field(default=NONE, name="Fwd thread id")
-    # Of a collective (torch/csrc/profiler/util.h); of other events they may be anything.
+    # Fields of a collective (torch/csrc/profiler/util.h); in other events they may hold anything.
     collective_name: Any = field(default="", name="Collective name")
     in_elements: Any = field(default=0, name="In msg nelems")
     out_elements: Any = field(default=0, name="Out msg nelems")
@@ -70,13 +70,13 @@ class Arguments(Struct, frozen=True, gc=False):
     group_ranks: Any = field(default="", name="Process Group Ranks")
     group_size: Any = field(default=0, name="Group size")
     number: Any = field(default=NONE, name="Seq")
-    # Of a message the other rank.
+    # The other rank of a point-to-point message.
     source: Any = field(default=None, name="Src Rank")
     target: Any = field(default=None, name="Dst Rank")
 
 
 class _Event(Struct, gc=False):
-    """What is used of an event, as it stands in the file: times in us, a number or a number as text."""
+    """The fields of an event that lmbench uses, as in the file; times are in us."""
 
     ph: str = ""
     cat: str = ""
@@ -89,7 +89,7 @@ class _Event(Struct, gc=False):
 
 
 class Distributed(Struct):
-    """Which of how many ranks a trace is of, None where it does not say."""
+    """The rank that recorded a trace and the number of ranks; None where the trace does not say."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -101,44 +101,42 @@ class _Document(Struct):
     notes: TraceNotes = field(name=NOTES, default_factory=TraceNotes)
 
 
-# Chrome's other form is a list of events alone.
+# Chrome's trace format also allows a bare list of events. Some tools write numbers as text: `strict=False` reads them.
 _decoder = msgspec.json.Decoder(_Document | list[_Event], strict=False)
 
 
 def each(words: Sequence[str], function: Callable[[str], Any]) -> Any:
-    """What a function says of each of the words, asked once for each that is another."""
+    """The function's result for each word, as an array; the function is called once for each different word."""
     codes, distinct = pd.factorize(np.asarray(words, dtype=object))
     return np.array([function(word) for word in distinct], dtype=object)[codes]
 
 
 def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
-    """Which of the words pass a test."""
+    """A flag for each word: whether it passes the test."""
     return np.asarray(each(words, test), dtype=np.bool_)
 
 
 def is_range(events: Events) -> Flags:
-    """Which events of the host are ranges, and no operators."""
+    """A flag for each event of the host: whether it is a range rather than an operator."""
     return np.asarray(events.category != _OPERATOR)
 
 
 def users_ranges(events: Events) -> Events:
-    """The user's own annotations among events of the host; what those of tools tell is in phases, parts and kinds."""
-    return events[is_range(events) & where(events.name, lambda name: not _NOT_THE_USERS.match(name))]
+    """The user's own ranges among events of the host, without those of lmbench, Lightning and PyTorch."""
+    return events[is_range(events) & where(events.name, lambda name: not _TOOL_RANGE.match(name))]
 
 
 @dataclass(frozen=True)
 class TraceEvents:
     """A whole trace of one process.
 
-    `host` are operators and ranges, by thread, then start, then the longer first: parents stand before their children.
-    `calls` are those of the runtime and the driver; `launches` of them can start work on the device, those with
-    `is_captured` start nothing, as a stream was captured into a graph meanwhile; `kernels` are kernels, copies and
-    fills, a frame; these three are by start.
-    `main_thread` is the one with most ranges.
+    `host` has operators and ranges, ordered by thread, then start, then the longer first: parents before children. The
+    others are ordered by start: `calls` of the runtime and driver; `launches`, the calls that can start work on the
+    device; and `kernels`, a frame of kernels, copies and fills. A launch with `is_captured` starts nothing, since its
+    stream was being captured into a graph. `main_thread` is the thread with the most ranges.
     """
 
     distributed: Distributed
-
     host: Events
     calls: Events
     launches: Events
@@ -147,11 +145,15 @@ class TraceEvents:
 
 
 def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, TraceNotes]:
-    """A trace's events, and what lmbench noted beside them.
+    """A trace's events, and the notes that lmbench left beside them.
 
-    A link that the user names may lead anywhere, one in a result not. Raises UsageError, in one line, for a file that
-    is missing, no regular one, too large, truncated or no trace, for events of wrong types, for devices that are not
-    read and for a trace of several processes.
+    Args:
+        path: the trace, plain or gzipped.
+        follows_links: whether the file may be a symbolic link: yes for a path that the user names, no in a result.
+
+    Raises:
+        UsageError: in one line, for a file that is missing, irregular, too large, truncated or no trace; for events of
+            wrong types or of unsupported devices; and for a trace of several processes.
     """
 
     def refuse(reason: str) -> NoReturn:
@@ -167,13 +169,13 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
     document = document if isinstance(document, _Document) else _Document(document)
     if unread := sorted(filter(_UNREAD.match, {event.cat for event in document.traceEvents})):
         refuse(f"has events of {', '.join(unread)}, which are not read; give one of torch 2 on CUDA or ROCm")
-    known = {*_DEVICE, *_CALLS, *_HOST}
-    # What never ended has no duration; a launch or a kernel of that kind is missed by the trace's guards.
+    categories = {*_DEVICE, *_CALLS, *_HOST}
+    # Events that never ended have no duration. The trace's guards report a launch or kernel that is lost this way.
     finished = [
         event
         for event in document.traceEvents
         if (event.ph == "X" and event.dur is not None and event.dur >= 0)
-        and (event.cat in known or (event.cat == _FUNCTION and event.name.startswith(MODULE_CALL)))
+        and (event.cat in categories or (event.cat == _FUNCTION and event.name.startswith(MODULE_CALL)))
     ]
     if all(event.cat in _CALLS for event in finished):
         refuse(f"has no operators and no kernels among its {len(document.traceEvents)} events; {RECORD}")
@@ -194,24 +196,24 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         **{name: [getattr(event.args, name) for event in finished] for name in numbers},
         "arguments": [event.args for event in finished],
     })  # fmt: skip
-    return _divided(events, document.distributedInfo or Distributed()), document.notes
+    return _divide(events, document.distributedInfo or Distributed()), document.notes
 
 
-def _divided(events: pd.DataFrame, distributed: Distributed) -> TraceEvents:
-    """The columns of all events, by what they are."""
+def _divide(events: pd.DataFrame, distributed: Distributed) -> TraceEvents:
+    """Events divided into those of the host, calls, launches and kernels."""
     host = events[events.category.isin((*_HOST, _FUNCTION))]
     host = host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False]).to_records(index=False)
     by_start = events.sort_values("start_ns", kind="stable")
     kernels = by_start[by_start.category.isin(_DEVICE)].reset_index(drop=True)
     calls = by_start[by_start.category.isin(_CALLS)]
-    # A stream is captured until the next call on the thread that ends it; or the profiler stopped in a capture.
+    # A capture lasts until the next call on its thread that ends one, or to the end of the trace.
     begins, ends = (
         calls.loc[where(calls.name, re.compile(f"Stream{word}Capture").search), ["thread", "start_ns", "end_ns"]]
         for word in ("Begin", "End")
     )
-    until = pd.merge_asof(begins, ends, on="start_ns", by="thread", direction="forward").end_ns_y
-    until_ns = until.fillna(events.end_ns.max()).to_numpy(np.int64) + 1
-    captures = union(begins.start_ns.to_numpy(), until_ns)
+    end_ns = pd.merge_asof(begins, ends, on="start_ns", by="thread", direction="forward").end_ns_y
+    end_ns = end_ns.fillna(events.end_ns.max()).to_numpy(np.int64) + 1
+    captures = union(begins.start_ns.to_numpy(), end_ns)
     launches = calls[where(calls.name, _LAUNCHING.search)]
     ranges = host.thread[is_range(host)]
     return TraceEvents(

@@ -1,5 +1,7 @@
-"""One trace, completely computed: what every form of output shows, whether it can be believed, and the few kB of it
-that go into run.json, so that a report never has to read the trace."""
+"""All results computed from one trace, the guards that say whether to believe them, and their summary in run.json.
+
+The summary takes a few kB, so that a report never has to read the trace.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,19 @@ from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
 from lmbench.report.described import Row, records
 from lmbench.report.units import percent
 
-#: Kernels of each phase that are kept in run.json, the longest first; the same of annotations.
+#: run.json keeps this many of the longest kernels of each phase, and of the longest annotations.
 TOP, TOP_ANNOTATIONS = 5, 20
-# Clocks of host and device are aligned by the profiler to about a microsecond.
+# The profiler aligns the clocks of host and device to about a microsecond.
 EARLY_TOLERANCE_NS = 1_000
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """Everything that is said of a trace; times and numbers are means per step, of the whole trace where its number of
-    steps is unknown. Without kernels (a CPU trace) there are only `operators`.
+    """All results from one trace. Times and counts are means per step, or of the whole trace if its steps are unknown.
 
-    `run` is None for a trace without a run, or whose run.json cannot be read; `completeness` are numbers of all steps,
-    see `count_missing`. `waits` say why devices waited for the host. `phases` are the clocks' with their verdicts.
+    `run` is None for a trace without a run, or whose run.json cannot be read. `completeness` has the counts of
+    `count_missing`, over all steps. `waits` has the reasons why devices waited for the host, and `phases` the phases'
+    clocks with their verdicts. A trace without kernels, as of a CPU, has only `operators`.
     """
 
     trace: Trace
@@ -53,12 +55,12 @@ class Findings:
 
     @property
     def why_no_kernels(self) -> str:
-        """Empty for a trace that has some."""
+        """The reason why the trace has no kernels; empty if it has some."""
         if self.completeness["captured_kernel_count"]:
             return ""
-        if number := self.completeness["captured_launch_count"]:
-            # With ProfilerActivity.CPU alone PyTorch notes the calls, too.
-            return f"of {number:,} launches none has a kernel, as the device was not recorded"
+        if count := self.completeness["captured_launch_count"]:
+            # PyTorch records the launch calls even with ProfilerActivity.CPU alone.
+            return f"of {count:,} launches none has a kernel, as the device was not recorded"
         return "a trace of a CPU has operators and no kernels"
 
     @cached_property
@@ -71,33 +73,36 @@ class Findings:
 
     @cached_property
     def guards(self) -> list[Guard]:
-        """Whether the trace can be believed; one without kernels has a guard on whether there should be some."""
-        trace, work, count, guards = self.trace, self.work, self.completeness, list[Guard]()
+        """Checks of whether the trace can be believed; of one without kernels, whether it should have some."""
+        trace = self.trace
+        work = self.work
+        counts = self.completeness
+        guards = list[Guard]()
         if trace.run is not None and trace.run.damage:
             guards.append(judge("run_record", 1, damage=trace.run.damage))
-        launches = count["captured_launch_count"]
+        launches = counts["captured_launch_count"]
         if why := self.why_no_kernels:
             return [judge("device_recorded", launches or None, why=why), *guards]
+        window_s = self.clocks.total.window_s * self.clocks.steps
         figures = {
-            "kernels_without_launch": count["without_launch_fraction"],
-            "launches_without_kernel": count["launch_without_kernel_count"] / max(launches, 1),
-            "kernels_before_launch": count["before_launch_s"] / (self.clocks.total.window_s * self.clocks.steps or 1.0),
+            "kernels_without_launch": counts["without_launch_fraction"],
+            "launches_without_kernel": counts["launch_without_kernel_count"] / max(launches, 1),
+            "kernels_before_launch": counts["before_launch_s"] / (window_s or 1.0),
             "unclassified_kind": work.fraction("kind", UNCLASSIFIED),
-            "unclassified_part": work.fraction("part", UNCLASSIFIED),
         }
-        if trace.timeline.source != "lmbench":
-            # What tells parts is in lmbench's own recordings.
-            del figures["unclassified_part"]
-        return [*guards, *(judge(key, value, share=percent(value), **count) for key, value in figures.items())]
+        if trace.timeline.source == "lmbench":
+            # Only lmbench's own recordings have the module ranges that parts need.
+            figures["unclassified_part"] = work.fraction("part", UNCLASSIFIED)
+        return [*guards, *(judge(key, value, share=percent(value), **counts) for key, value in figures.items())]
 
 
 def examine(path: str | Path) -> Findings:
-    """Read a run's folder or a trace file and compute everything. Raises UsageError for what is no trace."""
+    """Read a run's folder or a trace file and compute all results. Raises UsageError where no trace can be read."""
     return examine_trace(load_trace(path))
 
 
 def examine_trace(trace: Trace) -> Findings:
-    """Compute everything that a trace tells."""
+    """Compute all results of a trace."""
     record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
     clocks = phase_clocks(trace.kernels, trace.timeline)
@@ -108,17 +113,18 @@ def examine_trace(trace: Trace) -> Findings:
 
 
 def count_missing(trace: Trace) -> dict[str, Any]:
-    """Launches and kernels that lack each other, and kernels that start before their launch; numbers of all steps.
+    """Counts of kernels without a launch, launches without a kernel, and kernels before their launch, over all steps.
 
-    Kernels without launch are those that should have one; `before_s` is the time of those that were launched before the
-    trace began, `outside_steps_s` of those that were launched outside of the traced steps, neither of them counted.
-    `launch_without_kernel_count` are those that should have one: a call while a stream is captured into a graph starts
-    nothing, and a fill of no bytes neither (nor does the trace tell the sizes of fills).
+    Kernels that were launched before the trace began, or outside of the traced steps, are not counted: `before_s` and
+    `outside_steps_s` are their times. A launch that starts nothing is not missing its kernel: one whose stream is being
+    captured into a graph, and a fill of no bytes. Traces do not tell the size of a fill, so no fill is counted.
     """
     kernels, launches = trace.kernels, trace.events.launches
-    is_linked, is_counted, durations = kernels.launch != NONE, kernels.is_counted, kernels.duration_ns
+    is_linked = kernels.launch != NONE
+    is_counted = kernels.is_counted
+    duration_ns = kernels.duration_ns
     is_lost, linked = ~is_linked & is_counted, kernels[is_linked]
-    is_alone = ~np.isin(np.arange(len(launches)), linked.launch)
+    has_kernel = np.isin(np.arange(len(launches)), linked.launch)
     is_fill = where(launches.name, lambda name: "memset" in name.lower())
     early_ns = linked.launch_ns - linked.start_ns
     early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
@@ -126,23 +132,26 @@ def count_missing(trace: Trace) -> dict[str, Any]:
         "captured_kernel_count": len(kernels),
         "captured_launch_count": len(launches),
         "kernel_without_launch_count": int(is_lost.sum()),
-        "without_launch_fraction": float(durations[is_lost].sum() / max(durations.sum(), 1)),
-        "before_s": float(durations[~is_linked & ~is_counted].sum() / 1e9),
-        "outside_steps_s": float(durations[is_linked & ~is_counted].sum() / 1e9),
-        "launch_without_kernel_count": int((is_alone & ~launches.is_captured & ~is_fill).sum()),
+        "without_launch_fraction": float(duration_ns[is_lost].sum() / max(duration_ns.sum(), 1)),
+        "before_s": float(duration_ns[~is_linked & ~is_counted].sum() / 1e9),
+        "outside_steps_s": float(duration_ns[is_linked & ~is_counted].sum() / 1e9),
+        "launch_without_kernel_count": int((~has_kernel & ~launches.is_captured & ~is_fill).sum()),
         "kernel_before_launch_count": len(early_ns),
         "before_launch_s": float(early_ns.sum() / 1e9),
     }
 
 
 def summarize(findings: Findings) -> KernelSummary:
-    """The part `kernels` of run.json, in SI units; of a trace without kernels the number of steps, the `reason`, and
-    the longest operators."""
+    """The part `kernels` of run.json, in SI units.
+
+    Of a trace without kernels it has the `reason`, the number of steps and the longest operators.
+    """
     timeline, work, phases = findings.trace.timeline, findings.work, findings.phases
     if findings.why_no_kernels:
         operators = records(findings.operators.groupby("phase", sort=False).head(TOP))
-        known = {"reason": findings.why_no_kernels, "steps": timeline.steps, "operators": operators}
-        return convert(known, KernelSummary)
+        return convert(
+            {"reason": findings.why_no_kernels, "steps": timeline.steps, "operators": operators}, KernelSummary
+        )
     clocks: dict[str, Row] = {row["phase"]: row for row in records(phases.reset_index())}
     clocks[STEP] = findings.clocks.total.to_dict()
     summaries = {}
@@ -151,7 +160,7 @@ def summarize(findings: Findings) -> KernelSummary:
             continue
         kernels, clock = work.kernels(span), clocks.get(span, {})
         rows = records(kernels.assign(name=kernels.short_name))
-        # More columns than the record has.
+        # `convert` ignores columns of the clock that the record does not have.
         summaries[span] = {
             **clock,
             "kernel_s": work.total_s(span),
@@ -163,7 +172,7 @@ def summarize(findings: Findings) -> KernelSummary:
             "top": rows[:TOP],
             "top_other": next((row for row in rows if row["kind"] != MATMUL), None),
         }
-    known = {
+    summary = {
         **findings.completeness,
         "steps": timeline.steps,
         "clock_steps": findings.clocks.steps,
@@ -177,10 +186,10 @@ def summarize(findings: Findings) -> KernelSummary:
         "annotations": records(findings.annotations[:TOP_ANNOTATIONS]),
         "attention": findings.attention,
     }
-    return convert(known, KernelSummary)
+    return convert(summary, KernelSummary)
 
 
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
-    """The summary of the trace in a run's folder and its guards. Raises UsageError for a trace that cannot be read."""
+    """The summary and the guards of the trace in a run's folder. Raises UsageError for a trace that cannot be read."""
     findings = examine(folder)
     return summarize(findings), findings.guards

@@ -1,4 +1,4 @@
-"""What kernels add to a report: columns of profiled runs, and notes."""
+"""The report's columns and row notes for runs that were recorded with the kernel profiler."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import MS, PERCENT, Unit
 from lmbench.report.view import Feature
 
-#: What shares are of; `step` is the whole of any mode, `forward` also that of inference.
+#: The spans whose kernel time is divided into shares; `step` is the whole step in every mode.
 SHARED_SPANS: tuple[Span, ...] = ("forward", "backward", "step")
-# Of a kernel's name among other words.
+# The width of a kernel's name in a cell that also shows its share.
 _NAME_WIDTH = 40
 _NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
 
@@ -28,33 +28,33 @@ _NAMES: Mapping[str, Sequence[str]] = {"part": (*PARTS, FUSED), "kind": KINDS}
 
 
 def _share(kind: str, span: Span, name: str) -> Expression:
-    """Share of a phase's kernel time by kind or by part; what is fused of several parts is `several`."""
+    """The share of a span's kernel time that one kind or part has; kernels of several parts count as `several`."""
 
-    def of(run: RunRecord) -> float | None:
+    def share_of(run: RunRecord) -> float | None:
         times = value_at(run, f"kernels.phases.{span}.{kind}s") or {}
-        of_name = [time_s for field, time_s in times.items() if name == (FUSED if "+" in field else field[:-2])]
+        named_s = [time_s for field, time_s in times.items() if name == (FUSED if "+" in field else field[:-2])]
         total_s = math.fsum(times.values())
-        return math.fsum(of_name) / total_s if of_name and total_s else None
+        return math.fsum(named_s) / total_s if named_s and total_s else None
 
-    return of
+    return share_of
 
 
 def _wait_fraction(run: RunRecord) -> float | None:
-    """Share of the step's time on the device, slowed by the profiler, in which it waits for the host."""
+    """The share of the step's device time in which the device waits for the host, which the profiler slows."""
     phases = [] if run.kernels is None else [phase for span, phase in run.kernels.phases.items() if span != "step"]
     window_s = math.fsum(phase.window_s or 0.0 for phase in phases)
     return math.fsum(phase.host_wait_s or 0.0 for phase in phases) / window_s if window_s else None
 
 
 def _top_other(run: Run) -> Cell | None:
-    """The longest kernel of the step that is no matrix product, and its share."""
+    """The longest kernel of the step that is not a matrix product, and its share of kernel time."""
     if (row := value_at(run.record, "kernels.phases.step.top_other")) is None:
         return None
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
 
 _RATIO = "softmax_matmul_time_ratio"
-#: Other numbers of the record stand in views by their dotted names.
+#: Views show the record's other numbers by their dotted names.
 COLUMNS: tuple[Column, ...] = (
     *(
         Column(f"{span}_matmul_fraction", f"matmul, {span}", f"kernels.phases.{span}.matmul_fraction", PERCENT)
@@ -85,10 +85,10 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
-def no_kernels(frame: Frame, cell: int) -> list[str]:
-    """Why runs of a cell have no kernels to show, each reason once."""
+def _no_kernels(frame: Frame, cell: int) -> list[str]:
+    """The reasons why runs of a cell have no kernels to show, each once."""
     runs = (run.record for run in frame.runs_of(cell, "ok") if run.record.is_profiled)
     return list(dict.fromkeys(run.kernels.reason for run in runs if run.kernels is not None and run.kernels.reason))
 
 
-KERNELS = Feature(columns=COLUMNS, row_notes=no_kernels)
+KERNELS = Feature(columns=COLUMNS, row_notes=_no_kernels)

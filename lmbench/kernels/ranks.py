@@ -1,4 +1,4 @@
-"""Several ranks' traces read together: what each does, which one the others wait for and why."""
+"""The traces of several ranks read together: what each rank does, which rank the others wait for, and why."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from lmbench.report.answer import Answer, Line, guard_lines
 from lmbench.report.described import table
 from lmbench.report.units import milliseconds, percent
 
+# Kernels with the same values are collectives of one group of ranks in one step.
 _STAGE = ["group", "stage"]
-# In the names of files and folders.
+# The rank in the name of a file or folder.
 _RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
-# A rank that delays the others by less than this share of their time is no straggler.
+# A straggler delays the others by at least this share of their time.
 _LATE_FRACTION = 0.01
-# Reasons that are named, and from which share of the delay on.
-_NAMED, _SAID_FRACTION = 2, 0.1
+# The headline names at most this many causes of a delay, each at least this share of it.
+_TOP_CAUSES, _MIN_CAUSE_FRACTION = 2, 0.1
 
 
 def ranks_answer(sources: Iterable[str | Path]) -> Answer:
-    """What the traces of several ranks tell together; of one trace all that it tells.
+    """The joint answer for the traces of several ranks; for a single trace the full answer about it.
 
     Args:
-        sources: runs' folders, folders of traces, trace files.
+        sources: folders of runs, folders of traces, or trace files.
 
     Raises:
-        UsageError: what is given is no trace, or no single one of each rank.
+        UsageError: a file cannot be read as a trace, two traces are of one rank, or the rank of a trace is unknown.
     """
     paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
     if len(paths) == 1:
@@ -51,95 +52,101 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
             task.begin(path.name)
             trace = load_trace(path)
             if (rank := _rank_of(trace)) is None or rank in traces:
-                what = f"{str(path)!r} is not known to be of a rank of its own"
-                raise UsageError(f"{what}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two")
+                problem = f"{str(path)!r} is not known to be of a rank of its own"
+                raise UsageError(
+                    f"{problem}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two"
+                )
             traces[rank] = trace
-    known, matches = match_collectives(dict(sorted(traces.items())))
-    findings = {rank: examine_trace(trace) for rank, trace in known.items()}
-    if lacking := [one for one in findings.values() if one.why_no_kernels]:
-        if len(lacking) < len(findings):
-            path, why = lacking[0].trace.path, lacking[0].why_no_kernels
+    traces, matches = match_collectives(dict(sorted(traces.items())))
+    findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
+    if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
+        path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
+        if len(without_kernels) < len(findings):
             raise UsageError(f"{str(path)!r} has no kernels: {why}; give the traces of ranks with a GPU")
-        answer = kernels_answer(lacking[0].trace.path)
+        answer = kernels_answer(path)
         text = "without kernels: gloo's collectives run on the host, and their waits are not told; the first rank:"
         return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
     return _answer(findings, matches)
 
 
 def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
-    """What ranks do, by rank, and what their matched collectives tell."""
+    """The answer for ranks with kernels, from each rank's results and from their matched collectives."""
     first = next(iter(findings.values()))
     waits = matches.groupby("collective").wait_ns
-    # The last rank itself waits for none.
+    # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
     last = matches.assign(
         longest_s=waits.transform("max") / 1e9,
         mean_wait_s=waits.transform("sum") / (waits.transform("size") - 1) / 1e9,
         cost_s=matches.cost_ns / 1e9,
     )
     last = last[last.is_last].sort_values("longest_s", ascending=False)
-    rows = pd.DataFrame({rank: one.clocks.total for rank, one in findings.items()}).T.rename_axis("rank")
+    rows = pd.DataFrame({rank: result.clocks.total for rank, result in findings.items()}).T.rename_axis("rank")
     rows = rows.assign(
         computing_s=rows.busy_s - rows.comm_exposed_s,
         last_count=last.groupby("rank").size(),
         delay_s=last.groupby("rank").mean_wait_s.sum() / first.clocks.steps,
         verdict=rows.apply(verdict_of, axis=1),
     ).fillna({"last_count": 0, "delay_s": 0.0})
-    mean, number = rows.mean(numeric_only=True), first.trace.events.distributed.world_size or len(rows)
+    mean = rows.mean(numeric_only=True)
+    world_size = first.trace.events.distributed.world_size or len(rows)
     exposed, waiting = (float(time_s / (mean.window_s or 1.0)) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
-    parts, least = "no collectives match, to tell what of it is waiting", "at least " if len(rows) < number else ""
     figures, per = {"comm_exposed_fraction": exposed}, per_what(first)
+    division = "no collectives match, to tell what of it is waiting"
     tables = [table("kernels/ranks", rows.reset_index(), per=per)]
-    lines = _straggler(findings, rows)
+    lines = _straggler_lines(findings, rows)
     if mean.comm_s:
         tables.append(communication_table([*findings.values()]))
     if len(last):
         tables.append(table("kernels/collectives", last))
         figures["rank_wait_fraction"] = waiting
-        parts = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
-        worst, mean_ms, longest_ms = last.iloc[0], *map(milliseconds, (last.longest_s.mean(), last.longest_s.max()))
-        most = f"{longest_ms} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
-        lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {most}"))
-    for rank, one in findings.items():
-        lines += guard_lines(one.guards, f"rank {rank}: ")
+        least = "at least " if len(rows) < world_size else ""
+        division = f"{least}{percent(waiting)} until the last rank came, {percent(exposed - waiting)} communication"
+        worst, mean_ms = last.iloc[0], milliseconds(last.longest_s.mean())
+        largest = f"{milliseconds(worst.longest_s)} ms ({worst.kind} of {worst.phase}, rank {worst['rank']} last)"
+        lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {largest}"))
+    for rank, result in findings.items():
+        lines += guard_lines(result.guards, f"rank {rank}: ")
     headline = [
         *run_lines(first),
-        Line("ranks", f"{len(rows)} of {number}, {milliseconds(mean.window_s)} ms {per} on the device"),
-        Line("lost", f"{percent(exposed)} of it is exposed communication: {parts}"),
+        Line("ranks", f"{len(rows)} of {world_size}, {milliseconds(mean.window_s)} ms {per} on the device"),
+        Line("lost", f"{percent(exposed)} of it is exposed communication: {division}"),
         *lines,
         Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True),
     ]
     return Answer(headline, tables, figures=figures, first=("ranks", "communication"))
 
 
-def _straggler(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
-    """The rank that others wait longest for, and what it spends more time on than they do."""
-    own_s = rows.window_s - rows.comm_exposed_s
-    # Where no collectives match, by the time outside of communication.
-    late_s = rows.delay_s if rows.last_count.any() else own_s - own_s.median()
+def _straggler_lines(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
+    """Lines for the rank that the others wait longest for, and for what it spends more time on than they do.
+
+    Where no collectives match, it is the rank with the most time outside of communication.
+    """
+    not_comm_s = rows.window_s - rows.comm_exposed_s
+    late_s = rows.delay_s if rows.last_count.any() else not_comm_s - not_comm_s.median()
     rank, delay_s = late_s.idxmax(), late_s.max()
     if delay_s < _LATE_FRACTION * rows.window_s[rank]:
         return [Line("straggler", f"none that the others wait for in {percent(_LATE_FRACTION)} of the time")]
     late = f"is {milliseconds(delay_s)} ms longer outside of communication than the median"
     if count := rows.last_count[rank]:
-        many = f"{count:.0f} of {rows.last_count.sum():.0f} collectives"
-        late = f"came last to {many}, and the others wait {milliseconds(delay_s)} ms for it"
+        collectives = f"{count:.0f} of {rows.last_count.sum():.0f} collectives"
+        late = f"came last to {collectives}, and the others wait {milliseconds(delay_s)} ms for it"
     lines = [Line("straggler", f"rank {rank} {late}")]
-    spent = pd.DataFrame({
+    spent_s = pd.DataFrame({
         rank: {
-            **one.work.seconds("kind"), **largest_causes(one.waits), "short gaps": one.clocks.total.queued_gap_s,
-            "other idle time": one.clocks.total.other_idle_s,
-        } for rank, one in findings.items()
+            **result.work.seconds("kind"), **largest_causes(result.waits),
+            "short gaps": result.clocks.total.queued_gap_s, "other idle time": result.clocks.total.other_idle_s,
+        } for rank, result in findings.items()
     }).fillna(0.0).drop(index="comm", errors="ignore")  # fmt: skip
-    more = (spent[rank] - spent.drop(columns=rank).median(axis=1)).nlargest(_NAMED)
+    more = (spent_s[rank] - spent_s.drop(columns=rank).median(axis=1)).nlargest(_TOP_CAUSES)
     waits = findings[rank].waits
-    for what, more_s in more[more >= _SAID_FRACTION * delay_s].items():
-        where = f"waiting for {cause_text(waits, what)}" if what in set(waits.cause) else what
-        lines.append(Line("cause", f"{milliseconds(more_s)} ms more than the others' median in {where}"))
+    for cause, more_s in more[more >= _MIN_CAUSE_FRACTION * delay_s].items():
+        activity = f"waiting for {cause_text(waits, cause)}" if cause in set(waits.cause) else cause
+        lines.append(Line("cause", f"{milliseconds(more_s)} ms more than the others' median in {activity}"))
     return lines
 
 
 def _traces_at(path: Path) -> list[Path]:
-    """The traces that a path stands for: of a run all its ranks', of another folder all that lie in it."""
+    """The traces at a path: those of all ranks of a run, all files of another folder, or the file itself."""
     if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
         return [path]
     if is_run_folder(path):
@@ -148,20 +155,23 @@ def _traces_at(path: Path) -> list[Path]:
 
 
 def _rank_of(trace: Trace) -> int | None:
-    """By the trace itself, its run's record, or the name of the file or its folder."""
+    """The rank of a trace, by the trace itself, else by its run's record, else by the name of its file or folder."""
     by_name = _RANK.search(trace.path.name) or _RANK.search(trace.path.parent.name)
-    known = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
-    return next((rank for rank in known if rank is not None), None)
+    ranks = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
+    return next((rank for rank in ranks if rank is not None), None)
 
 
 def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
-    """The traces of several ranks with the true `cost_ns`, and a row for each kernel that is matched: its `rank`, the
-    number of its `collective` with `kind`, `phase` and `cost_ns`, its `wait_ns`, `is_last`.
+    """Match the kernels that several ranks ran for the same collective, so that waiting is told from communication.
 
-    Kernels of a group are one collective by their order in the step, or by the collective's own number; those that send
-    and receive by the pair of ranks and their order. Where ranks have others in a step, as when recording began within
-    it, none of that step's are matched. The shortest kernel is the one of the rank that came last: it is the
-    collective's cost, and what the others have more is waiting.
+    Kernels of a group of ranks match by the collective's own number, or by their order in the step. Kernels that send
+    and receive match by the pair of ranks and their order. If ranks ran different collectives in a step, as when one
+    recording began within it, none of this step match. The rank that came last has the shortest kernel of a collective:
+    its duration is the collective's cost, and the other kernels waited for the rest of their time.
+
+    Returns:
+        The traces with the true `cost_ns` of matched kernels; and a row for each matched kernel: its `rank`, the number
+        of its `collective`, the collective's `kind`, `phase` and `cost_ns`, its `wait_ns`, and whether it `is_last`.
     """
     frames = []
     for rank, trace in traces.items():
@@ -171,20 +181,23 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
             for group, messages in zip(kernels.group, kernels.messages, strict=True)
         ]
         begins_ns = trace.timeline.step_ns[trace.timeline.skipped :, 0]
-        is_clocked, place = kernels.launch_ns >= next(iter(begins_ns), 0), kernels.groupby([group, "stage"]).cumcount()
-        frames.append(kernels.assign(rank=rank, group=group, place=place, kernel=kernels.index, is_clocked=is_clocked))
-    every = pd.concat(frames, ignore_index=True)
-    order = every.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
-    is_matched = order.agg(lambda orders: len({*orders}) == 1 < len(orders)).rename("is_matched")
-    every = every[every.join(is_matched, on=_STAGE).is_matched.astype(bool)]
-    members = every.groupby([*_STAGE, "place"], sort=False)
-    every = every.assign(
-        cost_ns=members.duration_ns.transform("min"), kind=every.collective, collective=members.ngroup()
+        kernels = kernels.assign(
+            rank=rank, group=group, kernel=kernels.index, is_clocked=kernels.launch_ns >= next(iter(begins_ns), 0)
+        )
+        frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
+    matches = pd.concat(frames, ignore_index=True)
+    sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
+    is_matched = sequences.agg(lambda ranks: len({*ranks}) == 1 < len(ranks)).rename("is_matched")
+    matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
+    members = matches.groupby([*_STAGE, "order"], sort=False)
+    matches = matches.assign(
+        cost_ns=members.duration_ns.transform("min"), kind=matches.collective, collective=members.ngroup()
     )
-    every["wait_ns"] = every.duration_ns - every.cost_ns
-    every["is_last"] = every.index.isin(every.groupby("collective").wait_ns.idxmin())
-    known = {}
+    matches["wait_ns"] = matches.duration_ns - matches.cost_ns
+    matches["is_last"] = matches.index.isin(matches.groupby("collective").wait_ns.idxmin())
+    matched_traces = {}
     for rank, trace in traces.items():
-        cost_ns = every[every["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
-        known[rank] = replace(trace, kernels=trace.kernels.assign(cost_ns=cost_ns))
-    return known, every.loc[every.is_clocked, ["rank", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last"]]
+        cost_ns = matches[matches["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
+        matched_traces[rank] = replace(trace, kernels=trace.kernels.assign(cost_ns=cost_ns))
+    columns = ["rank", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last"]
+    return matched_traces, matches.loc[matches.is_clocked, columns]

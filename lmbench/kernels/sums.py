@@ -1,5 +1,8 @@
-"""Where the time goes, as means per step: on the device by phase, kernel, kind and part, inside attention and by the
-user's own annotations; on the host, of a trace without kernels, by operator."""
+"""Where the time of a step goes, as means per step.
+
+Kernel time is summed by phase, kernel, kind and part, inside attention, and by the user's own annotations. Of a trace
+without kernels, host time is summed by operator.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,24 @@ from lmbench.records.measured import AttentionTimes
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
 
-#: All phases, and what lies outside of them.
+#: All phases together, with the time outside of them.
 STEP = "step"
-#: Parts of attention where it is written out.
+#: The parts of naive attention.
 ATTENTION_PARTS = ("scores", "mask", "softmax", "values")
-# FLOPs per element of the scores, of softmax and of products per head_dim. Forward: softmax finds the maximum,
-# subtracts it, exponentiates, sums and divides; the products of q and k and of weights and v cost 2 * head_dim each.
-# Backward: softmax multiplies, sums, subtracts and multiplies; each product has two of its size, for both gradients.
+# FLOPs per element of the scores: those of softmax, and those of the products divided by head_dim. Forward, softmax
+# finds the maximum, subtracts it, exponentiates, sums and divides; the products of q and k and of weights and v cost
+# 2 * head_dim each. Backward, softmax multiplies, sums, subtracts and multiplies; each forward product has two of its
+# size, one for each gradient.
 _FLOPS: dict[Phase, tuple[int, int]] = {"forward": (5, 4), "backward": (4, 8)}
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """The kernels of a trace of `steps` steps, summed up: a row for each `phase`, `name`, `kind` and `part`, with its
-    `short_name`, its `precision` if it is a product, and of all steps `ns` and the kernels' `number`."""
+    """The kernels of a trace, summed over its `steps` steps.
+
+    `rows` has a row for each `phase`, `name`, `kind` and `part`: the `short_name`, the `precision` of products, the
+    summed time `ns` and the `number` of kernels.
+    """
 
     rows: pd.DataFrame
     steps: int
@@ -44,13 +51,16 @@ class Work:
 
     @property
     def phases(self) -> list[str]:
-        """Each phase that has kernels, `outside` and `unlinked` among them, in the order of a step."""
+        """The phases that have kernels, in the order of a step; `outside` and `unlinked` come last."""
         present = set(self.rows.phase)
         return [phase for phase in PHASE_ORDER if phase in present]
 
     def by(self, *keys: str, phase: str = STEP) -> pd.DataFrame:
-        """Means per step of a phase's kernels, or of all, by these columns, the largest first: `kernel_s`,
-        `kernel_count`, `mean_s` of one, and `share_fraction` of the phase's kernel time."""
+        """Means per step over the kernels of a phase, or of the step, grouped by columns; the largest time first.
+
+        The means are `kernel_s`, `kernel_count`, `mean_s` of one kernel, and the `share_fraction` of the phase's kernel
+        time.
+        """
         rows = self.rows if phase == STEP else self.rows[self.rows.phase == phase]
         sums = rows.groupby([*keys], sort=False)[["ns", "number"]].sum().reset_index()
         means = sums.assign(
@@ -62,21 +72,23 @@ class Work:
         return means.drop(columns=["ns", "number"]).sort_values("kernel_s", ascending=False, kind="stable")
 
     def seconds(self, key: str, phase: str = STEP) -> dict[str, float]:
-        """Kernel time per step by one of the columns, the largest first."""
+        """Kernel time per step for each value of a column, the largest first."""
         return dict(self.by(key, phase=phase)[[key, "kernel_s"]].itertuples(index=False, name=None))
 
     def total_s(self, phase: str = STEP) -> float:
-        """Kernel time per step of a phase, or of all."""
+        """Kernel time per step of a phase, or of the whole step."""
         return sum(self.seconds("phase", phase).values())
 
     def fraction(self, key: str, value: str, phase: str = STEP) -> float:
-        """Share of the kernel time of a phase that has this value in a column."""
+        """The share of a phase's kernel time that has this value in a column."""
         rows = self.by(key, phase=phase)
         return float(rows.share_fraction[rows[key] == value].sum())
 
     def kernels(self, phase: str = STEP) -> pd.DataFrame:
-        """Each kernel of a phase, the longest first: `name`, `short_name`, `kind`, the columns of `by`, and the `part`
-        with most of its time."""
+        """The kernels of a phase, the longest first: `name`, `short_name`, `kind`, and the means of `by`.
+
+        `part` is the part that has most of the kernel's time.
+        """
         keys = ["name", "short_name", "kind"]
         parts = self.by(*keys, "part", phase=phase).drop_duplicates(keys)[[*keys, "part"]]
         rows = self.by(*keys, phase=phase).merge(parts, on=keys)
@@ -84,36 +96,38 @@ class Work:
 
 
 def attention_times(work: Work, model: Model) -> dict[Phase, AttentionTimes]:
-    """Forward and backward, where both the products and softmax have kernels of their own; else nothing. Ratios are of
-    softmax to matrix products.
+    """The times inside naive attention in forward and backward, with the ratios of softmax to matrix products.
 
-    A kernel that does one of these parts together with anything else leaves the phase out: its time cannot be divided.
+    A phase is left out if its products or its softmax have no kernels of their own. It is also left out if a kernel
+    does one of the parts together with another: its time cannot be divided.
     """
     times: dict[Phase, AttentionTimes] = {}
     for phase, (softmax, products) in _FLOPS.items():
-        parts, pieces = work.seconds("part", phase), work.by("kind", "part", phase=phase)
+        parts = work.seconds("part", phase)
+        pieces = work.by("kind", "part", phase=phase)
         is_divided = all(part in ATTENTION_PARTS or {*ATTENTION_PARTS}.isdisjoint(part.split("+")) for part in parts)
         is_product = (pieces.kind == MATMUL) & pieces.part.isin(("scores", "values"))
         matmul_s = float(pieces.kernel_s[is_product].sum())
         if is_divided and matmul_s and parts.get("softmax"):
-            inside = {f"{part}_s": parts.get(part, 0.0) for part in ATTENTION_PARTS}
-            times[phase] = AttentionTimes(**inside, matmul_s=matmul_s)
-            times[phase].softmax_matmul_time_ratio = parts["softmax"] / matmul_s
+            part_times = {f"{part}_s": parts.get(part, 0.0) for part in ATTENTION_PARTS}
+            ratio = parts["softmax"] / matmul_s
+            times[phase] = AttentionTimes(**part_times, matmul_s=matmul_s, softmax_matmul_time_ratio=ratio)
             if model.d_model and model.num_heads:
-                # The scores' size cancels out.
+                # Both FLOP counts are per element of the scores, whose number cancels out.
                 times[phase].softmax_matmul_flop_ratio = softmax / (products * model.d_model / model.num_heads)
     return times
 
 
 def annotation_times(trace: Trace) -> pd.DataFrame:
-    """Kernel time by the user's own annotations (`record_function`), the longest first, per step.
+    """Kernel time per step by the user's own annotations (`record_function`), the longest first.
 
-    The columns are `name`, `calls`, `kernel_s` and `kernel_count` of its kernels, and of those in no annotation inside
-    `own_s` and the `share_fraction` of all kernels; an annotation within one of the same name counts once. A kernel
-    belongs to the innermost annotation around its launch, on the launch's thread or else on the main one, which waits
-    while autograd's thread works.
+    The columns are `name`, `calls`, `kernel_s` and `kernel_count`. `own_s` is the time of the kernels outside of inner
+    annotations, and `share_fraction` is its share of all kernel time. An annotation inside one of the same name counts
+    once. A kernel belongs to the innermost annotation around its launch: on the launch's thread, or else on the main
+    thread, which waits while autograd's thread works.
     """
-    steps, kernels = trace.timeline.steps, trace.kernels[trace.kernels.is_counted]
+    steps = trace.timeline.steps
+    kernels = trace.kernels[trace.kernels.is_counted]
     nesting = trace.host.users
     main = np.full(len(kernels), trace.events.main_thread)
     by_thread, by_main = (
@@ -122,7 +136,7 @@ def annotation_times(trace: Trace) -> pd.DataFrame:
     innermost = np.where(by_thread != NONE, by_thread, by_main)
     duration_s = kernels.duration_ns / 1e9
     sums = duration_s.groupby(np.where(kernels.launch != NONE, innermost, NONE)).agg(["sum", "size"])
-    # The outermost of each name.
+    # A kernel counts for each name around its launch; `calls` counts the outermost annotation of the name.
     rows = [
         (name, event, time_s, count, time_s if name == nesting.names[index] else 0.0)
         for index, time_s, count in sums.itertuples()
@@ -135,17 +149,22 @@ def annotation_times(trace: Trace) -> pd.DataFrame:
 
 
 def operator_times(trace: Trace) -> pd.DataFrame:
-    """Operators on the host by phase, in the order of a step, the longest first, per step: `phase`, `name`, `self_s`
-    without operators inside, its `share_fraction` of the phase's, `call_count` and `mean_s`."""
-    steps, is_operator = trace.timeline.steps, ~is_range(trace.host.events)
+    """Host time per step by phase, in the order of a step, and operator, the longest first.
+
+    The columns are `phase`, `name`, `self_s` without operators inside, the `share_fraction` of the phase's self time,
+    `call_count` and `mean_s`.
+    """
+    steps = trace.timeline.steps
+    is_operator = ~is_range(trace.host.events)
     operators, is_engine = trace.host.events[is_operator], trace.host.is_engine[is_operator]
-    self_ns, parent = operators.end_ns - operators.start_ns, Nesting(operators).parent
-    inside = np.flatnonzero(parent != NONE)
-    taken = np.minimum(self_ns[inside], operators.end_ns[parent[inside]] - operators.start_ns[inside])
-    np.subtract.at(self_ns, parent[inside], taken)
+    self_ns = operators.end_ns - operators.start_ns
+    parent = Nesting(operators).parent
+    child = np.flatnonzero(parent != NONE)
+    inside_ns = np.minimum(self_ns[child], operators.end_ns[parent[child]] - operators.start_ns[child])
+    np.subtract.at(self_ns, parent[child], inside_ns)
     columns = {
         "phase": trace.timeline.at(operators.start_ns),
-        # The engine's own work around each node; the node's function is an event of its own.
+        # The engine's event has only its own work around a node: the node's function has an event of its own.
         "name": np.where(is_engine, "autograd engine", operators.name),
         "ns": np.maximum(self_ns, 0),
     }

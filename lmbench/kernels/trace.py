@@ -1,7 +1,7 @@
-"""A trace, read and attributed: every kernel with its launch, phase, kind and part, from which all else is computed.
+"""A trace, read and attributed: every kernel with its launch, phase, kind and part. All results are computed from it.
 
-When each phase ran is told by the ranges on the host, lmbench's own, Lightning's, PyTorch's or the user's, or by what
-autograd runs.
+Ranges on the host tell when each phase ran: lmbench's own, Lightning's, PyTorch's or the user's. Without ranges, the
+operators that autograd runs tell forward and backward.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUN_FILE
 from lmbench.records.vocabulary import DAMAGED, PHASE, PHASES, STEP, Phase
 
-#: A phase, or where a kernel lies whose launch is in none, or that has no launch in the trace.
+#: The phase of a kernel: `outside` if its launch is in no phase, `unlinked` if it has no launch in the trace.
 TracePhase = Literal[Phase, "outside", "unlinked"]
 OUTSIDE: Final = "outside"
 UNLINKED: Final = "unlinked"
-#: What is no part of a step.
+#: Values of TracePhase that are not phases of a step.
 NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
 #: The order of phases in tables.
 PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
 
 _foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
-#: A message from one rank to one other.
+#: The kind of communication in which one rank sends a message to one other.
 POINT_TO_POINT = "point-to-point"
 _collective_of = reader("collectives")
 
 
 @dataclass(frozen=True)
 class PhaseTimeline:
-    """Pieces of time beside each other, each of one phase.
+    """The host's time as pieces that do not overlap, each of one phase.
 
-    `source` says whose ranges they are: `lmbench`, `foreign` or `none`. `step_ns` has a row with start and end for
-    each whole step, in order, none where nothing tells; `step_names` are the names of their ranges, which without a
-    range for each step are those of the optimizer that ends it. `inferred` are phases that no
-    range tells, only what autograd runs.
+    `source` says whose ranges tell the phases: `lmbench`, `foreign` or `none`. `step_ns` has a row with start and end
+    for each whole step, in order; it is empty if nothing tells the steps. `step_names` are the names of the steps'
+    ranges, or those of the optimizer steps that end them. `inferred` are the phases that no range tells, only the
+    operators that autograd runs.
     """
 
     start_ns: Integers
@@ -61,32 +61,37 @@ class PhaseTimeline:
 
     @property
     def steps(self) -> int:
-        """Whole steps in the trace, 1 where nothing tells."""
+        """The number of whole steps in the trace; 1 if it is unknown."""
         return max(len(self.step_ns), 1)
 
     @property
     def skipped(self) -> int:
-        """Steps that no clock counts: of several of lmbench's the first, since the recording starts on an idle device,
-        where the host first has to get ahead."""
+        """The number of first steps that clocks leave out: 1 of several steps that lmbench recorded, else 0.
+
+        A recording starts on an idle device, so the host first has to get ahead.
+        """
         return int(self.source == "lmbench" and len(self.step_ns) > 1)
 
     def at(self, moments: Integers) -> list[str]:
         """The phase of each moment."""
-        # NONE reads what stands behind the last.
-        named = [*self.phases, OUTSIDE]
-        return [named[index] for index in locate(self.start_ns, self.end_ns, moments)]
+        # The index NONE (-1) reads the last entry.
+        phases = [*self.phases, OUTSIDE]
+        return [phases[index] for index in locate(self.start_ns, self.end_ns, moments)]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """All that is known of a trace; `run` is None for a bare trace file.
+    """A trace with its attributed kernels; `run` is None for a bare trace file.
 
-    `kernels` has a row for each kernel, copy and fill, by start, with the columns of an event and `duration_ns`,
-    `launch`, `phase`, `kind`, `part` and `is_counted`. `launch` is an index into the launches, NONE where the trace has
-    none: in which phase the host started that kernel is then unknown, and its phase is `unlinked`. The launch is from
-    `launch_ns` to `returned_ns` on `thread`; for a kernel without one its own start and the main thread stand there.
-    `around` is the innermost operator or module range then, NONE where there is none. `is_counted` are those that the
-    traced steps launched; what was queued before the trace began is not theirs.
+    `kernels` has a row for each kernel, copy and fill, ordered by start. It has the columns of an event, `duration_ns`,
+    `phase`, `kind`, `part`, those of `_describe_communication`, and:
+
+    - `launch`: an index into the launches. A kernel whose launch is not in the trace has NONE and the phase `unlinked`:
+      nothing tells in which phase the host started it.
+    - `launch_ns`, `returned_ns`, `thread`: start, end and thread of the launch; without a launch, twice the kernel's
+      start and the main thread.
+    - `around`: the index of the innermost operator or module range around the launch, or NONE.
+    - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
     """
 
     path: Path
@@ -98,14 +103,15 @@ class Trace:
 
     @property
     def record(self) -> RunRecord:
-        """The run's record; every field None where the trace has no run, or one that cannot be read."""
+        """The run's record; an empty one, with the outcome DAMAGED, if there is no run or its record cannot be read."""
         return self.run.record if self.run else RunRecord(SCHEMA_VERSION, DAMAGED)
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Read a run's folder or a trace file and find phase, kind and part of every kernel.
+    """Read a run's folder or a trace file and attribute its kernels.
 
-    Raises UsageError, in one line, for whatever is no such trace.
+    Raises:
+        UsageError: in one line, if there is no trace that can be read.
     """
     file = Path(path)
     file = file.parent if file.name == RUN_FILE else file
@@ -115,40 +121,44 @@ def load_trace(path: str | Path) -> Trace:
     events, notes = read_trace(file, follows_links=not is_result)
     host = Host(events.host, notes.module_classes)
     timeline = find_phases(events.host, host, notes.steps)
-    return Trace(file, run, events, host, timeline, _attributed(events, host, timeline, notes))
+    return Trace(file, run, events, host, timeline, _attribute(events, host, timeline, notes))
 
 
 def find_phases(events: Events, host: Host, recorded_steps: int | None) -> PhaseTimeline:
-    """The phases of a trace by its ranges and operators; `recorded_steps` is the number of whole steps by its notes.
+    """The phases and steps of a trace; `recorded_steps` is the number of whole steps in the trace's notes.
 
-    Raises UsageError for one of lmbench's ranges with a phase that lmbench does not know.
+    Raises:
+        UsageError: a range of lmbench's has a phase that lmbench does not know.
     """
     ranges = pd.DataFrame.from_records(events[is_range(events)])[["name", "start_ns", "end_ns"]]
-    own = ranges[ranges.name.str.startswith(PHASE)]
-    pieces, inferred = own.assign(phase=own.name.str.removeprefix(PHASE)), list[pd.DataFrame]()
+    pieces = ranges[ranges.name.str.startswith(PHASE)]
+    pieces = pieces.assign(phase=pieces.name.str.removeprefix(PHASE))
+    inferred = list[pd.DataFrame]()
     if unknown := set(pieces.phase).difference(PHASES):
         raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
-    is_own = len(own) > 0
-    marks = ranges[ranges.name.str.match(STEP if is_own else r"ProfilerStep#\d+$")].sort_values(["start_ns", "end_ns"])
-    if marks.empty and not is_own:
-        # From the end of one update to the end of the next, of the optimizer that has most.
-        updates = ranges[ranges.name.str.startswith("Optimizer.step#")]
-        updates = updates[updates.name == next(iter(updates.name.mode()), "")].sort_values("end_ns")
-        marks = updates.assign(start_ns=updates.end_ns.shift())[1:]
-    if is_own and recorded_steps is not None and 0 < recorded_steps < len(marks):
-        # The last began and did not end: its kernels are outside, and no mean counts it.
-        pieces, marks = pieces[pieces.start_ns < marks.start_ns.iat[recorded_steps]], marks[:recorded_steps]
-    if not is_own:
+    is_lmbench = len(pieces) > 0
+    steps = ranges[ranges.name.str.match(STEP if is_lmbench else r"ProfilerStep#\d+$")]
+    steps = steps.sort_values(["start_ns", "end_ns"])
+    if is_lmbench and recorded_steps is not None and 0 < recorded_steps < len(steps):
+        # The last step began and did not end: its kernels are outside, and no mean counts it.
+        pieces = pieces[pieces.start_ns < steps.start_ns.iat[recorded_steps]]
+        steps = steps[:recorded_steps]
+    if not is_lmbench:
+        if steps.empty:
+            # A step lasts from the end of one update to the end of the next, by the optimizer with the most updates.
+            updates = ranges[ranges.name.str.startswith("Optimizer.step#")]
+            updates = updates[updates.name == next(iter(updates.name.mode()), "")].sort_values("end_ns")
+            steps = updates.assign(start_ns=updates.end_ns.shift())[1:]
         pieces = ranges.assign(phase=[*map(_foreign_phase, ranges.name)])
+        # A user's range may hold only some of its phase, so it does not keep that phase from being inferred.
+        inferred = _infer_phases(host, set(pieces.phase))
         users = ranges.assign(phase=[*map(_users_phase, ranges.name)])
-        inferred = _inferred(host, set(pieces.phase))
         models = pd.DataFrame.from_records(host.events[host.is_model])[ranges.columns].assign(phase="forward")
-        # Whether a user's range holds all of the phase it does not say.
         pieces = pd.concat([pieces, users, models])
         pieces = pieces[pieces.phase != ""]
-    told, pieces = set(pieces.phase), pd.concat([pieces, *inferred])
-    source = "lmbench" if is_own else "foreign" if len(pieces) else "none"
-    # A range without a length has no time.
+    range_phases, pieces = set(pieces.phase), pd.concat([pieces, *inferred])
+    source = "lmbench" if is_lmbench else "foreign" if len(pieces) else "none"
+    # Empty ranges have no time.
     pieces = pieces[pieces.end_ns > pieces.start_ns]
     start, end, owner = paint(pieces.start_ns.to_numpy(np.int64), pieces.end_ns.to_numpy(np.int64))
     return PhaseTimeline(
@@ -156,39 +166,39 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
         end,
         pieces.phase.iloc[owner].tolist(),
         source,
-        marks[["start_ns", "end_ns"]].to_numpy(np.int64),
-        marks.name.tolist(),
-        tuple(phase for phase in PHASES if phase in {*pieces.phase} - told),
+        steps[["start_ns", "end_ns"]].to_numpy(np.int64),
+        steps.name.tolist(),
+        tuple(phase for phase in PHASES if phase in {*pieces.phase} - range_phases),
     )
 
 
-def _inferred(host: Host, known: set[str]) -> list[pd.DataFrame]:
-    """Forward and backward where no range tells: the times of operators that the autograd engine runs, and of the
-    forward operators that it goes back to.
+def _infer_phases(host: Host, range_phases: set[str]) -> list[pd.DataFrame]:
+    """Pieces of forward and backward, unless they are in `range_phases`, by the operators that autograd runs.
 
-    What the engine runs forward again, of a checkpoint, is its own. A backward pass ends where the thread that runs
-    models does something else: schedules of pipelines go forward between two of them.
+    Backward has the operators that autograd's engine runs; forward has those that made the nodes of its graph. Forward
+    operators that the engine runs again, of a checkpoint, are backward. A backward pass ends where the thread that runs
+    models does something else: pipeline schedules run a forward pass between two backward passes.
     """
     events, is_engine, parent = host.events, host.is_engine, host.nesting.parent
     is_module = is_range(events)
-    # For each event the operator around it that no other is around.
+    # The outermost operator around each event, or the event itself.
     top = settled(np.where((parent != NONE) & ~is_module[parent], parent, np.arange(len(parent))))
     is_other = ~is_module & ~is_engine[top]
     inferred = []
-    if "forward" not in known:
+    if "forward" not in range_phases:
         is_forward = np.isin(np.arange(len(top)), top[[*host.forward.values()]]) & ~is_engine
         inferred.append(_hulls(events, is_forward, is_engine, "forward"))
-    if "backward" not in known:
-        # Where operators are noted for a backward pass, outside of one, models run.
-        noted = events.thread[(events.sequence != NONE) & is_other]
-        is_models = events.thread == (np.bincount(noted).argmax() if len(noted) else NONE)
-        is_between = np.isin(np.arange(len(top)), top[is_models & is_other])
+    if "backward" not in range_phases:
+        # The thread that runs models has the most operators with a sequence number outside of the engine.
+        threads = events.thread[(events.sequence != NONE) & is_other]
+        runs_models = events.thread == (np.bincount(threads).argmax() if len(threads) else NONE)
+        is_between = np.isin(np.arange(len(top)), top[runs_models & is_other])
         inferred.append(_hulls(events, is_engine, is_between, "backward"))
     return inferred
 
 
 def _hulls(events: Events, is_member: Flags, is_other: Flags, phase: Phase) -> pd.DataFrame:
-    """From the first to the last of every row of members that none of the others interrupts."""
+    """A piece of the phase for each sequence of members that no other event interrupts, from its start to its end."""
     rows = pd.DataFrame({"start_ns": events.start_ns, "end_ns": events.end_ns, "is_in": is_member})
     rows = rows[is_member | is_other].sort_values(["start_ns", "end_ns", "is_in"])
     hulls = rows[rows.is_in].groupby((~rows.is_in).cumsum())
@@ -196,8 +206,10 @@ def _hulls(events: Events, is_member: Flags, is_other: Flags, phase: Phase) -> p
 
 
 def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
-    """For each kernel its launch, NONE where it has none: the last call with its correlation id before it, or else the
-    first with it. A call that launches a CUDA graph has many kernels."""
+    """The index of each kernel's launch, or NONE: the last call before it with its correlation id, else the first one.
+
+    A call that launches a CUDA graph has many kernels.
+    """
     calls = pd.DataFrame.from_records(launches, columns=["correlation", "start_ns"]).assign(call=range(len(launches)))
     calls = calls[calls.correlation != NONE]
     last = pd.merge_asof(kernels[["correlation", "start_ns"]], calls, on="start_ns", by="correlation").call
@@ -205,95 +217,100 @@ def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
     return np.asarray(last.fillna(first).fillna(NONE), dtype=np.int64)
 
 
-def _attributed(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes: TraceNotes) -> pd.DataFrame:
-    """The kernels with what their launches and the host's events tell of them."""
+def _attribute(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes: TraceNotes) -> pd.DataFrame:
+    """The kernels with the columns that `Trace` describes, from their launches and the host's events."""
     kernels, launches = events.kernels, events.launches
     launch = match_launches(kernels, launches)
     is_linked = launch != NONE
-    of_launch = {
-        "launch_ns": (launches.start_ns, kernels.start_ns), "returned_ns": (launches.end_ns, kernels.start_ns),
-        "thread": (launches.thread, events.main_thread),
-    }  # fmt: skip
-    # Behind the launches stands a nought for the kernels without one; NONE reads it.
-    columns = {
-        name: np.where(is_linked, np.append(values, 0)[launch], own) for name, (values, own) in of_launch.items()
-    }
-    launch_ns, around = columns["launch_ns"], host.nesting.around(columns["thread"], columns["launch_ns"])
-    around = np.where(is_linked, around, NONE)
+
+    def of_launch(column: Integers, default: Any) -> Any:
+        """A column of each kernel's launch, or the default; the index NONE (-1) reads the appended zero."""
+        return np.where(is_linked, np.append(column, 0)[launch], default)
+
+    launch_ns = of_launch(launches.start_ns, kernels.start_ns)
+    thread = of_launch(launches.thread, events.main_thread)
+    around = np.where(is_linked, host.nesting.around(thread, launch_ns), NONE)
     is_counted = is_linked.copy()
     if len(timeline.step_ns):
         is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (launch_ns < timeline.step_ns[:, 1].max())
-    # Correlation ids rise with the calls; a kernel with a later one has lost its launch.
+    # Correlation ids rise with the calls: a kernel with a lower id than all launches was launched before the trace
+    # began. Any other kernel without a launch has lost it, and counts.
     first_id = min(launches.correlation[launches.correlation != NONE], default=0)
     is_counted |= ~is_linked & ~kernels.correlation.between(0, first_id - 1)
     operators = np.append(host.events.name, "")[around]
     kernels = kernels.assign(
-        **columns,
         launch=launch,
+        launch_ns=launch_ns,
+        returned_ns=of_launch(launches.end_ns, kernels.start_ns),
+        thread=thread,
         around=around,
         phase=np.where(is_linked, timeline.at(launch_ns), UNLINKED),
         kind=[*map(kind_of, kernels.name, kernels.category, operators)],
-        # Of a trace whose steps launched nothing everything counts.
+        # If the steps of a trace launched nothing, all kernels count.
         is_counted=is_counted | (not is_counted.any()),
     )
     in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))
     parts = [
-        # What is done for the update, for the input or between ranks is so whatever the operator.
+        # Communication, and kernels of the update and the input, have their part whatever their operator.
         ("comm" if kind == "comm" else NAMES["phase_parts"].get(phase))
         or in_graph.get(index)
         or host.part(event)
-        # These kinds do a part of the model and nothing else.
+        # Kernels of these kinds work for no other part.
         or (kind if kind in ("attention", "norm") else UNCLASSIFIED)
         for index, (event, phase, kind) in enumerate(zip(around.tolist(), kernels.phase, kernels.kind, strict=True))
     ]
-    return _described(kernels.assign(part=parts), host, timeline)
+    return _describe_communication(kernels.assign(part=parts), host, timeline)
 
 
-def _described(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd.DataFrame:
-    """The kernels with what they do for communication, blank or missing for those of another kind than `comm`.
+def _describe_communication(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd.DataFrame:
+    """The kernels with columns about communication, blank or missing for kernels of another kind than `comm`.
 
-    `collective` is its kind. `message_bytes` and `bus_bytes` are what algorithm and bus bandwidth are of, as nccl-tests
-    define them (NVIDIA/nccl-tests:doc/PERFORMANCE.md): the larger of what a rank sends and receives, and that times
-    2(n-1)/n for all-reduce, (n-1)/n for reduce-scatter, all-gather and all-to-all between n ranks. `group` and `stage`
-    say between whom and when: the collective's number, or else the step that launched it. `messages` are those of a
-    point-to-point kernel, `0>1` from rank 0 to 1 with None for the trace's own; what is noted on the thread since its
-    communication before is launched together. `cost_ns` is what it takes once the last rank has come, the kernel's
-    duration as far as one trace tells.
+    - `collective`: the kind of collective.
+    - `message_bytes`: the larger of what a rank sends and receives; algorithm bandwidth refers to it.
+    - `bus_bytes`: `message_bytes` times 2(n-1)/n for all-reduce and times (n-1)/n for reduce-scatter, all-gather and
+      all-to-all between n ranks; bus bandwidth refers to it. Both are as nccl-tests define them
+      (NVIDIA/nccl-tests:doc/PERFORMANCE.md).
+    - `group`, `stage`: the ranks that take part, and the collective's number or else the step that launched it.
+    - `messages`: those of a point-to-point kernel, such as `0>1` from rank 0 to 1, with None for the trace's own rank.
+      One kernel sends all messages that its thread noted since the communication before.
+    - `cost_ns`: the time from when the last rank has come; one trace alone tells only the kernel's duration.
     """
     rows, comm, (begin_ns, end_ns) = {}, kernels[kernels.kind == "comm"], timeline.step_ns.T
-    noted_by_host = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"])
+    host_notes = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"])
     launches = comm.reset_index().sort_values("launch_ns")
-    before_launch = pd.merge_asof(
-        noted_by_host.sort_values("start_ns"), launches, left_on="start_ns", right_on="launch_ns", by="thread",
+    notes_before = pd.merge_asof(
+        host_notes.sort_values("start_ns"), launches, left_on="start_ns", right_on="launch_ns", by="thread",
         direction="forward",
     ).groupby("index").arguments_x.agg(list)  # fmt: skip
 
-    def elements(noted: Any) -> int:
-        return max((number for number in (noted.in_elements, noted.out_elements) if isinstance(number, int)), default=0)
+    def elements(note: Any) -> int:
+        return max((number for number in (note.in_elements, note.out_elements) if isinstance(number, int)), default=0)
 
     for kernel in comm.itertuples():
         around = [*host.nesting.climb(kernel.around)]
         # Some profilers note the message on the operator alone.
-        noted = [kernel.arguments, *(host.events.arguments[event] for event in around)]
-        source: Any = next((arguments for arguments in noted if arguments.collective_name), noted[0])
-        names = [str(source.collective_name), *(host.names[event] for event in around), kernel.name]
+        candidates = [kernel.arguments, *(host.events.arguments[event] for event in around)]
+        note: Any = next((arguments for arguments in candidates if arguments.collective_name), kernel.arguments)
+        names = [str(note.collective_name), *(host.names[event] for event in around), kernel.name]
         kind = next(filter(None, map(_collective_of, names)), "unknown")
-        together, messages = [source], set[str]()
+        notes, messages = [note], set[str]()
         if kind == POINT_TO_POINT:
-            together = [one for one in before_launch.get(kernel.Index, []) if one.source != one.target] or together
-            messages = {f"{one.source}>{one.target}" for one in together}
-        source, size = together[0], together[0].group_size
-        most = max(sum(elements(one) for one in together if (one.target is None) == is_in) for is_in in (True, False))
-        message_bytes = most * NAMES["element_bytes"].get(str(source.element_type), np.nan) or np.nan
+            thread_notes = notes_before.get(kernel.Index, [])
+            notes = [message for message in thread_notes if message.source != message.target] or notes
+            messages = {f"{message.source}>{message.target}" for message in notes}
+        note, size = notes[0], notes[0].group_size
+        sent = sum(elements(message) for message in notes if message.target is not None)
+        received = sum(elements(message) for message in notes if message.target is None)
+        message_bytes = max(received, sent) * NAMES["element_bytes"].get(str(note.element_type), np.nan) or np.nan
         share = (size - 1) / size if isinstance(size, int) and size > 1 else np.nan
         bus_bytes = message_bytes * (NAMES["bus_factors"].get(kind, 0) * share or 1.0)
-        # Each rank numbers messages by itself.
-        number = NONE if messages else source.number
+        # Each rank numbers point-to-point messages by itself, so their numbers do not match.
+        number = NONE if messages else note.number
         (step,) = locate(begin_ns, end_ns, np.array([kernel.launch_ns]))
         stage = timeline.step_names[step] if number == NONE and step != NONE else f"number {number}"
-        group = "" if messages else f"{source.group_name} {source.group_ranks}"
+        group = "" if messages else f"{note.group_name} {note.group_ranks}"
         rows[kernel.Index] = (kind, message_bytes, bus_bytes, group, stage, messages)
     columns = ["collective", "message_bytes", "bus_bytes", "group", "stage", "messages"]
-    described = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
-    described = described.fillna({"collective": "", "group": "", "stage": ""})
-    return pd.concat([kernels, described], axis=1).assign(cost_ns=kernels.duration_ns)
+    communication = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
+    communication = communication.fillna({"collective": "", "group": "", "stage": ""})
+    return pd.concat([kernels, communication], axis=1).assign(cost_ns=kernels.duration_ns)

@@ -1,5 +1,8 @@
-"""Was the device working? The trace's verdict by phase, beside the lag's from unprofiled steps, with advice: what would
-make the phase faster, by its verdict, by what its kernels show, and by what the run does already."""
+"""Verdicts on whether the device was working, by phase, with advice on what would make the phase faster.
+
+Beside the trace's verdict stands that of the lag from unprofiled steps. The advice follows from the verdict, the
+phase's kernels, and the options that the run uses already.
+"""
 
 from __future__ import annotations
 
@@ -21,54 +24,54 @@ from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import milliseconds, percent
 
-# Waiting for data is the host's by definition, `other` is its own work; for phases shorter than this nobody decides.
+# Other phases have no verdict: in `data` the device waits for the host by definition, and `other` is the host's work.
 _JUDGED = ("forward", "backward", "clip", "optimizer", OUTSIDE)
+# Phases with a smaller share of the window have no verdict.
 _LONG_FRACTION = 0.002
-# Share of a phase in which the device waits for the host.
+# Shares of a phase in which the device waits for the host: from the first on it is host-bound, up to the second queued.
 HOST_BOUND_FRACTION = 0.10
 QUEUED_FRACTION = 0.02
-# Share of a phase in which the device idles though the host was there and more than a short gap before; and in which it
-# idles for whatever reason. Above them no phase is queued.
+# A phase is stalled from this share of other idle time on, or above this share of idle time for any reason.
 STALLED_FRACTION = 0.10
-# Share of a phase in which communication runs and nothing computes.
-COMMUNICATION_BOUND_FRACTION = 0.25
-# Reasons with less are not said.
-_SAID_FRACTION = 0.001
 IDLE_FRACTION = 0.30
-# Below this share of gaps, fewer kernels would change little.
+# A phase is communication-bound from this share on in which communication runs and nothing computes.
+COMMUNICATION_BOUND_FRACTION = 0.25
+# Reasons for idle time with a smaller share are not named.
+_MIN_REASON_FRACTION = 0.001
+# With a smaller share of gaps, fewer kernels would change little.
 _MANY_GAPS_FRACTION = 0.05
 _MATMUL_BOUND_FRACTION = 0.6
-# From this share on, a softmax of its own is worth a fused attention.
+# With a larger share of separate softmax kernels, fused attention is worth it.
 _MUCH_SOFTMAX_FRACTION = 0.05
 _MUCH_FP32_FRACTION = 0.2
 _MUCH_LAYOUT_FRACTION = 0.08
 _MUCH_COMMUNICATION_FRACTION = 0.05
-#: `stalled`: the device idles, and neither for the host nor in single short gaps.
+#: `stalled` says that the device idles for another reason than the host, or in very many gaps.
 TraceWord = Literal[LagWord, "stalled", "communication-bound", "waits for other ranks"]
 
-# Kernels that only change the layout of images for a convolution.
+# Kernels that only change the memory layout of images for a convolution.
 _LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", re.IGNORECASE)
 _FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
 def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord) -> pd.DataFrame:
-    """The phases' clocks with what they mean; `waits` say why devices waited, `run` is the run's record, blank for a
-    trace without one.
+    """The phases' clocks with `verdict`, `advice`, and `lag_verdict` and `min_lag_s` from the run's probe steps.
 
-    `verdict` is None for a phase that is not judged: `communication-bound` from `COMMUNICATION_BOUND_FRACTION` of
-    exposed communication on, if that is more than the waiting for the host, or `waits for other ranks` where more than
-    half of it is known to be that; else `host-bound` from
-    `HOST_BOUND_FRACTION` of waiting for the host on, if that is more than other idle time; else `stalled` from
-    `STALLED_FRACTION` of other idle time or above `IDLE_FRACTION` of any; else `queued` up to `QUEUED_FRACTION` of
-    waiting for the host, and `mixed` above it.
-    `advice` is what would make the phase faster, without the profiler, which
-    slows the host and not the device. `lag_verdict` and `min_lag_s` are from the run's probe steps.
+    `verdict` is that of `verdict_of`, or None for a phase that is not judged. `advice` says what would make the phase
+    faster in a run without the profiler, which slows the host but not the device. So where the lag says `queued`, the
+    advice is for a queued phase.
+
+    Args:
+        clocks: the clocks of the trace.
+        waits: the reasons why devices waited for the host, by phase.
+        work: the kernels of the trace.
+        run: the run's record; an empty one for a trace without a run.
     """
     phases = clocks.phases
     if phases.empty:
         return phases
-    known = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
-    lags = [known.get(phase, LagVerdict()) for phase in phases.index]
+    lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
+    lags = [lag_verdicts.get(phase, LagVerdict()) for phase in phases.index]
     is_long = (phases.kernels > 0) & (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
     verdicts, advice = list[TraceWord | None](), list[str | None]()
     is_judged = is_long & phases.index.isin(_JUDGED)
@@ -86,16 +89,24 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
 
 
 def idle_reason(clock: pd.Series) -> str:
-    """How long a device, or a phase on it, was busy and why it was not."""
+    """Text on how long a device was busy, or a phase on it, and the reasons for its idle time."""
     words = {"host_wait_s": "waiting for the host", "queued_gap_s": "in short gaps", "other_idle_s": "other"}
     shares = {word: clock[name] / (clock.window_s or 1.0) for name, word in words.items()}
-    reasons = ", ".join(f"{percent(share)} {word}" for word, share in shares.items() if share >= _SAID_FRACTION)
+    reasons = ", ".join(f"{percent(share)} {word}" for word, share in shares.items() if share >= _MIN_REASON_FRACTION)
     busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
     return f"{busy}, idle {percent(sum(shares.values()))}" + (f": {reasons}" if reasons else "")
 
 
 def verdict_of(clock: pd.Series) -> TraceWord:
-    """What a device, or a phase on it, is bound by."""
+    """The verdict on a device, or on a phase on it; the first that holds, with shares of the window:
+
+    - `communication-bound`: exposed communication has `COMMUNICATION_BOUND_FRACTION` or more, and no less than waiting
+      for the host; or `waits for other ranks`, if more than half of it is before the last rank came.
+    - `host-bound`: waiting for the host has `HOST_BOUND_FRACTION` or more, and no less than other idle time.
+    - `stalled`: other idle time has `STALLED_FRACTION` or more, or all idle time more than `IDLE_FRACTION`.
+    - `queued`: waiting for the host has at most `QUEUED_FRACTION`.
+    - `mixed`: everything else.
+    """
     names = ("host_wait_s", "other_idle_s", "idle_s", "comm_exposed_s")
     wait, other, idle, exposed = (clock[name] / (clock.window_s or 1.0) for name in names)
     if exposed >= max(COMMUNICATION_BOUND_FRACTION, wait):
@@ -108,14 +119,15 @@ def verdict_of(clock: pd.Series) -> TraceWord:
 
 
 def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFrame, work: Work, run: RunRecord) -> str:
-    """What would make a phase faster: the first sentence whose condition holds."""
+    """The advice on what would make a phase faster: the first sentence whose condition holds."""
     kernels, parts = work.kernels(phase), work.by("part", phase=phase)
     kinds = work.by("kind", phase=phase).set_index("kind").share_fraction
     products, attention, unknown, memory = (
         float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], NAMES["memory_kinds"])
     )
     names, is_network = kernels.name, phase not in ("clip", "optimizer")
-    computed, fp32 = products + attention, sum(work.fraction("precision", name, phase) for name in FULL_FP32)
+    computed = products + attention
+    fp32 = sum(work.fraction("precision", name, phase) for name in FULL_FP32)
     layout = kernels.share_fraction[names.str.contains(_LAYOUT)].sum()
     softmax = parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum()
     communication = shortened(next(iter(kernels.short_name[kernels.kind == "comm"]), "communication"), KERNEL_WIDTH)
@@ -142,7 +154,8 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
     if run.outcome == DAMAGED:
         faster = "16-bit autocast or TF32 (torch.backends.*.allow_tf32)"
     cause = next(iter(largest_causes(waits).index), LAUNCHING)
-    is_host_bound, is_stalled = verdict == "host-bound", verdict == "stalled"
+    is_host_bound = verdict == "host-bound"
+    is_stalled = verdict == "stalled"
     return _first(
         (is_stalled and clock.queued_gap_s >= clock.other_idle_s, short_kernels),
         (is_stalled and clock.comm_exposed_s >= _MUCH_COMMUNICATION_FRACTION * clock.window_s, f"{exposed}; {waiting}"),
@@ -168,5 +181,5 @@ def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFram
 
 
 def _first(*rules: tuple[Any, str]) -> str:
-    """The first sentence whose condition holds; that of the last always does."""
+    """The first sentence whose condition holds; the last condition is always true."""
     return next(sentence for is_true, sentence in rules if is_true)

@@ -1,4 +1,4 @@
-"""`lmbench kernels`: what it says, its forms of output, its width, its errors and exit codes."""
+"""The output of `lmbench kernels` in its formats, and its width."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def _narrow(monkeypatch):
 
 
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*/trace.json.gz")), ids=lambda path: path.parent.name)
-def test_the_first_screen_is_the_answer_and_all_needs_eighty_columns(capsys, path):
+def test_the_first_screen_has_24_lines_and_every_line_80_columns(capsys, path):
     first, every = shown(capsys, str(path)).splitlines(), shown(capsys, str(path), "--all").splitlines()
-    # A path stays whole, to be copied.
+    # Paths are never cut, so that they can be copied.
     assert max(len(line) for line in every if str(TRACES) not in line) <= 80
     assert len(first) <= 24
     assert [line for line in first[:-2] if line not in every] == []
 
 
-def test_the_first_screen_is_as_it_was_read(capsys):
+def test_the_first_screen_is_the_golden_file(capsys):
     assert shown(capsys, COMPILED) == (GOLDEN / "kernels_answer.txt").read_text(encoding="utf-8")
 
 
-def test_a_foreign_trace_tells_its_slowest_step_and_exposed_communication(tmp_path, capsys):
+def test_a_foreign_trace_shows_its_slowest_step_and_exposed_communication(tmp_path, capsys):
     trace = HandWritten()
     for number, (begin, duration) in enumerate(((0, 900), (1_000, 1_900), (3_000, 950))):
         trace.add("user_annotation", f"ProfilerStep#{number}", begin, duration)
@@ -57,14 +57,14 @@ def test_a_foreign_trace_tells_its_slowest_step_and_exposed_communication(tmp_pa
     assert "steps 1.525 ms each on the host, the slowest 2.000 ms, number 1 of 2; each ends with Optimizer.step" in text
 
 
-def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys):
+def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
     rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
     record = json.loads(shown(capsys, COMPILED, "--json"))
     assert sum(float(row["kernel_s"]) for row in rows) == pytest.approx(record["kernel_s"])
     assert len(rows) == len(record["tables"]["all_kernels"])
     assert {"phase", "name", "kind", "part"} < rows[0].keys()
     assert (record["steps"], record["completeness"]["captured_kernel_count"]) == (2, 1518)
-    assert [each["verdict"] for each in record["phases"]].count("host-bound") == 3
+    assert [phase["verdict"] for phase in record["phases"]].count("host-bound") == 3
     gemm_s = {row["kind"]: row["step_s"] for row in record["tables"]["kinds"]}["gemm"]
     assert gemm_s == pytest.approx(3.421e-3, rel=1e-3)
 
@@ -72,7 +72,7 @@ def test_csv_and_json_have_what_the_screen_shows_in_si_units(capsys):
 def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(tmp_path, capsys):
     net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
     ModuleRanges(net, uses_nvtx=False)
-    # Much work, and not for the first time: operators fill their phases.
+    # Much work after a warm-up call, so that operators fill their phases.
     x = torch.randn(16_384, 64)
     net(x)
     path = record_steps(tmp_path / "t.json", lambda: net(x).sum(), torch.optim.SGD(net.parameters(), 0.1))
@@ -82,8 +82,8 @@ def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(tmp_path, caps
     assert {("forward", "aten::addmm"), ("backward", "aten::mm"), ("optimizer", "aten::add_")} <= {
         (row["phase"], row["name"]) for row in rows
     }
-    # Each operator's own time: all of them together are no longer than the phase's range.
+    # Self times of all operators add up to no more than the phase's range.
     events = json.loads(path.read_text())["traceEvents"]
     span_us = sum(event["dur"] for event in events if event.get("name") == "lmbench.phase:forward")
-    own_us = sum(row["self_s"] for row in rows if row["phase"] == "forward") * record["steps"] * 1e6
-    assert 0.3 * span_us < own_us < span_us
+    self_us = sum(row["self_s"] for row in rows if row["phase"] == "forward") * record["steps"] * 1e6
+    assert 0.3 * span_us < self_us < span_us

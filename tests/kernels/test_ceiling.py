@@ -1,4 +1,4 @@
-"""What a device attains at best, measured on the CPU here, and what kernels attain of it, against figures by hand."""
+"""The best rates of a device, measured on this CPU, and the rates that kernels attain, against figures by hand."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
     (table,) = ceiling_answer(decode(path.read_bytes(), CeilingRecord), path).tables
     assert len(table.rows) == 3
     assert main(["ceiling", "--sustained_s", "0.01", "--results_dir", str(path / "x")]) == 2
-    # A folder that cannot be written loses nothing.
+    # If the folder cannot be written, the record is printed.
     record, _, line = capsys.readouterr().err.rstrip().rpartition("\n")
     assert len(json.loads(record)["rates"]) == 3
     assert "cannot be written" in line
 
 
 EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"
-# small: width, feed-forward width, layers, vocabulary; batch 4 x context 512
+# The size `small`, at batch 4 and context 512.
 WIDTH, WIDE, LAYERS, VOCABULARY, TOKENS, CONTEXT = 768, 3072, 12, 10_000, 2048, 512
 FULL = {
     "flops": {"per_token_flops": 260726784, "causal_per_token_flops": 251289600, "multiplier": 1, "reason": None},
@@ -78,7 +78,7 @@ FULL = {
 
 
 def with_run(path, **changes):
-    """The trace with the facts that a real run's record has, some of them changed."""
+    """The findings of a trace with the record of a full run, some of its fields changed."""
     findings = examine(path)
     run = {**as_dict(findings.run), **FULL}
     for name, value in changes.items():
@@ -102,14 +102,14 @@ def ceiling_record(gpu="NVIDIA H200", day=1):
 
 def test_products_by_hand():
     products = rows(with_run(EAGER))["matmul forward"]
-    # q, k, v, output; gate, up, down; scores and values; the head. Two FLOPs each.
+    # q, k, v and output; gate, up and down; scores and values; then the head. Each weight costs two FLOPs.
     per_layer = 4 * WIDTH * WIDTH + 3 * WIDTH * WIDE + 2 * CONTEXT * WIDTH
     assert products["work"] == 2 * TOKENS * (LAYERS * per_layer + WIDTH * VOCABULARY)
     assert products["seconds"] == pytest.approx(13.45e-3, rel=1e-3)
     assert products["datasheet_fraction"] == pytest.approx(0.593, abs=1e-3)
 
 
-def test_backward_has_twice_the_products_and_adamw_seven_numbers_a_parameter():
+def test_backward_has_twice_the_products_and_adamw_moves_seven_numbers_per_parameter():
     training = {"per_token_flops": 3 * 260726784, "causal_per_token_flops": 3 * 251289600, "multiplier": 3}
     adamw = {"optimizer": "AdamW fused", "trainable_parameter_count": 128_625_408}
     by_name = rows(with_run(COMPILED, flops=training, model=adamw))
@@ -120,25 +120,25 @@ def test_backward_has_twice_the_products_and_adamw_seven_numbers_a_parameter():
     assert rows(with_run(COMPILED, model=adamw, precision="bf16-true"))["optimizer"]["work"] == 128_625_408 * 14
 
 
-def test_a_foreign_model_has_blanks_with_reasons():
+def test_unknown_figures_of_a_foreign_model_have_reasons():
     flops = {"per_token_flops": None, "causal_per_token_flops": None, "reason": "it has an operator without a formula"}
     findings = with_run(COMPILED, flops=flops, model={"optimizer": "Adafactor"})
     assert {row["per_s"] for row in rows(findings).values()} == {None}
     reasons = " ".join(line.text for line in roofline(findings).notes)
     assert "products: it has an operator without a formula" in reasons
     assert "reads and writes of Adafactor are unknown" in reasons
-    # A checkpoint computes again in the backward pass, as much as nobody counts.
-    again = rows(with_run(COMPILED, flops={"recomputed_per_token_flops": 10**6}))
-    assert [again[f"matmul {name}"]["work"] is None for name in ("forward", "backward")] == [False, True]
+    # With checkpointing the backward recomputes an unknown part of the forward.
+    recomputed = rows(with_run(COMPILED, flops={"recomputed_per_token_flops": 10**6}))
+    assert [recomputed[f"matmul {name}"]["work"] is None for name in ("forward", "backward")] == [False, True]
 
 
-def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path):
+def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_used(tmp_path):
     run = tmp_path / "study" / "runs" / "cell-r0"
     run.mkdir(parents=True)
     records = [ceiling_record(day=1), ceiling_record(day=3), ceiling_record("NVIDIA A100-SXM4-80GB", day=9)]
     texts = [*map(json.dumps, records), "", "{}", "[1]", "[" * 100_000]
-    for place, text in enumerate(texts):
-        (tmp_path / f"ceiling_{place}.json").write_text(text)
+    for number, text in enumerate(texts):
+        (tmp_path / f"ceiling_{number}.json").write_text(text)
     path, record = find_ceiling(run, "NVIDIA H200")
     assert (path.name, [rate.name for rate in record.rates]) == ("ceiling_1.json", ["bf16", "fp32", "copy"])
     path.unlink()
@@ -146,7 +146,7 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_taken(tmp_path):
     assert find_ceiling(run, "NVIDIA H200") is None
 
 
-def test_the_command_shows_it(tmp_path, capsys):
+def test_the_command_shows_the_roofline(tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(EAGER, run)
     (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | FULL))

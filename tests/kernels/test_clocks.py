@@ -1,4 +1,4 @@
-"""Busy, gaps and waits as they were planted on made-up queues and streams, and against plain sums of real traces."""
+"""Busy time, gaps and waits, against planted queues and streams and against plain sums of real traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NCCL, COPY = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)", "Memcpy DtoD (Devic
 
 
 class Plan(NamedTuple):
-    """A phase of a made-up step: launches, the host's time from one to the next, and each kernel's duration."""
+    """A phase of a planted step: launches, the host's time between them, and the duration of each kernel."""
 
     phase: str
     launches: int
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 def simulated(steps):
-    """A device that works off a queue: a kernel starts when it has been launched and the one in front has ended."""
+    """The trace of a device with a queue: a kernel starts once it was launched and the kernel before it has ended."""
     trace = HandWritten()
     host = device = 0.0
     for index, plans in enumerate(steps):
@@ -54,28 +54,28 @@ def seconds(us):
 
 STEP = [("forward", 0, 50), ("backward", 50, 50), ("optimizer", 100, 50), ("transfer", 150, 50)]
 ALONE = [(0, "gemm", 10, 99, MAIN), (60, "gemm", 110, 300, MAIN), (110, "gemm", 411, 100, MAIN)]
-# A collective, launched in backward, waits on its own stream for the backward pass, and outlasts it; a copy, launched
-# for the next step, is done at once.
+# A collective that backward launched waits on its own stream for backward's kernels, and outlasts them. A copy for the
+# next step runs at once.
 BESIDE = [*ALONE, (70, NCCL, 380, 60, SIDE), (160, "Memcpy HtoD (Pinned -> Device)", 200, 40, SIDE)]
 
 
 @pytest.mark.parametrize(
     ("phases", "kernels", "expected"),
     [
-        # Launch and kernel in front were over at 16: something else held the second kernel up for 50 us.
+        # The launch and the kernel before were over at 16: the second kernel waited 50 us for something else.
         ([("forward", 0, 100)], [(0, "k", 6, 10, MAIN), (12, "k", 66, 34, MAIN)],
          {"forward": {"host_wait_s": 6 + 5, "queued_gap_s": 0, "other_idle_s": 45}}),
-        # An MI300 starts kernels 15 us after their launch returned: no other idle time.
+        # An MI300 starts kernels 15 us after their launch returned, which is no other idle time.
         ([], [(100 * n, "gemm", 100 * n + 19, 10, MAIN) for n in range(20)], {"outside": {"other_idle_s": 0}}),
         (STEP, ALONE, {"forward": {"busy_s": 99}, "backward": {"busy_s": 300}, "optimizer": {"busy_s": 100}}),
-        # A side stream neither ends a phase nor lengthens it; 1 us of the collective is exposed, and what the host goes
-        # through without a kernel that runs alone takes no time on the device.
+        # A side stream neither ends a phase nor lengthens it; 1 us of the collective is exposed. A phase whose kernels
+        # run beside others takes no time on the device.
         (STEP, BESIDE, {"forward": {"busy_s": 99}, "backward": {"busy_s": 301, "comm_s": 60, "comm_exposed_s": 1},
                         "optimizer": {"busy_s": 100}, "transfer": {"window_s": 0, "kernels": 1e6}}),
-        # A copy beside a collective is no computing.
+        # A copy beside a collective does not compute.
         ([("backward", 0, 100)], [(0, "gemm", 10, 50, MAIN), (5, NCCL, 40, 100, SIDE), (6, COPY, 100, 20, MAIN)],
          {"backward": {"comm_s": 100, "comm_exposed_s": 80}}),
-        # A foreign graph without launches is back to back, while the host is in a phase that starts nothing.
+        # A graph's kernels without launches follow each other, while the host is in a phase that launches nothing.
         ([("forward", 0, 100), ("zero_grad", 100, 900)],
          [(0, "gemm", 10, 90, MAIN), *((None, "gemm", start, 90, MAIN) for start in range(200, 700, 100))],
          {"unlinked": {"busy_s": 450, "other_idle_s": 140, "queued_gap_s": 0, "host_wait_s": 0},
@@ -83,7 +83,7 @@ BESIDE = [*ALONE, (70, NCCL, 380, 60, SIDE), (160, "Memcpy HtoD (Pinned -> Devic
     ],
     ids=["held_up", "slow_start", "alone", "side_stream", "copy_is_no_compute", "unlinked"],
 )  # fmt: skip
-def test_planted_times_are_of_their_phase_and_cause(phases, kernels, expected):
+def test_planted_times_have_their_phase_and_cause(phases, kernels, expected):
     trace = HandWritten()
     for phase in phases:
         trace.phase(*phase)
@@ -106,7 +106,7 @@ def test_a_host_that_is_ahead_leaves_gaps_and_the_first_step_is_not_clocked():
     assert clocks.phases.median_kernel_s.tolist() == [seconds(100), seconds(200)]
 
 
-def test_devices_are_summed_and_never_united():
+def test_times_of_devices_are_summed():
     trace = HandWritten()
     trace.phase("forward", 0, 100)
     trace.launched(0, "gemm", 10, 90)
@@ -117,7 +117,7 @@ def test_devices_are_summed_and_never_united():
     assert clocks.phases.loc["forward", ["busy_s", "window_s"]].tolist() == [seconds(130), seconds(200)]
 
 
-def test_a_graphs_kernels_lie_in_the_queue_and_what_holds_up_the_first_is_not_the_host():
+def test_kernels_of_a_graph_are_queued_and_its_late_first_kernel_is_not_a_wait_for_the_host():
     trace = HandWritten()
     trace.launch(1, 0, 10, name="cudaGraphLaunch")
     trace.launch(2, 20, 10, name="cudaGraphLaunch")
@@ -145,7 +145,7 @@ def test_recorded_traces_agree_with_plain_sums(name):
     path = TRACES / name / "trace.json.gz"
     (plain,) = plain_sums(path).values()
     trace = load_trace(path)
-    # Without lmbench's steps the clock runs over everything.
+    # Without steps the clock runs over the whole trace.
     timeline = replace(trace.timeline, step_ns=np.zeros((0, 2), dtype=np.int64))
     (device,) = phase_clocks(trace.kernels, timeline).devices.itertuples()
     sums = {"busy": device.busy_s, "comm": device.comm_s, "overlapped": device.comm_s - device.comm_exposed_s}

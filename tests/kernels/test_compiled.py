@@ -1,4 +1,4 @@
-"""Kernels of compiled graphs: parts by the capture's list of launches, by order within each call, never by guess."""
+"""Parts of compiled kernels, by the recorded launches of each graph and the order of kernels in each call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLASH_CALL = "aten._scaled_dot_product_flash_attention.default"
 
 
 def graph_of(*launches):
-    """A graph by names and paths of modules, `+` between several."""
+    """A graph from pairs of a kernel's name and paths of modules, with `+` between several paths."""
     kernels = [(name, [f"net.blocks.0.{path}" for path in paths.split("+")]) for name, paths in launches]
     return read_graphs([GraphNotes(kernels)], {})
 
@@ -30,7 +30,7 @@ TWO_MODULES = graph_of(
 )
 FUSED = graph_of((NORM, "attention_norm"), (FLASH_CALL, "attention.core"), (MM, "ffn.up"))
 SORTED = graph_of((NORM, "attention_norm"), ("aten.sort.default", "loss"), (MM, "ffn.up"))
-# A name stands in the list more than once, and with the parts of two modules.
+# One name is listed twice, and once with the parts of two modules.
 REPEATED = graph_of((NORM, "attention_norm"), (MM, "attention.q"), (NORM, "ffn_norm+attention_residual"), (MM, "ffn"))
 SAME, TWIN = (graph_of((NORM, "ffn_norm"), (MM, "ffn.up"), (MM, path), (SILU, "ffn")) for path in ("ffn.gate", "head"))
 OTHER = graph_of(("triton_poi_fused_other_0", "head"))
@@ -42,36 +42,36 @@ OTHER = graph_of(("triton_poi_fused_other_0", "head"))
         # Each product between two Triton kernels is the next call.
         (TWO_MODULES, [NORM, GEMM, GEMM, SILU, GEMM], "norm output ffn ffn ffn"),
         (REPEATED, [NORM, GEMM, NORM, GEMM], "norm qkv norm+residual ffn"),
-        # A fill goes with the product after it and a split sum with the one before.
+        # A fill belongs to the product after it, a split sum to the product before it.
         (TWO_MODULES, [NORM, FILL, GEMM, SPLIT_SUM, FILL, GEMM, SILU, FILL, GEMM, SPLIT_SUM],
          "norm output output output ffn ffn ffn ffn ffn ffn"),
-        # Calls of one part need no counting.
+        # Calls of one part need no matching.
         (TWO_MODULES, [NORM, GEMM, GEMM, SILU, "what_is_this", GEMM, GEMM], "norm output ffn ffn ffn ffn ffn"),
-        # Kernels that do not fit the calls tell nothing and leave the rest.
+        # Kernels that do not fit the calls have no part; the parts of others stand.
         (TWO_MODULES, [NORM, GEMM, SILU, GEMM], "norm - ffn ffn"),
         (TWO_MODULES, [NORM, FLASH, GEMM, SILU, GEMM], "norm - - ffn ffn"),
         (SORTED, [NORM, GEMM, GEMM], "norm - -"),
         # Attention may run several kernels in a row.
         (FUSED, [NORM, FLASH, COMBINE, GEMM], "norm attention attention ffn"),
-        # A sum behind a Triton kernel has its part, one behind a product that of the product.
+        # A sum has the part of the Triton kernel or the product before it.
         (TWO_MODULES, [NORM, ADDED, ADDED, GEMM, GEMM, SILU, GEMM, ADDED], "norm norm norm output ffn ffn ffn ffn"),
-        # A Triton kernel that the graph does not list has no part and hides no other graph.
+        # A Triton kernel that the graph does not list has no part, and does not keep the graph from fitting.
         (TWO_MODULES + OTHER, [NORM, GEMM, UNLISTED, GEMM, SILU, GEMM], "norm output - ffn ffn ffn"),
         # Another order of Triton kernels is another graph.
         (TWO_MODULES, [SILU, GEMM, GEMM, NORM, GEMM], "- - - - -"),
         ([], [NORM, GEMM], "- -"),
         (TWO_MODULES, [GEMM, GEMM], "- -"),
-        # Of graphs with the same kernels only agreement counts.
+        # Graphs with the same kernels have to agree.
         (SAME * 2, [NORM, GEMM, GEMM, SILU], "norm ffn ffn ffn"),
         (SAME + TWIN, [NORM, GEMM, GEMM, SILU], "- - - -"),
     ],
 )  # fmt: skip
-def test_a_call_has_parts_by_the_triton_kernels_around(graphs, names, expected):
+def test_parts_of_a_call_follow_from_its_triton_kernels(graphs, names, expected):
     ran = [(name, kind_of(name, "gpu_memset" if name == FILL else "kernel")) for name in names]
     assert [part or "-" for part in parts_of_call(graphs, ran)] == expected.split()
 
 
-def test_a_replayed_graph_has_the_parts_of_the_same_one_launched():
+def test_a_replayed_graph_has_the_parts_of_the_launched_one():
     # Two runs of one model on one H200: the second with CUDA graphs, whose kernels no operator launches.
     launched, replayed = examine(TRACES / "small_bf16_compiled"), examine(TRACES / "small_bf16_replayed")
     assert replayed.work.fraction("part", "unclassified") < 0.002

@@ -19,18 +19,18 @@ def sides():
 
 
 def written(path, kernels, steps=1):
-    """A trace whose forward has these kernels (us each), in each of its steps."""
+    """The findings of a trace in which each step's forward has these kernels, given with their us."""
     trace = HandWritten()
     for step in range(steps):
         begin = 50_000.0 * step
         trace.step(step, begin, 50_000)
         trace.phase("forward", begin, 50_000)
-        for place, (name, duration) in enumerate(kernels.items()):
-            trace.launched(begin + 12 + 20 * place, name, begin + 100 + 900 * place, duration)
+        for number, (name, duration) in enumerate(kernels.items()):
+            trace.launched(begin + 12 + 20 * number, name, begin + 100 + 900 * number, duration)
     return examine(trace.write(path / f"{steps}.json"))
 
 
-def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path):
+def test_each_change_has_its_word_and_times_are_per_step(tmp_path):
     a = written(tmp_path, {"gone_kernel": 100, "kept": 50, "slower": 30, "faster": 60})
     b = written(tmp_path, {"kept": 50, "slower": 45, "faster": 20, "new_kernel": 10}, steps=3)
     rows = compared(a, b, "short_name").set_index("name")
@@ -41,7 +41,7 @@ def test_each_change_has_its_word_and_steps_are_divided_out(tmp_path):
     assert rows.b_count["new_kernel"] == pytest.approx(1.0)
 
 
-def test_the_answer_is_as_it_was_read(sides):
+def test_the_answer_is_the_golden_file(sides):
     text = render(difference_answer(EAGER, COMPILED), "markdown").replace(str(TRACES), "TRACES")
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
 

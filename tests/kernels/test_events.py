@@ -1,4 +1,4 @@
-"""Times keep their nanoseconds, launches find their kernels, and every broken, foreign or hostile trace is one line."""
+"""The reader of traces: exact times, the launch of each kernel, and one line for every trace that cannot be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmbench.kernels.findings import examine
 
 
 def small(**changes):
-    """A step with an operator, a launch and its kernel, whose event is changed."""
+    """A step with an operator, a launch and its kernel; `changes` are made to the kernel's event."""
     trace = HandWritten()
     trace.step(0, 0.0, 100.0)
     trace.phase("forward", 0.0, 100.0)
@@ -48,13 +48,13 @@ def test_plain_and_gzipped_files_and_lists_of_events_read_alike(tmp_path):
 
 
 @pytest.mark.parametrize("base_us", [0.0, 4_386_447_563_678.886, 1_700_000_000_000_000.0])
-def test_durations_keep_their_nanoseconds_whatever_time_counts_from(tmp_path, base_us):
+def test_durations_keep_their_nanoseconds_whatever_the_origin_of_times(tmp_path, base_us):
     trace = small()
     for event in trace.events:
         event["ts"] += base_us
     read, _ = read_trace(trace.write(tmp_path / "t.json"))
     assert read.kernels.duration_ns.tolist() == [10_250]
-    # A float has quarters of a microsecond left in 2023 counted from 1970.
+    # A float counted from 1970 resolves only a quarter of a microsecond in 2023.
     error_ns = 1 if base_us < 1e13 else 500
     assert read.kernels.start_ns[0] - read.launches.start_ns[0] == pytest.approx(6_500, abs=error_ns)
 
@@ -89,14 +89,14 @@ PROCESSES.events[-1]["pid"] = 1
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_what_is_no_trace_is_said_in_one_line(tmp_path, monkeypatch, content, reason):
+def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path, monkeypatch, content, reason):
     monkeypatch.setattr(events, "MAX_JSON_BYTES", 1 << 22)
     path = tmp_path / "t.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content.document()).encode())
     assert reason in refusal(path)
 
 
-def test_paths_that_hold_no_trace_say_so(tmp_path):
+def test_a_path_without_a_trace_is_refused_in_one_line(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, reason in {"nothing": "is missing", "pipe": "no regular file", "a" * 5000: "File name too long"}.items():
         assert reason in refusal(tmp_path / name)
@@ -147,18 +147,18 @@ def with_launch(name):
         (captured("hipStreamBeginCapture", "hipStreamEndCapture"), 0),
         (captured("cudaStreamBeginCapture", None), 0),
         (captured(None, "hipStreamEndCapture"), 5),
-        # A fill of no bytes starts nothing.
+        # A fill of no bytes starts no kernel.
         (with_launch("cudaMemsetAsync"), 0),
         (with_launch("cudaMemcpyAsync"), 1),
     ],
 )
-def test_what_starts_nothing_is_no_missing_kernel(trace, missing):
+def test_a_launch_that_starts_nothing_does_not_miss_a_kernel(trace, missing):
     assert trace.examined().completeness["launch_without_kernel_count"] == missing
     expected = {"launches_without_kernel": "fail" if missing else "pass", "kernels_without_launch": "pass"}
     assert statuses(trace).items() >= expected.items()
 
 
-def test_what_the_traced_steps_did_not_launch_is_not_theirs():
+def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
     trace = HandWritten()
     for number in range(10, 15):
         trace.kernel(number, "queued before", 10.0 * number, 9.0)

@@ -61,7 +61,7 @@ def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass(name):
 
 
 def lossy():
-    """Of two launches one has a kernel."""
+    """A trace of two launches, of which one has a kernel."""
     trace = HandWritten()
     trace.launch(1, 10)
     trace.launched(20, "k", 30, 5)
@@ -69,7 +69,7 @@ def lossy():
 
 
 @pytest.mark.parametrize(("strict", "code"), [(False, 0), (True, 4)])
-def test_a_guard_of_the_trace_that_fails_counts_under_strict(strict, code, tmp_path):
+def test_a_failed_guard_of_the_trace_counts_under_strict(strict, code, tmp_path):
     folder = copied("small_fp32_inference", tmp_path)
     lossy().write(folder / "trace.json.gz")
     recorder = recorder_of(folder, strict)
@@ -91,7 +91,7 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path, capsys):
     assert run.kernels.reason.startswith("the trace could not be examined: ")
 
 
-def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys):
+def test_a_run_on_a_cpu_says_why_it_has_no_kernels_and_which_command_shows_it(tmp_path, capsys):
     run = bench(tmp_path, "--trainer.profiler=kernels")
     assert f"lmbench kernels {run.path}" in capsys.readouterr().out
     kernels = run.record.kernels
@@ -101,7 +101,7 @@ def test_a_run_on_a_cpu_says_why_it_has_none_and_where_to_look(tmp_path, capsys)
     assert all(0 < row.share_fraction <= 1 and row.self_s > 0 for row in rows)
 
 
-def test_launches_without_any_kernel_are_no_trace_of_a_cpu():
+def test_a_trace_with_launches_but_no_kernels_is_not_taken_for_a_cpus():
     trace = HandWritten()
     trace.op("aten::mm", 0, 50)
     for status, reason in (("n/a", "a trace of a CPU has operators and no kernels"), ("fail", "was not recorded")):
@@ -111,13 +111,13 @@ def test_launches_without_any_kernel_are_no_trace_of_a_cpu():
         trace.launch(1, 10)
 
 
-def test_faults_of_a_run_or_trace_are_said(tmp_path):
+def test_faults_of_a_run_or_trace_have_guards(tmp_path):
     folder = run_folder(tmp_path, twice(MANY_FAST))
     assert guards(examine(folder))["unclassified_part"] == "warn"
     (folder / "run.json").write_text("{")
     assert examine(folder).run is None
     assert guards(examine(folder))["run_record"] == "warn"
-    # In proportion to what is reported: 1 of 14 ms is too much, 4 us are nothing.
+    # The guard is relative to the window: 1 of 14 ms is too much, 4 us are not.
     for early_us, status in ((1_000.0, "fail"), (4.0, "pass")):
         early = simulated([[Plan("forward", 2, 0.0, 7_000.0)]])
         early.events[2]["ts"] += 6_900.0 + 100 + early_us - 2.7 - 97.6

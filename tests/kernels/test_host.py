@@ -1,4 +1,4 @@
-"""Phase and part of the work, on real traces of a small model on the CPU, where operators stand for kernels."""
+"""The phase and part of operators, on real traces of a small model on the CPU, where they stand for kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = {"embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "value
 
 
 def traced(path, module, *inputs, micro_batches=1):
-    """Two steps of a module whose output is summed up."""
+    """The trace of two steps of a module whose output is summed to a loss."""
     ModuleRanges(module, uses_nvtx=False)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     file = record_steps(path / "t.json", lambda: module(*inputs).sum(), optimizer, micro_batches=micro_batches)
@@ -38,14 +38,14 @@ def transformer(path, **flags):
 
 
 def operators_of(trace, phase):
-    """By event its name and part, of ATen's operators in a phase."""
+    """The name and part of each ATen operator in a phase, by event."""
     rows = pd.DataFrame({"name": trace.host.names, "phase": trace.timeline.at(trace.host.events.start_ns)})
     rows = rows[rows.name.str.startswith("aten::") & (rows.phase == phase)]
     return rows.assign(part=[trace.host.part(index) for index in rows.index])
 
 
 def slow_innermost(trace, event, prefixes):
-    """The shortest event of the wanted names around an event, by looking at all of them."""
+    """The shortest event around an event whose name has one of the prefixes, found among all events."""
     host, start, end = trace.host.events, trace.host.events.start_ns, trace.host.events.end_ns
     is_around = (start <= start[event]) & (end >= end[event]) & (host.thread == host.thread[event])
     around = [index for index in np.flatnonzero(is_around) if trace.host.names[index].startswith(prefixes)]
@@ -59,7 +59,7 @@ def test_backward_operators_have_the_part_of_the_forward_operator_that_made_thei
         engine = slow_innermost(trace, operator.Index, (ENGINE,))
         if engine == NONE or "AccumulateGrad" in names[engine]:
             continue
-        # The operator that began last of those with the node's sequence number, before the node.
+        # The last operator with the node's sequence number that began before the node.
         is_made = (host.sequence == host.sequence[engine]) & (host.forward_thread <= 0)
         is_made &= host.start_ns < host.start_ns[engine]
         forward = max(np.flatnonzero(is_made).tolist(), key=host.start_ns.__getitem__, default=NONE)
@@ -77,7 +77,7 @@ def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path):
     engines = [slow_innermost(trace, index, (ENGINE,)) for index in rows.index]
     is_stored = np.array([engine != NONE and "AccumulateGrad" in trace.host.names[engine] for engine in engines])
     stored = rows[is_stored & (rows.name == "aten::add_")]
-    # The second micro-batch adds to what the first stored: a parameter each, in two steps.
+    # In each of two steps, the second micro-batch adds to the gradient of every parameter.
     assert Counter(stored.part) == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
 
 
@@ -96,8 +96,8 @@ def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launc
     trace.op("MmBackward0", 151, 40, AUTOGRAD, **node)
     trace.op("aten::mm", 152, 30, AUTOGRAD)
     trace.op("aten::_fused_adamw_", 410, 20)
-    # On the device all of it comes late: backward's product runs while the host is in the optimizer.
-    # Launches with nothing around them, on either thread, are nobody's.
+    # Kernels run late: backward's product runs while the host is in the optimizer.
+    # Launches without an event around them, on either thread, have no part.
     launches = [(6, {}), (106, {}), (153, {"tid": AUTOGRAD}), (411, {}), (250, {"tid": AUTOGRAD}), (260, {})]
     kernels = [("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700), ("unknown", 800), ("unknown", 820)]
     for number, ((at, thread), (name, start)) in enumerate(zip(launches, kernels, strict=True)):
@@ -136,7 +136,7 @@ class Layer(nn.Module):
         return x + self.self_attn(self.input_layernorm(x))
 
 
-def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path):
+def test_the_softmax_tells_scores_from_values_in_a_foreign_model(tmp_path):
     model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(8, 8))
     trace = traced(tmp_path, model, torch.randn(2, 3, 4, 8, requires_grad=True))
     for phase in ("forward", "backward"):
@@ -147,7 +147,7 @@ def test_attention_of_a_foreign_model_is_told_apart_by_its_softmax(tmp_path):
         assert {"softmax", "norm", "residual"} <= set(rows.part)
 
 
-def test_calls_of_modules_are_forward_and_tell_parts_but_what_a_checkpoint_runs_again_is_backward(tmp_path):
+def test_calls_of_modules_are_forward_and_tell_parts_but_in_a_checkpoint_they_are_backward(tmp_path):
     model, x = nn.Sequential(Layer(), nn.Linear(8, 8)), torch.randn(3, 4, 8, requires_grad=True)
     with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recording:
         model(x + 1)

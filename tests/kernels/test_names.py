@@ -1,5 +1,4 @@
-"""Kinds of kernels by a stored set of real names with the answers expected, names that can be read, and parts by module
-path: lmbench's own names, those of other models, and their classes."""
+"""Kinds, precisions and short names of kernels, for real names with stored answers; parts of modules."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from lmbench.kernels.names import joined, kind_of, part_of, part_order, precisio
 
 
 def names():
-    """Of the runs of this project where `origin` is empty, else of the public traces or the sources of a library."""
+    """The stored names: of this project's runs if `origin` is empty, else of public traces or a library's sources."""
     with (TRACES / "kernel_names.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -28,11 +27,11 @@ def test_real_names_have_the_expected_kind():
     rows("""
 void cudnn::winograd_nonfused::winogradForwardData4x4<float, float> | aten::cudnn_convolution | conv
 triton_poi_fused_nccl_view_0 | - | elementwise
-# Names that were cut off are read as they stand.
+# Names that were cut short are read as they are.
 _ZN2at6native52_GLOBAL__N__chunk_cat_cuda_kernel | - | elementwise
-# A library's name is no work: its letters must not decide.
+# The letters in a library's name must not decide.
 void fbgemm_gpu::unheard_of_kernel<int>(int) | - | unclassified
-# Template arguments name what a kernel was made of, unless it is a general launcher.
+# Template arguments do not decide, unless the kernel is a general launcher.
 void unheard_of_kernel<cutlass::bfloat16_t, flash::Softmax>(int) | - | unclassified
 void cutlass::device_kernel<unheard::Softmax>(int) | - | gemm
 volta_sgemm_64x64_nt | aten::convolution_backward | conv
@@ -47,7 +46,7 @@ unheard_of_kernel | c10d::allreduce_ | comm
 unheard_of_kernel | - | unclassified
 """),
 )
-def test_a_name_is_looked_at_where_it_says_what_runs(name, operator, kind):
+def test_the_part_of_a_name_that_tells_what_runs_decides_its_kind(name, operator, kind):
     assert kind_of(name, "kernel", operator) == kind
 
 
@@ -63,7 +62,7 @@ void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1>(int) |
 sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x128x32 | tf32
 void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>(int) | bf16
 nvjet_sm90_tst_128x256_64x4_4x2_h_bz_coopA_NTN | bf16
-# Of float32 inputs the name says TF32, or nothing is known.
+# With float32 inputs, a name says TF32 or leaves it open.
 nvjet_sm120_sss_tf32_mma_32x64x32_3_32x16x32 | tf32
 nvjet_sm100_sss_128x64_64x6_2x1_v_bz_TNN | fp32 or tf32
 miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1 | fp32 off the tensor cores
@@ -88,7 +87,7 @@ void vectorized_elementwise_kernel<4, float>(int) | -
 )
 def test_a_products_name_tells_its_precision(name, precision):
     assert precision_of(name, kind_of(name)) == precision
-    # A run with TF32 switched off tells the rest.
+    # A run with TF32 off is fp32 where the name leaves it open.
     assert precision_of(name, kind_of(name), "highest") == precision.removesuffix(" or tf32")
 
 
@@ -122,7 +121,7 @@ def test_short_names_have_no_template_noise():
         ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bDF16bLi64ELi8EEEvPT0_", "add_rmsnorm_quant_kernel"),
     ],
 )
-def test_short_names_say_what_ran(name, short):
+def test_short_names_tell_what_ran(name, short):
     assert short_name(name) == short
 
 
@@ -181,12 +180,12 @@ def test_the_usual_names_of_other_models_have_parts(model):
 def test_classes_tell_where_names_do_not():
     classes = {"a.0": "LlamaRMSNorm", "a.1": "GPT2MLP", "a.1.x": "Linear", "b": "CrossEntropyLoss", "c": "Linear"}
     expected = {"a.0": "norm", "a.1.x": "ffn", "b": "loss", "c": None}
-    # A range may have the class alone.
+    # A range may be named by the class alone.
     expected |= {"ViTSelfOutput": "output", "BertOutput": "ffn", "BertIntermediate": "ffn", "GPTAttention": "attention"}
     assert {path: part_of(path, classes) for path in expected} == expected
 
 
-def test_fused_parts_stand_in_the_models_order():
+def test_fused_parts_are_in_the_models_order():
     assert joined(["residual", "norm", "norm"]) == "norm+residual"
     assert joined([]) == "unclassified"
     assert sorted(["unclassified", "norm+qkv", "qkv", "norm", "embedding"], key=part_order) == [

@@ -1,4 +1,4 @@
-"""Phases of traces that lmbench did not make: Lightning's ranges, PyTorch's, and none at all."""
+"""Phases of traces that lmbench did not record: by Lightning's ranges, PyTorch's, the user's, or without ranges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conftest import Sleeper, quiet_trainer
 
 
 def phase_of(trace, name):
-    """Phases in which operators of a name began."""
+    """The phases in which operators of this name began."""
     phases = trace.timeline.at(trace.host.events.start_ns)
     return {phase for phase, other in zip(phases, trace.host.names, strict=True) if other == name}
 
@@ -61,7 +61,7 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
     """):
         trace.add("user_annotation", name, int(start), int(end) - int(start))
     trace.op("aten::mm", 101, 5)
-    found = trace.loaded()
+    loaded = trace.loaded()
     moments = rows("""
         10 | transfer
         40 | outside
@@ -75,10 +75,10 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
         850 | outside
         2000 | outside
     """)
-    assert [[moment, at_us(found, int(moment))] for moment, _ in moments] == moments
+    assert [[moment, at_us(loaded, int(moment))] for moment, _ in moments] == moments
 
 
-def test_ranges_of_the_users_own_are_phases_around_what_autograd_tells():
+def test_the_users_own_ranges_are_phases_but_autograds_engine_is_backward():
     trace = HandWritten()
     named = rows("""
         data | data_load
@@ -93,11 +93,11 @@ def test_ranges_of_the_users_own_are_phases_around_what_autograd_tells():
     """)
     for number, (_, name) in enumerate(named):
         trace.add("user_annotation", name, 100 * number, 90)
-    # Autograd's engine goes back within the user's forward, as an implicit layer does.
+    # An implicit layer runs autograd's engine within the user's forward.
     trace.op("autograd::engine::evaluate_function: MmBackward0", 130, 10)
-    found = trace.loaded()
-    assert [at_us(found, 100 * number + 50) for number in range(len(named))] == [phase for phase, _ in named]
-    assert (at_us(found, 135), found.timeline.inferred) == ("backward", ())
+    loaded = trace.loaded()
+    assert [at_us(loaded, 100 * number + 50) for number in range(len(named))] == [phase for phase, _ in named]
+    assert (at_us(loaded, 135), loaded.timeline.inferred) == ("backward", ())
 
 
 @pytest.mark.parametrize("with_steps", [False, True])
@@ -120,7 +120,7 @@ def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path, with_steps)
     assert phase_of(trace, "AddmmBackward0") == {"backward"}
     assert phase_of(trace, "aten::addcdiv_") == {"optimizer"}
     assert phase_of(trace, "aten::clamp") == {OUTSIDE}
-    # Else each step ends with the optimizer's; the first began before the trace.
+    # Without ranges of steps, a step ends with the optimizer's; the first one began before the trace.
     assert trace.timeline.steps == (3 if with_steps else 2)
     assert {*trace.timeline.step_names} == (
         {"ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"} if with_steps else {"Optimizer.step#AdamW.step"}
@@ -128,7 +128,7 @@ def test_a_plain_loop_has_forward_and_backward_by_autograd(tmp_path, with_steps)
 
 
 def a_pipeline(path):
-    """Two forward operators, their backward passes on autograd's thread, and between those another micro-batch."""
+    """Two forward operators, their backward passes on autograd's thread, and a micro-batch's forward in between."""
     trace = HandWritten()
     for number, at in ((1, 0), (2, 20)):
         trace.op("aten::mm", at, 10, **{"Sequence number": number, "Fwd thread id": 0})
@@ -136,7 +136,7 @@ def a_pipeline(path):
         numbers = {"Sequence number": number, "Fwd thread id": 1}
         trace.op("autograd::engine::evaluate_function: FlashBackward", at, 50, AUTOGRAD, **numbers)
         trace.op("FlashBackward", at + 1, 45, AUTOGRAD, **numbers)
-        # What a checkpoint runs again, and nodes that are made and gone through inside.
+        # An operator that a checkpoint runs again, and the node that it makes, which the engine runs inside.
         trace.op("aten::mm", at + 2, 8, AUTOGRAD, **{"Sequence number": 7 + number, "Fwd thread id": 0})
         inner = {"Sequence number": 7 + number, "Fwd thread id": 2}
         trace.op("autograd::engine::evaluate_function: MmBackward0", at + 20, 5, AUTOGRAD, **inner)
@@ -148,12 +148,12 @@ def a_pipeline(path):
     return load_trace(trace.write(path))
 
 
-def test_forward_and_backward_are_inferred_from_what_autograd_runs(tmp_path):
+def test_forward_and_backward_are_inferred_from_autograds_operators(tmp_path):
     trace = a_pipeline(tmp_path / "t.json")
     assert trace.timeline.inferred == ("forward", "backward")
-    # What a checkpoint runs again is backward.
+    # The forward that a checkpoint runs again is backward.
     assert [at_us(trace, moment) for moment in (5, 15, 25, 105, 121, 148, 340)] == ["forward"] * 3 + ["backward"] * 4
-    # Forward between two backward passes is not.
+    # The forward between two backward passes is not backward.
     assert at_us(trace, 205) == OUTSIDE
     assert trace.kernels.phase.tolist() == ["backward", OUTSIDE, "backward"]
 

@@ -1,4 +1,4 @@
-"""On a GPU: kernels of a norm, a softmax, a loss and a RoPE run alone take what their part has in the whole model."""
+"""On a GPU: the kernels of a norm, softmax, loss or RoPE take as long alone as their part in the whole model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = [
 ]
 
 
-def whole(results, *flags):
-    """The small model in fp32, recorded as a user would."""
+def recorded(results, *flags):
+    """The findings of the small model in fp32, recorded as a user would."""
     words = ["fit", "--model.size=small", "--model.attention=naive", "--trainer.precision=32-true", *flags]
     words += [f"--data.batch_size={BATCH}", f"--data.context_length={SEQ}", "--trainer.profiler=kernels"]
     assert main([*words, f"--measure.results_dir={results}"]) == 0
@@ -32,8 +32,8 @@ def whole(results, *flags):
     return examine(run)
 
 
-def share_of(findings, phase, part):
-    """Kernel time a step, in s, of a part, or of several that were fused (`mask+softmax`), each by itself included."""
+def part_s(findings, phase, part):
+    """Kernel time per step, in s, of a part, or of fused parts (`mask+softmax`) together with each of them alone."""
     parts = set(part.split("+"))
     times = findings.work.seconds("part", phase)
     return sum(seconds for name, seconds in times.items() if set(name.split("+")) <= parts)
@@ -45,12 +45,12 @@ def calls_of(*kinds):
 
 @pytest.fixture(scope="module")
 def eager(tmp_path_factory):
-    return whole(tmp_path_factory.mktemp("eager"))
+    return recorded(tmp_path_factory.mktemp("eager"))
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    return whole(tmp_path_factory.mktemp("compiled"), "--trainer.compile=true")
+    return recorded(tmp_path_factory.mktemp("compiled"), "--trainer.compile=true")
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -58,10 +58,10 @@ def compiled(tmp_path_factory):
     ("part", "kind"),
     [("norm", RMSNorm), ("softmax", nn.Softmax), ("loss", NextTokenLoss), ("rope", RotaryEmbedding)],
 )
-def test_a_part_run_alone_takes_its_share(eager, tmp_path, part, kind, phase):
+def test_a_part_takes_as_long_alone_as_in_the_model(eager, tmp_path, part, kind, phase):
     (calls,) = calls_of(kind)
     planted = kernel_time_alone(calls, tmp_path / "trace.json")
-    assert share_of(eager, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)
+    assert part_s(eager, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)
 
 
 def compiled_losses():
@@ -79,6 +79,6 @@ def compiled_masked_softmaxes():
 
 @pytest.mark.parametrize(("part", "case"), [("loss", compiled_losses), ("mask+softmax", compiled_masked_softmaxes)])
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_a_compiled_part_run_alone_takes_its_share(compiled, tmp_path, part, case, phase):
+def test_a_compiled_part_takes_as_long_alone_as_in_the_model(compiled, tmp_path, part, case, phase):
     planted = kernel_time_alone(case(), tmp_path / "trace.json")
-    assert share_of(compiled, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)
+    assert part_s(compiled, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)

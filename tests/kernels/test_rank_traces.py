@@ -1,4 +1,4 @@
-"""Several ranks' traces read together, against what was planted: who waits for whom, and what communication costs."""
+"""The traces of several ranks, against planted ones: which rank the others wait for, and what communication costs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0,
 
 
 def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), first_step=7, lasts=3, **group):
-    """Two steps of a rank: a product, which takes rank 1 `more_us` longer, then collectives that take 40 us once both
-    are there; beside the wait for the first a computing kernel of 30 us and a copy."""
+    """Write two steps of a rank: a product, then collectives that take 40 us once both ranks are there.
+
+    The product takes rank 1 `more_us` longer. While rank 0 waits, it runs a computing kernel of 30 us and a copy.
+    """
     trace = HandWritten()
     trace.distributed = {"rank": rank, "world_size": 2}
     for step in range(2):
@@ -34,10 +36,10 @@ def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), firs
         for number, name in enumerate(names):
             begin, end = ready + 41 * number, ready + 41 * number + 40
             begin = begin if number else at + 20 + product_us
-            known = {**COLLECTIVES[name], **GROUP, **group}
-            # Some profilers note it on the operator alone, which is over where messages are launched together.
-            trace.op("record_param_comms", at + 5 + 3 * number, lasts, **known)
-            trace.launched(at + 6 + 3 * number, "ncclKernel_SendRecv", begin, end - begin, 9, **({} if step else known))
+            note = {**COLLECTIVES[name], **GROUP, **group}
+            # Some profilers note only the operator, which has ended when messages are launched together.
+            trace.op("record_param_comms", at + 5 + 3 * number, lasts, **note)
+            trace.launched(at + 6 + 3 * number, "ncclKernel_SendRecv", begin, end - begin, 9, **({} if step else note))
         if not rank:
             trace.launched(at + 14, "add", at + 530, 30)
             trace.launched(at + 16, "Memcpy DtoD", at + 570, 10)
@@ -53,7 +55,7 @@ def answer(capsys, *words):
     return json.loads(shown(capsys, *words, "--json"))
 
 
-def test_waiting_for_a_slow_rank_is_told_from_communication_itself(tmp_path, capsys):
+def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
     paths = [write_rank(tmp_path, rank, more_us=900) for rank in (0, 1)]
     record = answer(capsys, tmp_path)
     assert record == answer(capsys, *reversed(paths))
@@ -64,13 +66,13 @@ def test_waiting_for_a_slow_rank_is_told_from_communication_itself(tmp_path, cap
         assert row["comm_exposed_s"] == pytest.approx((plain["comm"] - plain["overlapped"]) / 2)
         assert row["computing_s"] + row["comm_exposed_s"] + row["idle_s"] == pytest.approx(row["window_s"])
     first, second = record["tables"]["ranks"]
-    # 30 of 900 us lie beside a kernel that computes; the copy does not compute.
+    # A kernel computes beside 30 of the 900 us; the copy does not compute.
     assert (first["rank_wait_s"], second["rank_wait_s"]) == (pytest.approx(870e-6), 0)
     assert (first["delay_s"], second["delay_s"]) == (0, pytest.approx(900e-6))
     assert (first["verdict"], second["verdict"]) == ("waits for other ranks", "mixed")
     total, gathers, reduces = sorted(record["tables"]["communication"], key=lambda row: row["collective"])
     assert total["comm_s"] == pytest.approx(gathers["comm_s"] + reduces["comm_s"])
-    # Both take 40 us: over the ring of two go the whole 4000 bytes of float32, and half of 1200 of float16.
+    # Both take 40 us. A ring of two carries all 4000 bytes of float32, and half of the 1200 bytes of float16.
     assert (reduces["message_bytes"], reduces["bus_bytes_per_s"]) == (4000, pytest.approx(4000 / 40e-6))
     assert (gathers["message_bytes"], gathers["bus_bytes_per_s"]) == (1200, pytest.approx(600 / 40e-6))
     text = " ".join(shown(capsys, tmp_path).split())
@@ -84,26 +86,26 @@ def test_waiting_for_a_slow_rank_is_told_from_communication_itself(tmp_path, cap
         # Recording began a step later.
         ({}, {"first_step": 8}, 2),
         ({}, {"first_step": 70}, 0),
-        # By their own numbers, whatever the steps are called.
+        # Collectives with numbers match whatever the steps are called.
         ({"Seq": 1}, {"Seq": 1, "first_step": 70}, 4),
         ({}, {"names": ["all-gather", "all-reduce"]}, 0),
         ({}, {"names": ["all-reduce"]}, 0),
         ({}, {"Process Group Ranks": "[1, 2]"}, 0),
-        # Messages by the pair of ranks, which number them by themselves; without a pair nothing tells.
+        # Messages match by their pair of ranks, not by number; without a pair they do not match.
         ({**SENT, "Dst Rank": 1, "Seq": 3, "lasts": 0.5}, {**SENT, "Src Rank": 0}, 4),
         ({**SENT, "Dst Rank": 1}, {**SENT, "Dst Rank": 0}, 0),
         (SENT, SENT, 0),
     ],
     ids=str,
 )
-def test_only_what_is_surely_one_collective_is_matched(first, second, matched, tmp_path, capsys):
-    paths = [write_rank(tmp_path, rank, 900, **known) for rank, known in enumerate((first, second))]
+def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, matched, tmp_path, capsys):
+    paths = [write_rank(tmp_path, rank, 900, **options) for rank, options in enumerate((first, second))]
     record = answer(capsys, *paths)
     assert len(record["tables"].get("collectives", ())) == matched
     assert ("rank_wait_fraction" in record) == bool(matched)
     sizes = {row["collective"]: row.get("message_bytes") for row in record["tables"]["communication"]}
     assert sizes.get("point-to-point", 128) == 128
-    # Rank 1 has the longer product, whatever collectives there are.
+    # Rank 1 has the longer product, whether or not collectives match.
     assert "straggler    rank 1 " in shown(capsys, *paths)
 
 
@@ -122,7 +124,7 @@ def test_ranks_without_devices_say_so_and_show_the_first(tmp_path, capsys):
     assert "gloo's collectives run on the host" in shown(capsys, tmp_path)
 
 
-def test_what_is_no_trace_of_another_rank_is_refused(tmp_path, capsys):
+def test_a_trace_that_is_not_of_another_rank_is_refused(tmp_path, capsys):
     write_rank(tmp_path, 1)
     other = HandWritten()
     other.op("aten::mm", 0, 5)

@@ -1,4 +1,4 @@
-"""Kernel time by the user's own annotations, against sums made by hand."""
+"""Kernel time by the user's own annotations and inside attention, against sums by hand."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def annotate(trace, name, ts, dur, tid=MAIN):
 
 
 def a_program():
-    """Kernels of 1, 2, 4, ... us, so that every sum tells what is in it."""
+    """A trace with kernels of 1, 2, 4, ... us, so that every sum tells which kernels are in it."""
     trace = HandWritten()
     annotate(trace, "ProfilerStep#3", 0, 1000)
     annotate(trace, "block", 0, 200)
     annotate(trace, "attention", 10, 50)
     annotate(trace, "attention", 70, 50)
-    # Recursion: within its like.
+    # A recursive annotation, within one of the same name.
     annotate(trace, "attention", 80, 20)
     annotate(trace, "backward", 300, 300)
     annotate(trace, "on autograd's own thread", 400, 50, AUTOGRAD)
@@ -40,7 +40,7 @@ def test_a_kernel_belongs_to_the_annotations_around_its_launch():
     assert rows == {
         "block": [1, pytest.approx(15e-6), pytest.approx(1e-6), 4],
         "attention": [2, pytest.approx(14e-6), pytest.approx(14e-6), 3],
-        # Autograd's thread works while the main one waits; its own annotations come first.
+        # Kernels of autograd's thread belong to its own annotations first, then to those of the main thread.
         "backward": [1, pytest.approx(80e-6), pytest.approx(80e-6), 2],
         "on autograd's own thread": [1, pytest.approx(32e-6), pytest.approx(32e-6), 1],
     }
@@ -53,12 +53,12 @@ def test_inside_attention_are_four_parts_with_both_ratios():
     ((phase, times),) = findings.attention.items()
     parts = findings.work.seconds("part", phase)
     assert times.softmax_s == parts["softmax"]
-    # Scores and values are bmm kernels, and a copy of the values.
+    # The kernels of scores and values are products, and a copy of the values.
     assert times.matmul_s < parts["scores"] + parts["values"]
     assert times.softmax_matmul_time_ratio == pytest.approx(parts["softmax"] / times.matmul_s)
     assert times.softmax_matmul_flop_ratio == pytest.approx(5 / (4 * 64))
     rows = findings.work.rows.assign(phase="backward")
     backward = attention_times(Work(rows, 1), Model(d_model=1280, num_heads=20))["backward"]
     assert backward.softmax_matmul_flop_ratio == pytest.approx(4 / (8 * 64))
-    # A softmax that is fused with others has no ratio.
+    # A softmax that is fused with another part has no ratio.
     assert examine(TRACES / "small_bf16_compiled").attention == {}

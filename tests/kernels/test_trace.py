@@ -1,8 +1,8 @@
 """Phase, kind and part of every kernel of two real training steps, against stored answers.
 
-The answers were gone through by hand: every row is so many launches per layer of the model's source. In the eager bf16
-step of 12 layers, say, `qkv` casts input and weight of three projections (72) and multiplies (36), RoPE multiplies four
-halves of queries and keys (96), and each of 25 norms has 6 kernels forward.
+The answers were checked by hand: the launches of every row follow from the layers of the model's source. In the eager
+bf16 step of 12 layers, for instance, `qkv` casts input and weight of three projections (72) and multiplies (36), RoPE
+multiplies four halves of queries and keys (96), and each of 25 norms has 6 kernels forward.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name):
         columns = ("phase", "kind", "part", "kernel")
         expected = {tuple(row[name] for name in columns): int(row["launches"]) for row in csv.DictReader(file)}
     table = load_trace(TRACES / name / "trace.json.gz").kernels
-    found = Counter(table[["phase", "kind", "part", "name"]].itertuples(index=False, name=None))
-    assert found == expected
+    launches = Counter(table[["phase", "kind", "part", "name"]].itertuples(index=False, name=None))
+    assert launches == expected
 
 
-def test_a_rank_of_a_real_pair_has_its_communication_beside_its_backward_pass():
+def test_a_rank_of_a_real_pair_communicates_beside_its_backward_pass():
     """One step of DistributedDataParallel on two H200s, 12 layers of 2048 squared: 7 buckets of gradients."""
     findings = examine(TRACES / "two_gpus" / "trace.json.gz")
     kernels = findings.work.kernels("backward")
     (reduces,) = kernels[kernels.kind == "comm"].itertuples()
     assert (reduces.short_name, reduces.kernel_count) == ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 7)
-    # Other kernels run meanwhile: the device is busy for less than the sum of both.
+    # Other kernels run beside them, so the device is busy for less than the sum of all.
     total_s = findings.work.total_s("backward")
     assert reduces.kernel_s < findings.phases.busy_s["backward"] < 0.9 * total_s

@@ -1,4 +1,4 @@
-"""What the clocks mean: verdicts, their agreement with the lag's, and advice that is true for the case."""
+"""Verdicts of phases, beside those of the lag, and advice that is true for the case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SGEMM, SOFTMAX = "ampere_sgemm_128x64_tn", "void softmax_warp_forward<float>(flo
 
 
 def run_folder(path, trace, **facts):
-    """A result with a trace and the facts given."""
+    """A result with a trace, whose record has these facts."""
     run = {"schema_version": 1, "outcome": "ok", "mode": "train_step", **facts}
     (path / "run.json").write_text(json.dumps(run))
     trace.write(path / "trace.json").rename(path / "trace.json.gz")
@@ -27,7 +27,7 @@ def run_folder(path, trace, **facts):
 
 
 def twice(*plans, kernels=("k",)):
-    """Two steps of plans, whose kernels have these names in turn."""
+    """A trace of two steps with these plans, whose kernels have these names in turn."""
     trace = simulated([plans, plans])
     for index, event in enumerate(event for event in trace.events if event["cat"] == "kernel"):
         event["name"] = kernels[index % len(kernels)]
@@ -41,7 +41,7 @@ def update(phase, launches, kernel_us, kernel):
 
 
 def late_first():
-    """The optimizer's host does something else for half of its time before it launches."""
+    """A trace in which the host does something else for part of the optimizer before it launches."""
     trace = HandWritten()
     for step in range(2):
         at = step * 3000.0
@@ -54,7 +54,7 @@ def late_first():
 
 
 def stopping(period_us=160.0, thread=None):
-    """20 kernels of 50 us that the host waits for one by one, and work of its own behind each."""
+    """A trace of 20 kernels of 50 us: the host synchronizes after each, then does work of its own."""
     trace = HandWritten()
     for number in range(1, 21):
         at = period_us * number
@@ -82,7 +82,7 @@ def gapped():
 
 
 def communicating(beside_us, until=1011):
-    """A collective, and a kernel beside it or at a moment after it."""
+    """A trace of a collective, and a kernel beside it or after it."""
     trace = HandWritten()
     trace.phase("forward", 0, 100)
     trace.launched(0, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 1000, stream=9)
@@ -99,7 +99,7 @@ def communicating(beside_us, until=1011):
         (update("optimizer", 5, 900.0, ADAM), "optimizer", "queued", "reads and writes each byte once"),
         (update("optimizer", 5, 900.0, FUSED), "optimizer", "queued", "a lower precision"),
         (late_first(), "optimizer", "host-bound", "0.510 ms in host code"),
-        # What bounds long kernels.
+        # Limits of long kernels.
         (twice(MANY_FAST, kernels=("unheard_of",)), "forward", "queued", "100.0 % are kernels of unknown kind"),
         (twice(MANY_FAST, kernels=("nvjet_tst_64x8",)), "forward", "queued", "fused attention take 100.0 %"),
         (twice(MANY_FAST, kernels=(SGEMM,)), "forward", "queued", "100.0 % are products in float32: 16-bit"),
@@ -108,12 +108,12 @@ def communicating(beside_us, until=1011):
         (twice(MANY_FAST, kernels=("void vectorized_elementwise_kernel<4>(int)",)), "forward", "queued",
          "compile (torch.compile) fuses them"),
         (twice(MANY_FAST, kernels=("triton_poi_fused_silu_1",)), "forward", "queued", "fused already"),
-        # Stops of the host.
+        # Waits of the host.
         (stopping(), "outside", "host-bound", "in cudaStreamSynchronize; fewer .item()"),
         (stopping(900.0), "outside", "host-bound", "in host code"),
         (stopping(thread=777), "outside", "host-bound", "20 launches, one every"),
         (waited_copies(), "outside", "host-bound", "in cudaMemcpyAsync; fewer copies"),
-        # Gaps, communication.
+        # Gaps and communication.
         (gapped(), "forward", "stalled", "short kernels with gaps between them"),
         (communicating(0.0), "forward", "communication-bound", "1.000 ms of ncclDevKernel_AllReduce"),
         (communicating(900.0), "forward", "queued", "bound by memory"),

@@ -1,4 +1,4 @@
-"""Why the device waited: planted causes, and a plain count of moments."""
+"""Causes of waits for the host, against planted ones and a plain count of moments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
 def paused(name, *calls, operator="", thread=MAIN):
-    """A kernel up to 50 us, calls of the host, and a second kernel, launched at 5,000 us."""
+    """A trace of a kernel up to 50 us, calls of the host, and a second kernel that is launched at 5,000 us."""
     trace = HandWritten()
     trace.add("user_annotation", "warm up", 0, 6_000)
     for number, (at, kernel) in enumerate(((10, "first"), (5_000, "second"))):
@@ -73,7 +73,7 @@ def test_causes_and_the_longest_pause_are_on_the_first_screen(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(seed):
+def test_each_moment_belongs_to_the_innermost_event_of_the_launching_thread(seed):
     chance, trace = random.Random(seed), HandWritten()
     trace.add("user_annotation", "the main thread's", 0, 1)
     threads = [chance.choice((MAIN, AUTOGRAD)) for _ in range(12)]
@@ -98,6 +98,6 @@ def test_each_moment_is_of_the_innermost_event_of_the_launching_thread(seed):
 
 
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*/trace.json.gz")), ids=lambda path: path.parent.name)
-def test_causes_add_up_to_the_time_in_which_devices_wait(path):
+def test_causes_add_up_to_the_time_that_devices_wait(path):
     findings = examine(path)
     assert findings.waits.wait_s.sum() == pytest.approx(findings.clocks.total.host_wait_s, rel=1e-3)
