@@ -1,1 +1,1 @@
-"""Where the memory goes: what a peak is made of, predicted before a run and read from what was recorded of one."""
+"""Where the memory goes: the contents of a peak, predicted before a run or read from its recorded history."""

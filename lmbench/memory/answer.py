@@ -1,4 +1,4 @@
-"""What `lmbench memory` says: of a history, of a run that ran out of memory, of a configuration to come."""
+"""The answers of `lmbench memory`: for a recorded history, for a run that ran out of memory, and for a prediction."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.described import table
 from lmbench.report.units import count, gib, percent
 
-#: Parts with less of the peak than this have no row.
+#: The table of parts leaves out parts with a smaller share of the peak, and columns of categories with a smaller share.
 _PART_FRACTION = 0.005
-#: A category with less of the peak than this has no column of its own beside the model's parts.
 _COLUMN_FRACTION = 0.03
-#: A column with less in every row is left out.
+#: The table of phases leaves out categories with less in every phase.
 _COLUMN_BYTES = 2**20
-#: Phases of a forecast that do the work; another one is shown only where it has the highest peak.
+#: A forecast always shows these phases; another one only if it has the highest peak.
 _FORECAST_PHASES = ("forward", "backward", "optimizer")
-#: A category's column.
+#: The column of each category.
 _KEYS = {name: f"{name}_bytes" for name in CATEGORIES}
-#: The folder of a line of code.
+#: The folder in the text of a frame, such as `/home/me/model.py:88 forward`.
 _FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
-#: What makes less of the largest category, each in a clause.
+#: The advice on how to reduce each category, as a clause.
 _REMEDIES = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
     "gradients": "gradients set to none before the forward, a lower precision of the weights, or fewer on each device",
@@ -50,20 +49,20 @@ _REMEDIES = {
 
 
 def history_answer(findings: Findings) -> Answer:
-    """What the peak is made of, where it is from, and how to make it smaller."""
+    """The contents of a recorded peak, where they come from, and how to reduce them."""
     played, run, notes, peak = findings.played, findings.run, findings.notes, findings.peak
     entry_count = len(played.entries) if played.has_history else 0
     sizes = pd.Series(findings.by_category, dtype=np.int64).rename(CATEGORY_LABELS)
     sizes["peak"] = peak["allocated_bytes"]
-    made_of = sizes.rename_axis("category").reset_index(name="size_bytes")
-    made_of["share_fraction"] = made_of["size_bytes"] / (peak["allocated_bytes"] or 1)
+    contents = sizes.rename_axis("category").reset_index(name="size_bytes")
+    contents["share_fraction"] = contents["size_bytes"] / (peak["allocated_bytes"] or 1)
     used = [name for name in CATEGORIES if (findings.phases[name] >= _COLUMN_BYTES).any()]
     sums = {"count": "sum", "total_bytes": "sum", "free_bytes": "sum", "largest_free_bytes": "max"}
     segments = played.segments.groupby("kind", as_index=False).agg(sums)
     saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
     saved["total_bytes"] = saved["count"] * saved["each_bytes"]
     tables = [
-        table("memory/peak", made_of),
+        table("memory/peak", contents),
         table("memory/phases", findings.phases[["peak_bytes", *used]].rename(columns=_KEYS).reset_index()),
         _part_table(findings),
         _largest_table(findings),
@@ -74,7 +73,7 @@ def history_answer(findings: Findings) -> Answer:
     history = f"device {played.device}, {entry_count:,} entries, {len(findings.bands[STEP].names)} steps"
     name = (run and run.run_id) or findings.path.name
     return Answer(
-        headline=_head(findings),
+        headline=_headline(findings),
         tables=[table for table in tables if table.rows],
         notes=[
             Line("history", history if notes else f"{history}, without lmbench's notes: categories by stacks"),
@@ -90,15 +89,16 @@ def history_answer(findings: Findings) -> Answer:
     )  # fmt: skip
 
 
-def _head(findings: Findings) -> list[Line]:
-    """Guards that did not pass; what the peak is made of, and what makes it smaller."""
+def _headline(findings: Findings) -> list[Line]:
+    """Lines for guards that did not pass, for the contents of the peak, and for how to reduce them."""
     peak = findings.peak
-    peak_bytes, reserved = peak["allocated_bytes"], peak["reserved_bytes"]
+    peak_bytes = peak["allocated_bytes"]
+    reserved = peak["reserved_bytes"]
 
-    def shares(sizes: Any, most: int) -> str:
-        """The largest of some sizes."""
-        named = sizes.sort_values(ascending=False, kind="stable")[:most].items()
-        return ", ".join(f"{name} {gib(size)} ({percent(size / (peak_bytes or 1))})" for name, size in named)
+    def shares(sizes: Any, count: int) -> str:
+        """The names of the largest sizes, each with its size and its share of the peak."""
+        largest = sizes.sort_values(ascending=False, kind="stable")[:count].items()
+        return ", ".join(f"{name} {gib(size)} ({percent(size / (peak_bytes or 1))})" for name, size in largest)
 
     lines = guard_lines(findings.guards)
     step = f" of step {peak['step']}" if peak["step"] else ""
@@ -109,13 +109,15 @@ def _head(findings: Findings) -> list[Line]:
     if not any(parts.index):
         by_line = findings.largest.groupby("user_frame")["total_bytes"].sum()
         parts = by_line.rename(index=lambda line: _FOLDER.sub("", line))
-    lines += [Line("most", shares(parts.drop("", errors="ignore"), 1))] if any(parts.index) else []
-    # Segments may be missing in somebody else's snapshot.
+    if any(parts.index):
+        lines.append(Line("most", shares(parts.drop("", errors="ignore"), 1)))
+    # A snapshot that lmbench did not record may lack segments, and so reserved bytes.
     if reserved >= peak_bytes:
         unused = f"{gib(reserved - peak_bytes)} ({percent((reserved - peak_bytes) / (reserved or 1))})"
         lines.append(Line("reserved", f"{gib(reserved)} at the peak, {unused} of it in no block"))
     largest = sizes.idxmax() if len(sizes) else ""
-    lines += [Line("do", _REMEDIES[largest])] if largest in _REMEDIES else []
+    if largest in _REMEDIES:
+        lines.append(Line("do", _REMEDIES[largest]))
     if findings.blocks["operator"].str.startswith("CompiledFunction").any():
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")
@@ -124,19 +126,20 @@ def _head(findings: Findings) -> list[Line]:
 
 
 def _part_table(findings: Findings) -> Table:
-    """Bytes at the peak by part of the model, with columns for large categories."""
-    sizes, peak_bytes = findings.parts.drop("", errors="ignore"), findings.peak["allocated_bytes"]
-    names = [name for name in sizes if sizes[name].sum() >= _COLUMN_FRACTION * peak_bytes]
-    frame = sizes[names].rename(columns=_KEYS).rename_axis("part").reset_index()
-    frame["all_bytes"] = sizes.sum(axis=1).to_numpy()
-    return table("memory/parts", frame[frame["all_bytes"] >= _PART_FRACTION * peak_bytes])
+    """Bytes at the peak by part of the model, with a column for each large category."""
+    sizes = findings.parts.drop("", errors="ignore")
+    peak_bytes = findings.peak["allocated_bytes"]
+    columns = [name for name in sizes if sizes[name].sum() >= _COLUMN_FRACTION * peak_bytes]
+    rows = sizes[columns].rename(columns=_KEYS).rename_axis("part").reset_index()
+    rows["all_bytes"] = sizes.sum(axis=1).to_numpy()
+    return table("memory/parts", rows[rows["all_bytes"] >= _PART_FRACTION * peak_bytes])
 
 
 def _largest_table(findings: Findings) -> Table:
     """The largest allocations at the peak, with the first frame of the user's code."""
     rows = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
     rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
-    # The file without its folder, and without the function.
+    # Keep the file's name and line, without the folder and the function.
     rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.partition(" ")[0]
     return table("memory/largest", rows.loc[:, (rows != "").any()])
 
@@ -145,8 +148,10 @@ def _largest_table(findings: Findings) -> Table:
 
 
 def shortage_answer(shortage: Shortage) -> Answer:
-    """What was asked for where, what the device held, and a row for each change with its predicted peak."""
-    error, refused, gpu = shortage.run.error or RunError(), shortage.run.memory.refused, shortage.gpu
+    """The refused request, what the device held, and a row for each change of the run with its predicted peak."""
+    error = shortage.run.error or RunError()
+    refused = shortage.run.memory.refused
+    gpu = shortage.gpu
     message = shorten(error.message or "nothing more is known", 160, placeholder=" ...")
     lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {message}")]
     if refused is not None:
@@ -166,33 +171,34 @@ def shortage_answer(shortage: Shortage) -> Answer:
     rows = []
     for change in changes:
         forecast = change.forecast
-        known = (forecast.highest.total_bytes, forecast.reserved_bytes, forecast.fits) if forecast else (None,) * 3
-        rows.append((" ".join(word.removeprefix("--") for word in change.words) or change.change, *known))
+        figures = (forecast.highest.total_bytes, forecast.reserved_bytes, forecast.fits) if forecast else (None,) * 3
+        rows.append((" ".join(word.removeprefix("--") for word in change.words) or change.change, *figures))
     frame = pd.DataFrame(rows, columns=["options", "peak_bytes", "reserved_bytes", "fits"])
     frame["fits"] = frame["fits"].map({True: "yes", False: "no"}).fillna("not known")
-    where = f"on {gpu.name} with {gib(gpu.total_bytes)}; " if gpu is not None else ""
+    gpu_text = f"on {gpu.name} with {gib(gpu.total_bytes)}; " if gpu is not None else ""
     reasons = dict.fromkeys(change.reason for change in changes if change.reason)
-    figures = {
+    sentence = advice(shortage)
+    record = {
         "refused": refused, "gpu": gpu, "as_it_is": shortage.as_it_is, "remedies": shortage.remedies,
-        "advice": advice(shortage),
+        "advice": sentence,
     }  # fmt: skip
     return Answer(
         headline=lines,
-        tables=[table("memory/remedies", frame, gpu=where)],
-        notes=[*(Line("not known", reason) for reason in reasons), Line("do", advice(shortage))],
-        figures={"shortage": figures},
+        tables=[table("memory/remedies", frame, gpu=gpu_text)],
+        notes=[*(Line("not known", reason) for reason in reasons), Line("do", sentence)],
+        figures={"shortage": record},
     )
 
 
 def advice(shortage: Shortage) -> str:
-    """The first thing to do, in a sentence."""
+    """The first thing to do, as a clause."""
     if shortage.run.error is not None and shortage.run.error.where == "host":
         return "the host's memory ended, not the device's: give it more, or let loaders keep less of it"
     fitting = [change for change in shortage.remedies if change.forecast is not None and change.forecast.fits]
     if fitting:
-        # The one with the highest peak changes the least that has to be changed.
-        least = max(fitting, key=lambda change: change.peak_bytes)
-        return f"{least.change}: {shlex.join(least.words)}"
+        # The change with the highest peak that fits changes no more of the run than it has to.
+        smallest = max(fitting, key=lambda change: change.peak_bytes)
+        return f"{smallest.change}: {shlex.join(smallest.words)}"
     return "no change alone is known to be enough; combine some, and ask: lmbench memory --config CONFIG OPTIONS"
 
 
@@ -200,9 +206,9 @@ def advice(shortage: Shortage) -> str:
 
 
 def forecast_answer(forecast: Forecast) -> Answer:
-    """Each phase's peak by category, what reaches the highest, whether it fits, and what else would."""
+    """Each phase's predicted peak by category, the operator that reaches the highest, and whether it and more fits."""
     peaks = [peak for peak in forecast.phases if peak.phase in _FORECAST_PHASES or peak == forecast.highest]
-    # Less is nothing in GiB with three decimals.
+    # Leave out what the table, in GiB with three decimals, would show as zero.
     sizes = pd.DataFrame({f"{peak.phase}_bytes": peak.peak for peak in peaks}).astype("Int64")
     sizes = sizes.where(sizes >= 2**19).dropna(how="all").rename(index=CATEGORY_LABELS)
     sizes.loc["all"] = [peak.total_bytes for peak in peaks]
@@ -213,9 +219,9 @@ def forecast_answer(forecast: Forecast) -> Answer:
     settings += f", zero_grad {forecast.zero_grad}"
     tables = [table("memory/predicted", sizes.rename_axis("category").reset_index(), settings=settings)]
     borders = {"batch size": forecast.largest_batch_size, "context length": forecast.largest_context_length}
-    largest = [{"option": name, **asdict(each)} for name, each in borders.items() if each]
-    if largest:
-        tables.append(table("memory/borders", pd.DataFrame(largest), name="largest"))
+    rows = [{"option": name, **asdict(border)} for name, border in borders.items() if border]
+    if rows:
+        tables.append(table("memory/borders", pd.DataFrame(rows), name="largest"))
     highest, gpu = forecast.highest, forecast.gpu
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, as in --gpu H200, and it is said whether this fits and what does"
@@ -236,7 +242,7 @@ def forecast_answer(forecast: Forecast) -> Answer:
 
 
 def _enough(forecast: Forecast) -> str:
-    """How many GPUs are enough, where that is another number than was asked for."""
+    """A clause on how many GPUs are enough, where that is not the number asked about; else empty."""
     count = forecast.fewest_gpus
     if count == forecast.world_size or forecast.is_sharded is None or (forecast.fits and not forecast.is_sharded):
         return ""

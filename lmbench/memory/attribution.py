@@ -1,9 +1,11 @@
-"""What each block of a history is for, which part of the model it belongs to, and which line of code made it.
+"""The category, the part of the model and the line of code of each block of a history.
 
-In lmbench's own recordings the notes say it, by address and moment; what they leave open, the phases in which the block
-was allocated and freed say. In anybody else's, only the stacks do. No category is guessed by size: the rest is
-`unknown`. PyTorch records frames of C++ among those of Python unless it is asked for `stacks="python"`. Autograd's own
-thread has no frames of Python, those of C++ name its engine.
+In lmbench's own recordings the notes tell them, by address and moment; for other blocks, the phases in which the block
+was allocated and freed. In other recordings only the stacks tell them. No category is guessed by size: blocks without
+evidence are `unknown`.
+
+PyTorch records frames of C++ beside those of Python unless it is asked for `stacks="python"`. Autograd's own thread has
+no frames of Python, but its frames of C++ name the engine.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from lmbench.memory.snapshot import NO_STACK, Annotation, Replay, Snapshot, Stac
 from lmbench.records.intervals import Integers, locate, paint
 from lmbench.records.vocabulary import MODULE, PHASE, PHASES, STEP
 
-#: What a frame ("file name") says of its stack: the category of what it makes, or the phase that it belongs to. Of
-#: several frames the innermost counts: a forward in the closure that an optimizer's step calls is a forward.
+#: The role that a frame (as "file function") gives its stack: a category of memory, or a phase. The innermost frame
+#: with a role counts: a forward in the closure that an optimizer's step calls is a forward.
 _ROLE = re.compile(
     r"""
     (?P<workspaces> [ ]at::\w+::get\w*(BlasHandle|Workspace))
@@ -46,7 +48,7 @@ _ROLE = re.compile(
     |(?P<parameters>
         /torch/nn/\S*[ ](_apply|__init__|reset_parameters|_?load_\w*state_dict|_load_from_state_dict)$
         | /torch/nn/parallel/replicate\.py[ ] | [ ](from_pretrained|module[ ]constructor)$
-        # Shards, and what is gathered of them.
+        # Shards of parameters, and parameters gathered from them.
         | /torch/distributed/fsdp/\S*[ ](__init__|_init_\w*param\w*|\w*alloc_\w*|\w*all_gather\w*)$)
     |(?P<zero_grad> [ ]zero_grad$)
     |(?P<backward> [ ](_engine_run_backward|backward)$ | [ ]torch::autograd::Engine::
@@ -56,13 +58,14 @@ _ROLE = re.compile(
     """,
     re.VERBOSE,
 )
-#: What is there when the phase that made it is over.
+#: The category of a block that outlives the phase it was made in, by the role of its stack.
 _LEFT: Mapping[str, Category] = {
     **{name: name for name in CATEGORIES}, "forward": "activations", "backward": "gradients",
     "optimizer": "optimizer_state",
 }  # fmt: skip
 
-#: PyTorch's, Lightning's and what wraps functions: their lines do not tell one part of a model from another.
+#: Files of PyTorch, Lightning, lmbench, Python itself, and libraries that wrap functions: their lines do not tell one
+#: part of a model from another.
 _LIBRARY = re.compile(
     r"/(site-packages|dist-packages|pytorch|[^/]*link-tree)/(torch|functorch|triton|lightning\w*|pytorch_lightning|accelerate|einops"
     r"|jaxtyping|beartype|IPython|ipykernel)/|/lmbench/(measure|callbacks|fit|memory|kernels)/"
@@ -70,14 +73,16 @@ _LIBRARY = re.compile(
     rf"|^\w:(?i:.*(python|conda|mamba|forge).*/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
 )
 _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:call|redispatch)\b")
-#: What tells a reader something where no line of the user's is: a module of PyTorch's, or compiled code; but not what
-#: lies between a module and the one that calls it.
+#: Files worth naming if a stack has no line of the user's: PyTorch's modules and compiled code, but not `module.py`,
+#: which only calls modules.
 _TELLING = re.compile(r"/torch/nn/modules/(?!module\.py$)|torchinductor")
 
 
 def user_frame(frames: Stack) -> str:
-    """The innermost frame of the user's code, or of a library's that holds models; without one, the operator, or the
-    innermost frame of PyTorch's modules or of compiled code; empty where only PyTorch's insides are."""
+    """The innermost frame of the user's code, or of a library of models, as text.
+
+    Without one it is the operator, else the innermost frame of PyTorch's modules or of compiled code, else empty.
+    """
     python = [frame for frame in frames if frame.is_python]
     operators = (f"aten::{match[1]}" for frame in frames if (match := _OPERATOR.match(frame.name)))
     users = (str(frame) for frame in python if not _LIBRARY.search(frame.path))
@@ -86,71 +91,74 @@ def user_frame(frames: Stack) -> str:
 
 
 def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:
-    """What the stacks of a history without notes say, by _ROLE.
+    """Categories and phases by the stacks of a history without notes, after _ROLE.
 
-    Returns the categories of the blocks, `unknown` where no stack tells, and the stretches of entries in one phase: its
-    name, its first entry, and the one that it ends before. What follows a forward and has no role, such as the loss,
-    belongs to it.
+    Returns:
+        The category of each block, `unknown` where no stack tells it; and the stretches of entries in one phase, each
+        as the phase, its first entry, and the entry behind its last. Entries without a role that follow a forward, such
+        as those of the loss, belong to it.
     """
     log, blocks = played.entries, played.blocks
-    of_stack = _roles_of_stacks(played.stacks)
-    # Where other entries of an action have a stack of Python's, one without is of autograd's thread.
+    stack_role = _roles_of_stacks(played.stacks)
+    # In a recording of Python's stacks, an entry without one is of autograd's thread if others of its action have one.
     has_stacks = log.groupby("action")["stack"].transform("max") != NO_STACK
-    is_python = all(frame.is_python for place in set(log["stack"]) for frame in played.stacks[place])
+    is_python = all(frame.is_python for stack in set(log["stack"]) for frame in played.stacks[stack])
     is_engine = (log["stack"] == NO_STACK) & has_stacks & is_python
-    entries = pd.Series(of_stack[log["stack"]]).mask(is_engine, "backward")
-    latest = entries.ffill()
-    phase = latest.where(entries.notna() | (latest == "forward")).where(latest.isin(PHASES))
-    known = phase.ffill()
-    rounds = (known != known.shift()).cumsum()
+    role = pd.Series(stack_role[log["stack"]]).mask(is_engine, "backward")
+    latest = role.ffill()
+    phase = latest.where(role.notna() | (latest == "forward")).where(latest.isin(PHASES))
+    latest_phase = phase.ffill()
+    # The number of the run of entries in one phase that an entry is in.
+    phase_run = (latest_phase != latest_phase.shift()).cumsum()
     start, end, is_older = blocks["start"].clip(0), blocks["end"], blocks["start"] == BEFORE
 
-    def at(moments: Any, of_entries: Any = entries) -> Any:
-        """A series of entries at the moments of blocks."""
-        return of_entries.reindex(moments).set_axis(blocks.index)
+    def at(entries: Any, column: Any) -> Any:
+        """The column's value at an entry of each block."""
+        return column.reindex(entries).set_axis(blocks.index)
 
-    made = at(start).mask(is_older, of_stack[blocks["stack"]])
-    # What begins and ends in one phase, with no other one between.
-    is_passing = (at(start, phase) == at(end, phase)) & (at(start, rounds) == at(end, rounds)) & ~is_older
-    # Where memory ran out within a phase, what it leaves cannot be told from what it has in passing.
-    is_cut = (end == len(log)) & at(start, rounds).isin(rounds[log["action"] == "oom"])
-    is_cut &= made.isin(("backward", "optimizer"))
-    left = made.map(_LEFT).mask(at(end) == "zero_grad", "gradients")
-    left = left.mask(left.isna() & (at(end) == "backward") & ~is_older, "activations")
-    categories = left.mask(is_cut).mask(is_passing, "temporaries").fillna("unknown").astype(object)
+    start_role = at(start, role).mask(is_older, stack_role[blocks["stack"]])
+    end_role = at(end, role)
+    # Temporaries begin and end in one phase, without another phase in between.
+    is_temporary = (at(start, phase) == at(end, phase)) & (at(start, phase_run) == at(end, phase_run)) & ~is_older
+    # Where memory ran out within a phase, its results and its temporaries look alike.
+    is_cut = (end == len(log)) & at(start, phase_run).isin(phase_run[log["action"] == "oom"])
+    is_cut &= start_role.isin(("backward", "optimizer"))
+    left = start_role.map(_LEFT).mask(end_role == "zero_grad", "gradients")
+    left = left.mask(left.isna() & (end_role == "backward") & ~is_older, "activations")
+    categories = left.mask(is_cut).mask(is_temporary, "temporaries").fillna("unknown").astype(object)
     names = phase.fillna("")
     borders = [*np.flatnonzero(names != names.shift()).tolist(), len(names)]
     return categories, [(names[first], first, past) for first, past in pairwise(borders) if names[first]]
 
 
 def _roles_of_stacks(stacks: Sequence[Stack]) -> Any:
-    """The role of each stack; None of those that have none."""
+    """The role of each stack, None for a stack without one."""
     functions = {(frame.filename, frame.name): frame.path for frames in stacks for frame in frames}
-    # A constructor of a module calls no function that is only for modules: its file has a forward too.
-    modules = {file for file, name in functions if name == "forward"}
-    role_of = {}
+    # A constructor belongs to a module if its file has a forward, too: no function that it calls tells.
+    module_files = {file for file, name in functions if name == "forward"}
+    frame_roles = {}
     for (file, name), path in functions.items():
-        called = "module constructor" if name == "__init__" and file in modules else name
-        match = _ROLE.search(f"{path} {called}")
-        role_of[file, name] = match.lastgroup if match else None
+        function = "module constructor" if name == "__init__" and file in module_files else name
+        match = _ROLE.search(f"{path} {function}")
+        frame_roles[file, name] = match.lastgroup if match else None
     roles = []
     for frames in stacks:
-        known = [role for frame in frames if (role := role_of[frame.filename, frame.name])]
-        # A forward that a checkpoint computes once more is of the backward.
-        is_again = known[:1] == ["forward"] and "backward" in known
-        roles.append("backward" if is_again else next(iter(known), None))
+        inner_first = [role for frame in frames if (role := frame_roles[frame.filename, frame.name])]
+        # A forward that a checkpoint computes again belongs to the backward.
+        is_recomputed = inner_first[:1] == ["forward"] and "backward" in inner_first
+        roles.append("backward" if is_recomputed else next(iter(inner_first), None))
     return np.array(roles, object)
 
 
-#: In the place of what names of ranges begin with: of those that a stranger's `record_function` made.
+#: The key, in place of a prefix, of ranges that `record_function` made outside of lmbench.
 OTHERS = ""
 _LIMITS = np.iinfo(np.int64)
 
 
 class Ranges:
-    """Named ranges of time in us of Unix time, which may be nested: from `start` up to `end`.
+    """Named ranges of time, from `start` up to `end` in us of Unix time, which may be nested.
 
-    `pieces` are the ranges without what inner ones take of them, in order.
+    `pieces` has each range's name, start and end, in order, without the time of inner ranges.
     """
 
     def __init__(self, ranges: Iterable[Any]) -> None:
@@ -163,17 +171,17 @@ class Ranges:
         self.pieces = list(zip(self._owners, self._start.tolist(), self._end.tolist(), strict=True))
 
     def at(self, time_us: Integers) -> Any:
-        """The name of the innermost range around each moment, empty outside of all."""
+        """The name of the innermost range around each moment; empty outside of all ranges."""
         return np.array([*self._owners, ""], object)[locate(self._start, self._end, time_us)]
 
 
 def bands_of(annotations: Iterable[Annotation], device: int) -> dict[str, Ranges]:
-    """The ranges of a device by what their names begin with, and in OTHERS those that are not lmbench's.
+    """The ranges of a device by the prefix of their names, without it; OTHERS has the ranges that are not lmbench's.
 
-    BACKWARD has modules from the beginning of their backward to the next one's.
+    A range of BACKWARD is named by a module and lasts from the start of its backward to the start of the next one's.
     """
     ranges: list[tuple[str, int, int]] = []
-    # Ranges that are left open were cut off by an exception; ranges of different names may overlap.
+    # Ranges with different names may overlap, so starts are kept by name. An exception leaves a range without an end.
     opened = defaultdict[str, list[int]](list)
     for note in sorted((note for note in annotations if note.device == device), key=lambda note: note.time_us):
         if note.stage == "START":
@@ -185,21 +193,22 @@ def bands_of(annotations: Iterable[Annotation], device: int) -> dict[str, Ranges
         for prefix in (STEP, PHASE, MODULE, BACKWARD, MOMENT, WORKSPACES)
     }
     bands[OTHERS] = Ranges(named for named in ranges if not named[0].startswith("lmbench."))
-    begun = bands[BACKWARD]
-    borders = np.unique([*begun.start, *bands[PHASE].start, _LIMITS.max])
-    following = borders[np.searchsorted(borders, begun.start, side="right")]
-    bands[BACKWARD] = Ranges(zip(begun.names, begun.start, following, strict=True))
+    marks = bands[BACKWARD]
+    borders = np.unique([*marks.start, *bands[PHASE].start, _LIMITS.max])
+    end = borders[np.searchsorted(borders, marks.start, side="right")]
+    bands[BACKWARD] = Ranges(zip(marks.names, marks.start, end, strict=True))
     return bands
 
 
 def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> tuple[Any, dict[str, Ranges]]:
-    """The blocks of a replay with more columns, and the ranges of its device (see bands_of).
+    """The blocks of a replay with the columns of their attribution, and the ranges of its device (see `bands_of`).
 
-    The columns: `category`, `owner` (the path of a module), the `phase` and `step` in which the block was allocated,
-    and the `operator` that saved it; each empty where nobody knows; `is_stream` of what one of the model's alike
-    modules returned.
+    The columns are `category`, `owner` (the path of a module), and the `phase` and `step` in which the block was
+    allocated. `operator` is the one that saved the block for the backward. A category that nothing tells is `unknown`,
+    other columns are then empty. `is_stream` marks a block that one of the model's alike modules returned.
     """
-    bands, blocks = bands_of(snapshot.external_annotations, played.device), played.blocks
+    bands = bands_of(snapshot.external_annotations, played.device)
+    blocks = played.blocks
     start_us, end_us = played.clock(blocks["start"]), played.clock(blocks["end"])
     category: Any = "unknown"
     if notes is None:
@@ -208,7 +217,7 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
             times = [*played.entries["time_us"], played.entries["time_us"].iloc[-1] + 1]
             bands[PHASE] = Ranges((name, times[first], times[past]) for name, first, past in phases)
     module = bands[MODULE].at(start_us)
-    # Autograd's thread has no ranges of modules: a gradient tells whose backward begins.
+    # Autograd's thread has no module ranges: there, marks tell whose backward has begun.
     columns = {
         "owner": np.where(module == "", bands[BACKWARD].at(start_us), module), "phase": bands[PHASE].at(start_us),
         "step": bands[STEP].at(start_us), "operator": "",
@@ -224,11 +233,11 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
     noted = noted.assign(rank=noted["category"].map(LASTING.index))
     first = noted.sort_values("rank", kind="stable").drop_duplicates("block").set_index("block")
     blocks["category"] = first["category"].reindex(blocks.index, fill_value="unknown").astype(object)
-    # An activation is saved by others than the module that made it.
+    # A noted activation does not tell its owner: the module that saved it need not have made it.
     owned = first[(first["owner"] != "") & (first["category"] != "activations")]
     saved = noted[noted["operator"] != ""].drop_duplicates("block").set_index("block")
-    for column, known in (("owner", owned), ("operator", saved)):
-        blocks.loc[known.index, column] = known[column]
+    for column, rows in (("owner", owned), ("operator", saved)):
+        blocks.loc[rows.index, column] = rows[column]
     is_open = (blocks["category"] == "unknown") & (blocks["end"] < len(played.entries))
     is_in_one_phase = (bands[PHASE].at(end_us) == blocks["phase"]) & (bands[STEP].at(end_us) == blocks["step"])
     blocks.loc[is_open & is_in_one_phase & (blocks["phase"] != ""), "category"] = "temporaries"
@@ -238,8 +247,9 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
 
 
 def _noted(notes: MemoryNotes, moments: Ranges, played: Replay) -> Any:
-    """The storages that the notes name; `block` is the row of the block that held the address at that moment."""
-    # What lay at an address before a cut history begins, nobody knows; what stays is noted again at every step's end.
+    """The storages in the notes, each with the `block` that held its address at that moment, as the block's index."""
+    # A cut history does not tell which block was at an address before its start, so earlier notes are left out. Lasting
+    # state is noted again at the end of every step.
     begin_us = _LIMITS.min
     if len(played.entries) >= notes.max_entries > 0:
         begin_us = played.entries["time_us"].iloc[0]

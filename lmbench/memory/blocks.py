@@ -1,10 +1,11 @@
-"""What a byte on the device is for, in one vocabulary for predictions and recorded histories.
+"""Blocks of device memory and their categories: one vocabulary for predictions and recorded histories.
 
-The allocator knows addresses and stacks; what a block is for, only who made it knows. The notes say it: at a moment,
-marked in the history by a range of that name, which tensors' storages were where.
+The allocator's history has addresses and stacks, but does not tell what a block is for. lmbench's notes add that: they
+list tensors' storages with their addresses at certain moments, which ranges mark in the history.
 
-A row of a frame is a block: `size_bytes` as the allocator takes it, its `category`, held from moment `start` (BEFORE
-the first) until just before moment `end`. Moments count what happened to the allocator, from 0.
+A frame of blocks has a row for each block: `size_bytes` as the allocator takes it, its `category`, and the moments
+`start` (or BEFORE, ahead of the first) and `end`; the block is freed at `end`. Moments number the allocator's events
+from 0.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from lmbench.errors import UsageError
 from lmbench.records.intervals import Integers
 from lmbench.records.vocabulary import INDEX
 
-#: parameters count buffers with them (tables, masks); inputs are the batches; activations are what the forward leaves
-#: for the backward, without the logits; logits are what the loss is computed from, and what has their size: their
-#: float32 copy, log-softmax and gradient; gathered are blocks of parameters that ranks share, put together; buckets are
-#: what gradients are reduced in (with DDP's gradient_as_bucket_view they are the gradients); temporaries are gone when
-#: the phase that made them is over; workspaces are the matrix libraries' own, kept from one call to the next.
+#: - parameters: with buffers, such as tables and masks.
+#: - gathered: whole blocks of parameters that ranks share, put together on this rank.
+#: - buckets: tensors in which gradients are reduced; with DDP's gradient_as_bucket_view they are the gradients.
+#: - activations: tensors that the forward leaves for the backward, without the logits.
+#: - logits: the input of the loss, and tensors of its size: float32 copy, log-softmax and gradient.
+#: - inputs: the batches.
+#: - temporaries: gone when the phase that made them is over.
+#: - workspaces: the matrix libraries' own, kept from one call to the next.
 Category = Literal[
     "parameters",
     "gradients",
@@ -40,36 +44,38 @@ Category = Literal[
     "unknown",
 ]
 
-#: In the order of a table.
+#: The categories in the order of tables.
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
-#: What stays, then what comes and goes: the order of a picture from the bottom, and what a block is first of all, where
-#: it is noted as several things (a saved tensor may be a parameter).
+#: The categories from lasting ones to short-lived ones: the order of a picture from the bottom. A block that is noted
+#: under several has the first of them: a saved tensor may be a parameter.
 LASTING: tuple[Category, ...] = (
     "parameters", "optimizer_state", "gradients", "gathered", "buckets", "inputs", "workspaces", "unknown", "logits",
     "activations", "temporaries",
 )  # fmt: skip
 
-#: As a table says it.
+#: The words for each category in a table.
 CATEGORY_LABELS: dict[Category, str] = {name: name.replace("_", " ") for name in CATEGORIES}
 
 SNAPSHOT_FILE = "memory_snapshot.pickle"
 NOTES_FILE = "memory_notes.json"
-#: An empty range at a moment, followed by the moment's index in the notes.
+#: The name of an empty range that marks a moment, followed by the moment's index in the notes.
 MOMENT = "lmbench.memory:"
-#: An empty range when the gradient of a module's output is there, followed by the module's path: its backward begins.
+#: The name of an empty range that marks the start of a module's backward, followed by the module's path.
 BACKWARD = "lmbench.backward:"
-#: A range in which nothing but the matrix libraries' workspaces is freed.
+#: The name of a range in which only the matrix libraries' workspaces are freed.
 WORKSPACES = "lmbench.workspaces"
 
-#: What fits into the columns of a snapshot.
+#: Addresses fit into the int64 columns of a snapshot.
 _Address = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class NotedBlock(Struct, array_like=True):
-    """A tensor's storage: its address, what it is for, whose it is (a module's or a parameter's path, empty where
-    nobody knows), and of one that is saved for the backward, the operator that saved it. A `stream` is what one of
-    several alike modules returned, whatever else it is."""
+    """A tensor's storage: its address, its category, the path of its module, and the operator that saved it.
+
+    `owner` is empty if the module is unknown, `operator` if the storage was not saved for the backward. The category
+    `stream` marks the output of one of several alike modules, beside its other category.
+    """
 
     address: _Address
     category: Category | Literal["stream"]
@@ -78,7 +84,7 @@ class NotedBlock(Struct, array_like=True):
 
 
 class CountedPeaks(Struct):
-    """The allocator's own figures over the recorded steps."""
+    """The peaks of the allocator's own counters over the recorded steps."""
 
     allocated_bytes: int
     requested_bytes: int
@@ -86,7 +92,7 @@ class CountedPeaks(Struct):
 
 
 class MemoryNotes(Struct):
-    """What lmbench notes beside a snapshot; `moments` has what was known at each."""
+    """lmbench's notes beside a snapshot; `moments` has the storages that were noted at each moment."""
 
     schema_version: Literal[2] = 2
     device: int = 0
@@ -97,10 +103,10 @@ class MemoryNotes(Struct):
 
 
 def read_notes(snapshot: Path) -> MemoryNotes | None:
-    """The notes beside a snapshot; None where there are none: then it is somebody else's.
+    """The notes beside a snapshot; None if there are none, as for a snapshot that lmbench did not record.
 
     Raises:
-        UsageError: they cannot be read.
+        UsageError: the notes cannot be read.
     """
     path = snapshot.parent / NOTES_FILE
     if snapshot.name != SNAPSHOT_FILE or not path.is_file():
@@ -114,22 +120,22 @@ def read_notes(snapshot: Path) -> MemoryNotes | None:
 
 
 def block_of(owner: str) -> str | None:
-    """The path of the outermost indexed module around a module, such as `blocks.3`: None for what lies in none."""
+    """The path of the outermost indexed module around a module, such as `blocks.3`; None outside of such modules."""
     match = INDEX.search(owner)
     return owner[: match.end()] if match else None
 
 
-#: A block's start before the first moment.
+#: The start of a block that was allocated before the first moment.
 BEFORE = -1
 
 
 def rounded_bytes(size_bytes: int, to_bytes: int = 512) -> int:
-    """The next multiple; the allocator rounds requests up to one of 512 (kMinBlockSize)."""
+    """The size rounded up to a multiple of `to_bytes`; the allocator rounds requests to 512 (kMinBlockSize)."""
     return -(-size_bytes // to_bytes) * to_bytes
 
 
 def held_bytes(blocks: Any, count: int, column: str = "size_bytes") -> Integers:
-    """Sum of a column over the blocks that are held at each of `count` moments."""
+    """The sum of a column over the blocks that are held, for each of `count` moments."""
     change = np.zeros(count + 1, np.int64)
     np.add.at(change, np.maximum(blocks["start"], 0), blocks[column])
     np.subtract.at(change, blocks["end"], blocks[column])
@@ -142,13 +148,16 @@ def held_at(blocks: Any, moment: int) -> Any:
 
 
 def by_category(blocks: Any) -> dict[Category, int]:
-    """Bytes of blocks by category, those that there are."""
+    """The blocks' bytes by category, without categories that they do not have."""
     sums = blocks.groupby("category")["size_bytes"].sum()
     return {name: int(sums[name]) for name in CATEGORIES if name in sums}
 
 
 def highest_moments(allocated_bytes: Any, spans: Iterable[tuple[Any, int, int]]) -> dict[Any, int]:
-    """By name of spans of moments, which have their first and last, the first moment at which most is allocated."""
+    """The moment of the highest allocation for each name of spans, given as name, first moment and last moment.
+
+    Several spans may have one name. Of equally high moments it is the first.
+    """
     moments: dict[Any, int] = {}
     for name, first, last in spans:
         moment = first + int(np.argmax(allocated_bytes[first : last + 1]))

@@ -1,7 +1,7 @@
-"""What torch.compile keeps from the forward for the backward: AOTAutograd's graphs, cut by its own partitioner.
+"""The memory of a compiled module: AOTAutograd's graphs, cut into forward and backward by its own partitioner.
 
-Nothing is generated: each graph is walked once a call, and of its values those are allocated that Inductor would write
-to memory. The order of the graph is taken for that of the kernels.
+No code is generated. Each call walks its graph once, and allocates the values that Inductor would write to memory. The
+order of the graph is taken for the order of the kernels.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lmbench.memory.fake_gpu import MATMULS, CudaAttention, Tracker
 from lmbench.memory.predictor import Allocation
 
-# Kernels that Inductor calls and does not generate (torch/_inductor/lowering.py, fallbacks and templates): their inputs
-# and outputs are in memory, whatever else is fused into one pass.
+# Operators whose kernels Inductor calls rather than generates (torch/_inductor/lowering.py, fallbacks and templates).
+# Their inputs and outputs are in memory, even where everything else is fused into one pass.
 _EXTERN = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "index_put", "sort"})
 _EXTERN_PARTS = re.compile("scaled_dot_product|attention|embedding_dense_backward|convolution_backward|cumsum")
 
 
 def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
-    """Let the calls of a module allocate what they would allocate compiled.
+    """Make the calls of a module allocate what they would allocate if it were compiled.
 
-    Dynamo follows them as it would for real: a graph ends at FSDP2's hooks, and DDP's are split by buckets.
+    Dynamo traces them as in a real run: a graph ends at FSDP2's hooks, and DDP's graphs are split by buckets.
     """
 
     def compiler(graph: fx.GraphModule, _: Any) -> Any:
@@ -62,25 +62,26 @@ def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
     def simulated(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        # Every module, of every step that is tried, has graphs of its own.
+        # Each module of each step that is tried has its own graphs, so lift Dynamo's limits on recompiling.
         limits = config.patch(recompile_limit=_MANY, accumulated_recompile_limit=_MANY)
-        # Dynamo's graph would end where an operator is called by way of `CudaAttention`.
+        # Take `CudaAttention` off: Dynamo's graph would end where that mode handles an operator.
         with limits, _pop_mode_temporarily(), patch.object(CatchErrorsWrapper, "__call__", _without_modes):
             return compiled(*args, **kwargs)
 
-    # FSDP2 gathers and frees by hooks around this, outside of the graph.
+    # FSDP2 gathers and frees parameters by hooks around `forward`, outside of the graph.
     target.forward = simulated
 
 
 _MANY = 2**20
-#: Dynamo leaves alone what runs under a mode, such as the tracker; what it traces must not be seen.
+#: Dynamo's tracing without modes such as the tracker: Dynamo skips frames under a mode, and traced calls must not be
+#: tracked.
 _without_modes = _disable_current_modes()(CatchErrorsWrapper.__call__)
 
 
 def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
-    """A graph to be called: its outputs as fresh fake tensors, and on the way the rise and fall of its memory.
+    """A function that stands for a graph: it allocates and frees the graph's memory, and returns fresh fake outputs.
 
-    The storages of the values that the graph was traced with tell which of them share memory.
+    The storages of the values that the graph was traced with tell which values share memory.
     """
     inputs = [node for node in nodes if node.op == "placeholder"]
     calls = [node for node in nodes if node.op == "call_function"]
@@ -88,20 +89,20 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
     outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
     for node in calls:
         if "val" not in node.meta:
-            # An operator with several results that the partitioner put in again has its values at those who take them
-            # out.
-            taken = {user.args[1]: user.meta.get("val") for user in node.users if user.target is operator.getitem}
-            node.meta["val"] = tuple(taken.get(index) for index in range(max(taken, default=-1) + 1))
-    homes: dict[int, fx.Node] = {}
+            # The partitioner re-inserts an operator with several results without its values: its `getitem` users have
+            # them.
+            items = {user.args[1]: user.meta.get("val") for user in node.users if user.target is operator.getitem}
+            node.meta["val"] = tuple(items.get(index) for index in range(max(items, default=-1) + 1))
+    first_node: dict[int, fx.Node] = {}
     base = {}
     for node in nodes:
-        # Where a storage appears first; what only takes a value out of several has that of these.
-        base[node] = next(iter([homes.setdefault(_storage(value), node) for value in _values(node)]), node)
+        # The base of a node is the node in which its storage appears first: for a view or a `getitem`, its source.
+        base[node] = next(iter([first_node.setdefault(_storage(value), node) for value in _values(node)]), node)
     kept = {base[node] for node in outputs if isinstance(node, fx.Node)}
     steps = _plan(calls, base, kept)
 
     def run(*args: Any) -> list[Any]:
-        passing: dict[fx.Node, list[Allocation]] = {}
+        temporaries: dict[fx.Node, list[Allocation]] = {}
         values = dict(zip(inputs, args, strict=True))
         tensors = {_storage(value): values[node] for node in inputs for value in _values(node)}
         for node, last_read in steps.items():
@@ -113,26 +114,27 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
                         value.shape, value.stride(), dtype=value.dtype, device=value.device
                     )
             else:
-                passing[node] = [
+                temporaries[node] = [
                     tracker.allocate(value.untyped_storage().nbytes(), None, str(node.target), value.numel())
                     for value in _values(node)
                 ]
             for read in last_read:
-                for allocation in passing.pop(read, []):
+                for allocation in temporaries.pop(read, []):
                     tracker.free(allocation)
+                # The backward graph frees an input that the forward saved for it after the last read.
                 if isinstance(values.get(read), torch.Tensor):
                     allocation = tracker.note(values[read])
                     if allocation.category is None and tracker.phase == "backward":
                         tracker.free(allocation)
-        for allocation in chain.from_iterable(passing.values()):
+        for allocation in chain.from_iterable(temporaries.values()):
             tracker.free(allocation)
         results = []
         for node in outputs:
             value = node.meta["val"] if isinstance(node, fx.Node) else node
             if isinstance(value, torch.Tensor) and node not in values:
-                home = tensors.get(_storage(value))
-                shape = (value.shape, value.stride(), value.storage_offset())
-                value = torch.empty(0) if home is None else torch.as_strided(home, *shape)
+                source = tensors.get(_storage(value))
+                layout = (value.shape, value.stride(), value.storage_offset())
+                value = torch.empty(0) if source is None else torch.as_strided(source, *layout)
             results.append(values.get(node, value))
         return results
 
@@ -140,7 +142,7 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
 
 
 def _plan(calls: list[fx.Node], base: dict[fx.Node, fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """The nodes that write to memory, each with the nodes whose memory is read for the last time for it."""
+    """The nodes that write to memory, in order, each with the nodes whose memory has its last read in that node."""
     sources = {node: {base[source] for source in node.all_input_nodes} for node in calls}
     extern = [node for node in calls if _packet(node) in _EXTERN or _EXTERN_PARTS.search(_packet(node))]
     written = kept.union(*({base[node]} | sources[node] for node in extern))
@@ -159,17 +161,18 @@ def _plan(calls: list[fx.Node], base: dict[fx.Node, fx.Node], kept: set[fx.Node]
 
 
 def _storage(value: torch.Tensor) -> int:
-    """What values that share memory have in common."""
+    """The identity of a value's storage, equal for values that share memory."""
     return int(value.untyped_storage()._cdata)
 
 
 def _packet(node: fx.Node) -> str:
+    """The name of a node's operator without its overload, such as `mm`."""
     target = node.target
     return target._schema.name.rpartition("::")[2] if isinstance(target, torch._ops.OpOverload) else str(target)
 
 
 def _values(node: fx.Node) -> list[torch.Tensor]:
-    """What a node makes, but states of random generators: these lie on the host, and have no size before."""
+    """The tensors that a node returns, without states of random generators: these are on the host, and unsized yet."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
-    return [each for each in values if isinstance(each, torch.Tensor) and isinstance(each.numel(), int)]
+    return [tensor for tensor in values if isinstance(tensor, torch.Tensor) and isinstance(tensor.numel(), int)]

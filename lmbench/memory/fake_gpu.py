@@ -1,4 +1,4 @@
-"""Fake tensors as on a GPU: a CPU chooses the operators that CUDA would choose, and every allocation is noted."""
+"""Fake tensors as on a GPU: the CPU chooses the operators that CUDA would choose, and every allocation is noted."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
 
-# What CUDA's autocast lists have and a CPU's have not, by operator (torch/include/ATen/autocast_mode.h, torch 2.13).
-# All run in float32 but some. These get it as their `dtype`, so that the operator converts as it goes, where another
-# one has its inputs converted first;
+# Operators that CUDA's autocast lists have and a CPU's have not (torch/include/ATen/autocast_mode.h, torch 2.13). Most
+# get their inputs converted to float32. The following get float32 as their `dtype` instead: they convert while they
+# compute.
 _FLOAT32_OUT = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
 linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
-# these run in the lower precision, and on a CPU what they are made of does;
+# The following run in the lower precision; on a CPU, the operators that they consist of do.
 _LOWER = """
 _convolution _thnn_fused_gru_cell _thnn_fused_lstm_cell addmv addr chain_matmul convolution cudnn_convolution
 cudnn_convolution_transpose einsum gru_cell linalg_multi_dot lstm_cell mv rnn_relu_cell rnn_tanh_cell
 _scaled_dot_product_flash_attention
 """
-# and these in the widest precision of their inputs, as they do without autocast.
+# The following run in the widest precision of their inputs, as they do without autocast.
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 _LEFT = frozenset((_LOWER + _WIDEST).split())
 _HALVES = (torch.bfloat16, torch.float16)
@@ -47,39 +47,43 @@ _LIBRARY = torch.library.Library("aten", "IMPL")
 
 @cache
 def act_like_cuda() -> None:
-    """Give this process's CPU CUDA's autocast lists and optimizers' defaults, for good."""
+    """Give this process's CPU the autocast lists and optimizer defaults of CUDA; this cannot be undone."""
     cuda, cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
     for name in sorted(cuda - cpu - _LEFT):
         _LIBRARY.impl(name, _in_float32(name), "AutocastCPU")
     for name in sorted(cpu - cuda):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
     _LIBRARY.impl("_scaled_dot_product_flash_attention_for_cpu", _attention, "Meta", allow_override=True)
-    # Where a CPU has no kernel of a kind that is asked for, Dynamo gets a shape from the unfused one.
+    # A CPU has only some kinds of attention kernels: always allow the unfused one, so that Dynamo gets a shape from it.
     choose = attention._sdpa_kernel
 
     def with_unfused(backends: Iterable[SDPBackend], set_priority: bool = False) -> None:
         choose([*backends, SDPBackend.MATH], set_priority)
 
     setattr(attention, choose.__name__, with_unfused)
-    # An optimizer that is not told how to go over its parameters does it in one call on CUDA, in a loop on a CPU.
+    # By default an optimizer updates all parameters in one call (foreach) on CUDA, but in a loop on a CPU.
     from torch.optim import optimizer
 
     name = "_get_foreach_kernels_supported_devices"
     supported = getattr(optimizer, name)()
     setattr(optimizer, name, lambda: [*supported, "cpu"])
-    # Random values are nobody's memory; trunc_normal_ even looks at them, which a fake tensor cannot bear.
+    # Do not initialize: values take no memory, and trunc_normal_ reads them, which a fake tensor does not allow.
     for filler in dir(nn.init):
         if filler.endswith("_") and not filler.startswith("_"):
             setattr(nn.init, filler, lambda tensor, *_, **__: tensor)
 
 
 def _registered(key: str) -> set[str]:
-    """PyTorch's own operators in a list; other libraries' (torchvision's, from its import on) keep what they have."""
+    """PyTorch's operators that are registered for a dispatch key.
+
+    Those of other libraries, such as torchvision after its import, are left out and keep their registrations.
+    """
     names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 
 
 def _in_float32(name: str) -> Callable[..., Any]:
+    """An implementation of an operator for the CPU's autocast that runs it in float32, as CUDA's autocast does."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -90,7 +94,8 @@ def _in_float32(name: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
             if dtype_index is None:
-                return operator(*tree_map_only(torch.Tensor, _widened, args), **kwargs)
+                wide = tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype in _HALVES else t, args)
+                return operator(*wide, **kwargs)
             dtype = args[dtype_index] if len(args) > dtype_index else kwargs.get("dtype")
             if dtype is None and args[0].dtype in _HALVES:
                 return operator(*args[:dtype_index], **{**kwargs, "dtype": torch.float32})
@@ -99,18 +104,14 @@ def _in_float32(name: str) -> Callable[..., Any]:
     return run
 
 
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _HALVES else tensor
-
-
 class CudaAttention(TorchFunctionMode):
-    """Lets the fused attention operator take a fused kernel where CUDA would.
+    """Makes the fused attention operator take a fused kernel where CUDA would.
 
-    A CPU has one fused kernel and refuses dropout in it; its outputs (the values, and one float32 a head and token) are
-    those of each of CUDA's. Where CUDA has none (float64), or only the unfused one is allowed, that is taken.
+    A CPU has one fused kernel, which refuses dropout. Its outputs, the values and one float32 per head and token, are
+    those of each of CUDA's kernels. The unfused kernel runs where CUDA has no other (float64), or no other is allowed.
     """
 
-    #: No kernel is allowed but the memory-efficient one.
+    #: Whether the memory-efficient kernel is the only fused one that is allowed.
     is_efficient_alone = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,12 +119,13 @@ class CudaAttention(TorchFunctionMode):
         if func is not _SDPA:
             return func(*args, **kwargs)
         cuda = torch.backends.cuda
-        others, efficient = cuda.flash_sdp_enabled() or cuda.cudnn_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+        has_flash_or_cudnn = cuda.flash_sdp_enabled() or cuda.cudnn_sdp_enabled()
+        has_efficient = cuda.mem_efficient_sdp_enabled()
         query = args[0] if args else kwargs["query"]
-        if query.dtype is torch.float64 or not (others or efficient):
+        if query.dtype is torch.float64 or not (has_flash_or_cudnn or has_efficient):
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **kwargs)
-        CudaAttention.is_efficient_alone = efficient and not others
+        CudaAttention.is_efficient_alone = has_efficient and not has_flash_or_cudnn
         # Dropout is the fifth argument.
         if len(args) > 4:
             args = (*args[:4], 0.0, *args[5:])
@@ -134,9 +136,9 @@ class CudaAttention(TorchFunctionMode):
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
-    """The values of fused attention, laid out as CUDA's kernels do, since what follows copies them or not by that.
+    """The outputs of fused attention in the layout of CUDA's kernels, which decides whether later operators copy them.
 
-    Flash and cuDNN follow the query; the memory-efficient kernel, which is the only one for float32, writes tokens
+    Flash and cuDNN take the layout of the query. The memory-efficient kernel, the only one for float32, writes tokens
     before heads (aten/src/ATen/native/transformers/cuda/attention.cu, `at::empty({B, M, num_heads, Kv})`).
     """
     batch, heads, tokens, _width = query.shape
@@ -154,23 +156,23 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Tracker(TorchDispatchMode):
-    """A log of the allocations, with the phases they fall into.
+    """A log of all allocations, and of the phases that they fall into.
 
     `allocations` and `stretches` are complete once the last phase is over. A storage is one allocation, however many
-    tensors look at it.
+    tensors use it.
 
     Args:
-        workspace_bytes: what cuBLAS takes for good in a thread that multiplies matrices, at its first product. The
-            backward runs in a thread of its own.
+        workspace_bytes: the memory that cuBLAS takes at a thread's first product, and keeps. The backward has its own
+            thread.
     """
 
     def __init__(self, workspace_bytes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocations: list[Allocation] = []
         self.stretches: list[Stretch] = []
-        #: Elements of the logits, once a softmax over them was seen.
+        #: The number of elements of the logits, after a softmax over them.
         self.logits_numel: int | None = None
-        #: How many events there were.
+        #: The number of events so far.
         self.now = 0
         self.phase: Any = "setup"
         self._begin, self._region, self._operator, self._is_paused = 0, "", "", False
@@ -179,35 +181,34 @@ class Tracker(TorchDispatchMode):
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
 
-    # what happens
-
     def enter(self, phase: str, region: str = "") -> None:
-        """From now on it is this phase."""
+        """Begin a phase, or a region of it."""
         self.stretches.append(Stretch(self._begin, self.now, self.phase, self._region))
         self.now += 1
         self._begin, self.phase, self._region = self.now, phase, region
 
     def allocate(self, size_bytes: int, category: Category | None, made_by: str, numel: int = 0) -> Allocation:
-        """Note an allocation that no tensor stands for; `free` ends it."""
+        """Log an allocation that belongs to no tensor; `free` ends it."""
         self.now += 1
         self.allocations.append(Allocation(size_bytes, self.now, category, made_by, numel))
         return self.allocations[-1]
 
     def multiply(self) -> None:
-        """A product of matrices begins."""
+        """Allocate cuBLAS's workspace at the first product of each thread."""
         is_backward = self.phase == "backward"
         if is_backward not in self._has_workspace:
             self._has_workspace.add(is_backward)
             self.allocate(self._workspace_bytes, "workspaces", "cuBLAS")
 
     def free(self, allocation: Allocation) -> None:
+        """End an allocation, unless it has ended."""
         if allocation.end is None:
             self.now += 1
             allocation.end = self.now
 
     def note(self, tensor: torch.Tensor, category: Category | None = None) -> Allocation:
-        """The allocation behind a tensor, now known to be of a category."""
-        # Of a tensor that is split over ranks, this rank's part.
+        """The allocation behind a tensor, logged if it is new, with the category if one is given."""
+        # A tensor that is split over ranks stands for this rank's part.
         tensor = getattr(tensor, "_local_tensor", tensor)
         storage = tensor.untyped_storage()
         allocation: Allocation | None = self._seen.get(storage)
@@ -223,46 +224,40 @@ class Tracker(TorchDispatchMode):
 
     @contextmanager
     def making(self, category: Category) -> Iterator[None]:
-        """What is allocated now is of a category, unless somebody says another."""
-        before, self._making = self._making, category
-        try:
+        """A context in which new allocations have this category, unless they are noted under another."""
+        with patch.object(self, "_making", category):
             yield
-        finally:
-            self._making = before
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """See storages that change their size, as FSDP2's gathered parameters do: no operator tells of it."""
+        """A context that logs storages that change size without an operator, as FSDP2's gathered parameters do."""
         resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> None:
-            known = self._seen.get(storage) if storage.nbytes() != size else None
+            before = self._seen.get(storage) if storage.nbytes() != size else None
             resize(storage, size)
-            if known is not None:
-                self.free(known)
-                self._stored(storage, known.category, "resize_")
+            if before is not None:
+                self.free(before)
+                self._stored(storage, before.category, "resize_")
 
         with patch.object(torch.UntypedStorage, "resize_", resize_):
             yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take no notes: something is only traced."""
-        before, self._is_paused = self._is_paused, True
-        try:
+        """A context in which nothing is logged, since operators are only traced."""
+        with patch.object(self, "_is_paused", True):
             yield
-        finally:
-            self._is_paused = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            # Two of three calls ask this, and Python's way to the answer takes as long as an operator.
+            # Two of three calls ask for the device; the default path through Python takes as long as an operator.
             return args[0].fake_device
         if DTensor in types:
-            # The operators on this rank's parts follow.
+            # DTensor then calls the operators on this rank's parts.
             return NotImplemented
         if func is _WAIT:
-            # On a GPU it copies nothing.
+            # On a GPU, waiting for a collective copies nothing.
             return args[0]
         out = func(*args, **(kwargs or {}))
         if self._is_paused:

@@ -1,4 +1,4 @@
-"""What a history says: what the peak is made of, where it was, what is saved for the backward, what is not known."""
+"""The results of a recorded history: the contents and place of the peak, saved tensors, and what is not known."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, collapsed
 from lmbench.report.units import gib, percent
 
-#: What a block of the model is called that is none.
+#: The name, in place of a block of the model, for modules outside of all blocks.
 OUTSIDE = "outside of blocks"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """A device's history, replayed and attributed; what it says is worked out when it is asked for.
+    """A device's history, replayed and attributed; the results are computed when they are asked for.
 
-    `run` and `notes` are None of a snapshot that lmbench did not record. `blocks` and `bands` are as `attribute` has
-    them.
+    `run` and `notes` are None for a snapshot that lmbench did not record. `blocks` and `bands` are those of
+    `attribute`.
     """
 
     path: Path
@@ -59,17 +59,19 @@ class Findings:
 
     @cached_property
     def peak(self) -> dict[str, Any]:
-        """The entry right after which most was allocated: its columns, its place `entry`, `phase` (`outside` where no
-        range of lmbench's is around it) and `step`."""
+        """The entry after which most was allocated: its columns, its index `entry`, its `phase` and its `step`.
+
+        The phase is `outside` if no range of a phase is around the entry.
+        """
         entry = int(np.argmax(self.played.entries["allocated_bytes"]))
         time_us = self.played.clock([entry])
         phase, step = (str(self.bands[band].at(time_us)[0]) for band in (PHASE, STEP))
-        known = self.played.entries.loc[entry].to_dict()
-        return {**known, "entry": entry, "phase": phase or "outside", "step": step}
+        columns = self.played.entries.loc[entry].to_dict()
+        return {**columns, "entry": entry, "phase": phase or "outside", "step": step}
 
     @cached_property
     def held(self) -> Any:
-        """The blocks that are held at the peak; `owner` is the part of the model, with `*` for indices."""
+        """The blocks that are held at the peak; `owner` has `*` for indices, so that it is a part of the model."""
         held = held_at(self.blocks, self.peak["entry"])
         return held.assign(owner=held["owner"].map(collapsed))
 
@@ -80,18 +82,20 @@ class Findings:
 
     @cached_property
     def parts(self) -> Any:
-        """Bytes at the peak: a row for each part of the model, the largest first, and a column for each category. The
-        part of blocks whose module nobody knows is empty."""
+        """Bytes at the peak: a row for each part of the model, the largest first, and a column for each category.
+
+        Blocks whose module is unknown have an empty part.
+        """
         sizes = self.held.pivot_table("size_bytes", "owner", "category", "sum").astype("Int64")
         order = sizes.sum(axis=1).sort_values(ascending=False, kind="stable").index
         return sizes.loc[order, list(self.by_category)]
 
     @cached_property
     def phases(self) -> Any:
-        """The most that was allocated in each phase, over all recorded steps: `peak_bytes`, and a column for each
-        category."""
-        band, allocated_bytes = self.bands[PHASE], self.played.entries["allocated_bytes"].to_numpy()
-        # A phase may allocate nothing, as a fused optimizer does: it has what was there when it began.
+        """The peak of each phase over all recorded steps: `peak_bytes`, and a column for each category."""
+        band = self.bands[PHASE]
+        allocated_bytes = self.played.entries["allocated_bytes"].to_numpy()
+        # Start at the entry before the phase: a phase without allocations, as of a fused optimizer, still has a peak.
         borders = np.searchsorted(self.played.entries["time_us"], [band.start, band.end]) - 1
         moments = highest_moments(allocated_bytes, zip(band.names, *borders.clip(0).tolist(), strict=True))
         moments = {phase: moments[phase] for phase in PHASES if phase in moments}
@@ -101,8 +105,10 @@ class Findings:
 
     @cached_property
     def largest(self) -> Any:
-        """What is held at the peak: a row for blocks of one size, category, part, phase, step, operator and line of the
-        user's code, with their `count` and `total_bytes`, the largest total first."""
+        """The blocks that are held at the peak, grouped, with their `count` and `total_bytes`; the largest total first.
+
+        Blocks of a group agree in size, category, part, phase, step, operator and line of the user's code.
+        """
         lines = {stack: user_frame(self.played.stacks[stack]) for stack in self.held["stack"].unique().tolist()}
         held = self.held.assign(user_frame=self.held["stack"].map(lines))
         keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
@@ -112,8 +118,10 @@ class Findings:
 
     @cached_property
     def saved_storages(self) -> Any:
-        """The storages that the forward of the peak's step (or of the last one) saved for its backward, each with the
-        `block` of the model that made it."""
+        """The storages that the forward of one step saved for its backward, each with the model's `block` that made it.
+
+        The step is that of the peak, or else the last one.
+        """
         saved = self.blocks[(self.blocks["operator"] != "") & (self.blocks["step"] != "")]
         steps = ["", *saved["step"]]
         saved = saved[saved["step"] == (self.peak["step"] if self.peak["step"] in steps else steps[-1])]
@@ -122,25 +130,25 @@ class Findings:
 
     @property
     def saved(self) -> list[SavedPerBlock]:
-        """What is saved for the backward; alike blocks of the model that follow each other and save as much are
-        together."""
+        """The bytes that each block of the model saves for the backward; equal ones in a row are one entry."""
         sizes = self.saved_storages.groupby("block", sort=False)["size_bytes"].sum()
-        alike = [
-            (list(names), key[1]) for key, names in groupby(sizes.index, lambda name: (collapsed(name), sizes[name]))
-        ]
-        return [SavedPerBlock(names[0], names[-1], len(names), int(size)) for names, size in alike]
+        rows = []
+        for (_, size), group in groupby(sizes.index, lambda name: (collapsed(name), sizes[name])):
+            names = list(group)
+            rows.append(SavedPerBlock(names[0], names[-1], len(names), int(size)))
+        return rows
 
     @cached_property
     def cuts(self) -> list[str]:
-        """The ways in which the history is not complete, each in a clause."""
+        """The ways in which the history is not complete, each as a clause."""
         played, notes, cuts = self.played, self.notes, []
         if not played.has_history:
             cuts.append("it has no history, only what was held when it was taken")
         if notes is None:
-            old = played.blocks.query(f"start == {BEFORE} and end < {len(played.entries)}")
-            if len(old):
+            older = played.blocks.query(f"start == {BEFORE} and end < {len(played.entries)}")
+            if len(older):
                 cuts.append(
-                    f"{len(old):,} blocks that were freed in it are older than its first entry: it was switched on "
+                    f"{len(older):,} blocks that were freed in it are older than its first entry: it was switched on "
                     "late, or cut off by its max_entries"
                 )
         elif 0 < notes.max_entries <= len(played.entries):
@@ -152,8 +160,10 @@ class Findings:
 
     @property
     def guards(self) -> list[Guard]:
-        """Whether the categories are known, the history is complete, and the replay agrees with the allocator's own
-        counter of what was asked for: how it rounds depends on what it splits."""
+        """Checks of whether categories are known, the history is complete, and the replay agrees with the allocator.
+
+        The replay is compared by requested bytes: how the allocator rounds them depends on the blocks that it splits.
+        """
         fraction = self.by_category.get("unknown", 0) / (self.peak["allocated_bytes"] or 1)
         remedy = "record fewer steps, or more entries (--memory.max_entries)"
         if self.notes is None:
@@ -170,12 +180,12 @@ class Findings:
 
     @property
     def summary(self) -> MemoryHistoryRecord:
-        """What a run's record keeps of its history."""
+        """The part of a run's record about its history."""
         columns = ["size_bytes", "count", "category", "owner", "phase", "user_frame"]
         top = self.largest[:10].replace({"category": CATEGORY_LABELS})[columns]
         run = self.run or RunRecord(SCHEMA_VERSION, "ok")
         shape = (run.data.batch_size, run.data.context_length, run.model.d_model)
-        # Autocast leaves the stream between the blocks as the weights are.
+        # Under autocast, the residual stream between blocks keeps the type of the weights.
         precision = find_precision(str(run.precision)) or PRECISIONS["32-true"]
         stream_bytes = math.prod(size or 0 for size in shape) * precision.weight_bytes
         return replace(
@@ -198,15 +208,17 @@ class Findings:
 
 
 def examine(path: str | Path, device: int | None = None) -> Findings:
-    """Read a run's folder or a snapshot, and work it out.
+    """Read a run's folder or a snapshot, replay its history and attribute it.
 
     Raises:
-        UsageError: there is none, it cannot be read (see read_snapshot), or several devices and none was named.
+        UsageError: there is no snapshot, it cannot be read (see `read_snapshot`), or it has several devices and
+            `device` names none of them.
     """
     path, run = Path(path), None
     folder = path if path.is_dir() else path.parent
     if is_run_folder(folder) and (path.is_dir() or path.name == SNAPSHOT_FILE):
-        run, path = load_run(folder, with_steps=False).record, folder / SNAPSHOT_FILE
+        run = load_run(folder, with_steps=False).record
+        path = folder / SNAPSHOT_FILE
         if not path.is_file():
             where = "on a GPU " if run.device_type == "cpu" else ""
             raise UsageError(
@@ -221,6 +233,6 @@ def examine(path: str | Path, device: int | None = None) -> Findings:
 
 
 def examine_run(folder: Path) -> tuple[MemoryHistoryRecord, list[Guard]]:
-    """The figures of the history in a run's folder and its guards. Raises like `examine`."""
+    """The record and the guards of the history in a run's folder. Raises UsageError if it cannot be read."""
     findings = examine(folder)
     return findings.summary, findings.guards

@@ -1,5 +1,5 @@
-"""A forecast of what a configuration will take, by phase and category; whom to ask for one; and what would make a run
-fit that ran out of memory. Works without torch.
+"""Forecasts of a configuration's memory by phase and category, and the changes that would make a run fit that ran out
+of memory. Works without torch: a process of its own makes a forecast.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import BACKWARD_MODES, Phase
 
-#: What a process takes of a GPU before its first tensor: context, kernels, libraries. About this much on an H200
-#: (estimate; nvidia-smi shows 500 to 620 MiB for a process of PyTorch 2 that did one matrix product).
+#: The memory that a process takes on a GPU before its first tensor: context, kernels, libraries. An estimate for an
+#: H200: nvidia-smi shows 500 to 620 MiB for a process of PyTorch 2 that did one matrix product.
 CONTEXT_BYTES = 600 * 2**20
-#: Of the datasheet's size, what CUDA offers: 97.9 % to 99.2 % of it are known (RTX 4090 23.5 of 24, H200 139.8 of 141).
+#: The share of the datasheet's size that CUDA offers, seen from 97.9 % (RTX 4090, 23.5 of 24) to 99.2 % (H200, 139.8 of
+#: 141).
 OFFERED_FRACTION = 0.985
 
 
 class PhasePeak(Struct):
-    """The most allocated at once in a phase, as the allocator counts it, in bytes by category, and the operator that
-    reaches it. `region` is empty, or the part of the backward that has the logits (`first`) or has not (`rest`)."""
+    """The peak of a phase in bytes by category, as the allocator counts them, and the operator that reaches it.
+
+    `region` is empty, or the part of the backward with the logits (`first`) or without them (`rest`).
+    """
 
     phase: Phase
     peak: dict[Category, int]
@@ -47,30 +50,30 @@ class PhasePeak(Struct):
 
 
 class Gpu(Struct):
-    """The GPU that it shall fit on."""
+    """A GPU to predict for: its memory, and the workspace that cuBLAS takes on it."""
 
     name: str
     total_bytes: int
     workspace_bytes: int
 
     def fits(self, reserved_bytes: int) -> bool:
-        """Whether the allocator can hold so much beside the process's own part."""
+        """Whether the allocator can hold so much beside the process's own memory."""
         return reserved_bytes + CONTEXT_BYTES <= self.total_bytes
 
 
 class Largest(Struct):
-    """The largest value that fits, of those that are tried, and what the allocator holds then; null where none does."""
+    """The largest value that fits, and what the allocator holds for it; both are None if not even the smallest fits."""
 
     value: int | None
     reserved_bytes: int | None = None
 
 
 class Forecast(Struct):
-    """What `lmbench memory` tells of a configuration: of several ranks, what rank 0 takes, whose part is the largest.
+    """The predicted memory of a configuration; of several ranks that of rank 0, whose part is the largest.
 
-    `run_peak_bytes` is the most from the first step on, `phases` are those of a steady step. Without a GPU named or
-    here, nothing is said of fitting. `is_sharded` says that ranks share parameters, gradients and optimizer state
-    evenly (null: they split some), and `fewest_gpus` how many are enough then, null if no number is.
+    `phases` are those of a steady step; `run_peak_bytes` is the peak from the first step on. Without a GPU, `fits` and
+    the largest values are None. `is_sharded` says that ranks share parameters, gradients and optimizer state evenly
+    (None: they split only some); `fewest_gpus` is then the number of GPUs that is enough, None if no number is.
     """
 
     batch_size: int
@@ -99,22 +102,22 @@ class Forecast(Struct):
 
 
 class Request(Struct):
-    """What the process that predicts is asked beside the words of `lmbench fit`."""
+    """The part of a request to the predicting process that is not an option of `lmbench fit`."""
 
     gpu: Gpu | None
     finds_largest: bool
 
 
 def gpu_for(name: str | None) -> Gpu | None:
-    """The GPU of that name, without a name the first one of this machine; None where there is none.
+    """The GPU of that name, or without a name the first one of this machine; None if the machine has none.
 
     Raises:
         UsageError: no GPU is known by that name.
     """
     if name is not None:
-        known = named_gpu(name)
-        offered = int(known.size * 2**30 * OFFERED_FRACTION)
-        return Gpu(known.name, offered, matmul_workspace_bytes(known.name))
+        sheet = named_gpu(name)
+        offered_bytes = int(sheet.size * 2**30 * OFFERED_FRACTION)
+        return Gpu(sheet.name, offered_bytes, matmul_workspace_bytes(sheet.name))
     import pynvml  # type: ignore[import-untyped]
 
     try:
@@ -123,28 +126,31 @@ def gpu_for(name: str | None) -> Gpu | None:
         name, memory = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError:
         return None
-    # What the driver keeps for itself is in NVML's total (torch sees 139.8 of an H200's 140.4 GiB).
+    # NVML's total includes the memory that the driver keeps for itself (torch sees 139.8 of an H200's 140.4 GiB).
     total_bytes = memory.total - getattr(memory, "reserved", 0)
     return Gpu(name, total_bytes, matmul_workspace_bytes(name))
 
 
 def gpu_of(run: RunRecord) -> Gpu | None:
-    """The GPU that a run had, by its record; None of a run on a CPU, and where its memory's size is not known."""
-    gpu, total_bytes = run.environment.gpu if run.environment else None, run.memory.device_total_bytes
+    """The GPU of a run, by its record; None for a run on a CPU, or if the size of its memory is unknown."""
+    gpu = run.environment.gpu if run.environment else None
+    total_bytes = run.memory.device_total_bytes
     if run.device_type != "cuda" or gpu is None or gpu.name is None or total_bytes is None:
         return None
     return Gpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name))
 
 
 def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None] | None = None) -> Forecast:
-    """The forecast for a configuration, given as the words after `lmbench fit`.
+    """The forecast for a configuration, made by a process of its own, since its changes to PyTorch cannot be undone.
 
-    A process of its own makes it, since what it changes of PyTorch is changed for good. `heard` is called with what it
-    tells of where it stands; by default that is shown.
+    Args:
+        words: the configuration, as options of `lmbench fit`.
+        request: the GPU to predict for, and whether to find the largest batch and context.
+        heard: called with each progress message of the process; by default progress is shown.
 
     Raises:
         UsageError: the words are wrong, or the module cannot be run on fake tensors.
-        ProcessFailed: the process broke.
+        ProcessFailed: the process failed.
     """
     if heard is None:
         with progress("predicting memory") as task:
@@ -153,15 +159,15 @@ def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None
     return msgspec.json.decode(printed, type=Forecast)
 
 
-#: lmbench's own Transformer, whose options are known.
+#: lmbench's own Transformer: remedies may use its options.
 _OWN_MODEL = "lmbench.model.language_model.LanguageModel"
-#: Predictions are made by processes of one thread or two, and each takes some hundred megabytes.
+#: How many predictions run at once: each process uses one or two threads and some hundred megabytes.
 _AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change, as the words that make it, and what was predicted for it (None: it could not be, for the reason)."""
+    """A change of a run, the options that make it, and its forecast, or the `reason` why there is none."""
 
     change: str
     words: tuple[str, ...]
@@ -170,13 +176,13 @@ class Remedy:
 
     @property
     def peak_bytes(self) -> float:
-        """The predicted peak; infinite where there is none, so that it is sorted last."""
+        """The predicted peak; infinite without a forecast, so that such a change is sorted last."""
         return self.forecast.highest.total_bytes if self.forecast else math.inf
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A run that ran out of memory: what is predicted for it as it is, and for each change of it, best first."""
+    """A run that ran out of memory, with predictions for the run as it is and for each change, lowest peak first."""
 
     run: RunRecord
     gpu: Gpu | None
@@ -185,10 +191,14 @@ class Shortage:
 
 
 def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forecast) -> Shortage:
-    """Predict the run as it was and with each change that may help; takes some 10 s each, two at a time.
+    """Predict the run as it was and with each change that may help; each takes some 10 s, two at a time.
 
-    `path` is the run's folder, whose configuration is predicted; none that may run more than lmbench's own code, since
-    the run may come from anywhere. `ask` is who predicts.
+    Nothing is predicted for a configuration that may run code other than lmbench's own: the run may come from anywhere.
+
+    Args:
+        run: the run's record.
+        path: the run's folder, whose configuration is predicted.
+        ask: the function that makes a forecast.
     """
     gpu, config = gpu_of(run), path / "config.yaml"
     for name, value in leaves(read_yaml(config, "config.yaml")[1]):
@@ -214,9 +224,9 @@ def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forec
 
 
 def _changes(run: RunRecord) -> list[Remedy]:
-    """What may help, leaving out what the run had already."""
+    """The changes that may help, without those that the run had already."""
     is_own = run.model.name == _OWN_MODEL
-    is_plain = is_own and run.model.checkpoint == "none" and run.mode in BACKWARD_MODES
+    can_checkpoint = is_own and run.model.checkpoint == "none" and run.mode in BACKWARD_MODES
     changes = [
         (run.precision == "32-true", "bfloat16 autocast", "--trainer.precision=bf16-mixed"),
         (
@@ -224,21 +234,21 @@ def _changes(run: RunRecord) -> list[Remedy]:
             "--trainer.precision=bf16-true",
         ),
         (is_own and run.model.attention in ("naive", "sdpa_math"), "fused attention", "--model.attention=sdpa"),
-        (is_plain, "checkpoint each block", "--model.checkpoint=block"),
-        (is_plain, "selective checkpoints", "--model.checkpoint=selective"),
+        (can_checkpoint, "checkpoint each block", "--model.checkpoint=block"),
+        (can_checkpoint, "selective checkpoints", "--model.checkpoint=selective"),
     ]  # fmt: skip
     return [Remedy(change, (word,)) for may_help, change, word in changes if may_help]
 
 
 def _smaller_batch(run: RunRecord, as_it_is: Remedy) -> Iterator[Remedy]:
-    """The largest batch that fits, accumulated to what the batch was; that changes no result but the time."""
+    """The largest batch that fits, accumulated to the batch of the run: only the time of a step changes."""
     batch, forecast = run.data.batch_size, as_it_is.forecast
     largest = None if forecast is None else forecast.largest_batch_size
     if not batch or largest is None or not largest.value:
         return
     size = next(size for size in range(min(largest.value, batch), 0, -1) if batch % size == 0)
     if size < batch:
-        before = value_at(run, "config.trainer.accumulate_grad_batches")
-        times = batch // size * (before if isinstance(before, int) else 1)
+        accumulated = value_at(run, "config.trainer.accumulate_grad_batches")
+        times = batch // size * (accumulated if isinstance(accumulated, int) else 1)
         words = (f"--data.batch_size={size}", f"--trainer.accumulate_grad_batches={times}")
         yield Remedy(f"batch {size}, {times} of them accumulated: the same step", words)

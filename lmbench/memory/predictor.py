@@ -1,9 +1,9 @@
-"""Peaks of any batch and context from fake steps, as PyTorch's caching allocator would have them, and the largest batch
-and context that fit. Works without torch.
+"""Memory peaks of any batch and context from fake steps, and the largest batch and context that fit.
 
-The allocator's rules are those of c10/core/CachingDeviceAllocator.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13,
-the default settings, one stream). A run of the small model on an H200 (tests/data/runs/h200_run.json) allocated what
-this says to 0.001 % in forward and backward, and held 0.2 % less.
+A model of PyTorch's caching allocator turns the allocations of a step into its peaks. The rules are those of
+c10/core/CachingDeviceAllocator.h and c10/cuda/CUDACachingAllocator.cpp (torch 2.13, default settings, one stream). A
+run of the small model on an H200 (tests/data/runs/h200_run.json) allocated within 0.001 % of the prediction in forward
+and backward, and reserved 0.2 % less. Works without torch.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
 from lmbench.records.vocabulary import PHASES, Phase
 
 _MIB = 2**20
-#: Requests up to this share segments of their own (kSmallSize), of this size (kSmallBuffer);
+#: Small requests, up to the first size (kSmallSize), share segments of the second size (kSmallBuffer).
 _SMALL_BYTES, _SMALL_SEGMENT_BYTES = _MIB, 2 * _MIB
-#: larger ones below this (kMinLargeAlloc) segments of this size (kLargeBuffer);
+#: Larger requests, below the first size (kMinLargeAlloc), share segments of the second size (kLargeBuffer).
 _LARGE_FROM_BYTES, _LARGE_SEGMENT_BYTES = 10 * _MIB, 20 * _MIB
-#: and each of the rest has one of a multiple of this (kRoundLarge).
+#: Every other request gets a segment of its own, of a multiple of this size (kRoundLarge).
 _SEGMENT_MULTIPLE_BYTES = 2 * _MIB
-#: A block is split where no less than this is left of it: of a small one, and of a larger one.
+#: A block is split if at least this much of it is left: for small requests (True), and for others.
 _LEAST_REST_BYTES = {True: 512, False: _MIB + 1}
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of a segment, with its neighbours in it."""
+    """A piece of a segment, with its neighbours in the segment."""
 
     address: int
     size_bytes: int
@@ -49,35 +49,38 @@ class Block:
 
 @dataclass
 class CachingAllocator:
-    """Blocks are handed out and taken back; `allocated_bytes` is what is out, `reserved_bytes` what segments hold."""
+    """A model of PyTorch's caching allocator: it hands out blocks of segments and takes them back.
+
+    `allocated_bytes` is the size of all blocks in use, `reserved_bytes` the size of all segments.
+    """
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     _free: dict[bool, list[tuple[int, int, Block]]] = field(default_factory=lambda: {True: [], False: []})
 
     def allocate(self, size_bytes: int) -> Block:
-        """A block for a request; its size may be more than was asked for."""
+        """A block for a request, of the requested size or more."""
         size = rounded_bytes(max(size_bytes, 1))
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
-        place = bisect_left(free, (size, 0))
-        if place < len(free):
-            block = free.pop(place)[2]
+        smallest_fit = bisect_left(free, (size, 0))
+        if smallest_fit < len(free):
+            block = free.pop(smallest_fit)[2]
             block.is_free = False
         else:
-            held = rounded_bytes(size, _SEGMENT_MULTIPLE_BYTES)
+            segment_size = rounded_bytes(size, _SEGMENT_MULTIPLE_BYTES)
             if size < _LARGE_FROM_BYTES:
-                held = _SMALL_SEGMENT_BYTES if is_small else _LARGE_SEGMENT_BYTES
-            # Segments lie one behind the other.
-            block = Block(self.reserved_bytes, held, is_small)
-            self.reserved_bytes += held
-        left = block.size_bytes - size
-        if left >= _LEAST_REST_BYTES[is_small]:
-            rest = Block(block.address + size, left, is_small, True, block, block.behind)
+                segment_size = _SMALL_SEGMENT_BYTES if is_small else _LARGE_SEGMENT_BYTES
+            # The model puts each segment behind the ones before.
+            block = Block(self.reserved_bytes, segment_size, is_small)
+            self.reserved_bytes += segment_size
+        rest_size = block.size_bytes - size
+        if rest_size >= _LEAST_REST_BYTES[is_small]:
+            rest = Block(block.address + size, rest_size, is_small, True, block, block.behind)
             if block.behind is not None:
                 block.behind.before = rest
             block.behind, block.size_bytes = rest, size
-            insort(free, (left, rest.address, rest))
+            insort(free, (rest_size, rest.address, rest))
         self.allocated_bytes += block.size_bytes
         return block
 
@@ -87,19 +90,22 @@ class CachingAllocator:
         free = self._free[block.is_small]
         for neighbour in (block.before, block.behind):
             if neighbour is not None and neighbour.is_free:
-                # No two blocks have an address in common, so blocks themselves are never compared.
+                # Addresses are unique, so that blocks themselves are never compared.
                 del free[bisect_left(free, (neighbour.size_bytes, neighbour.address))]
-                block, gone = (neighbour, block) if neighbour is block.before else (block, neighbour)
-                block.size_bytes, block.behind = block.size_bytes + gone.size_bytes, gone.behind
-                if gone.behind is not None:
-                    gone.behind.before = block
+                block, joined = (neighbour, block) if neighbour is block.before else (block, neighbour)
+                block.size_bytes = block.size_bytes + joined.size_bytes
+                block.behind = joined.behind
+                if joined.behind is not None:
+                    joined.behind.before = block
         block.is_free = True
         insort(free, (block.size_bytes, block.address, block))
 
 
 class Allocation(Struct):
-    """One piece of memory, for so many elements. `start` and `end` are places in the order of all events; it lives from
-    the one to just before the other, and to the end of the log where `end` is None."""
+    """One piece of memory, with `numel` elements.
+
+    It is held from event `start` to just before event `end`, or to the end of the log if `end` is None.
+    """
 
     size_bytes: int
     start: int
@@ -110,7 +116,7 @@ class Allocation(Struct):
 
 
 class Stretch(NamedTuple):
-    """A part of a step from one event to another: of a phase, and within it of a named region."""
+    """A part of a step from event `start` to event `end`: a phase, or a named region of it."""
 
     start: int
     end: int
@@ -119,18 +125,21 @@ class Stretch(NamedTuple):
 
 
 def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) -> tuple[list[PhasePeak], int]:
-    """The peak of each phase and region in its stretches, what is there at their begin included, as the caching
-    allocator would have it; and what it has reserved in the end: it gives nothing back.
+    """The peak of each phase and region, and the bytes that the caching allocator has reserved in the end.
+
+    A peak includes memory that was held before the phase. The allocator gives no reserved memory back.
 
     Args:
-        allocations: from the first of the process on, in order. Every one has its category by now.
-        stretches: in order, without overlap.
+        allocations: all of the process, in order, each with its category.
+        stretches: the phases and regions, in order, without overlap.
     """
     count = stretches[-1].end + 1
-    sized = [each for each in allocations if each.size_bytes and each.start < count]
-    events = [(each.start, index) for index, each in enumerate(sized)]
-    events += [(each.end, index) for index, each in enumerate(sized) if each.end is not None]
-    allocator, held, sizes = CachingAllocator(), dict[int, Block](), list[int]()
+    sized = [allocation for allocation in allocations if allocation.size_bytes and allocation.start < count]
+    events = [(allocation.start, index) for index, allocation in enumerate(sized)]
+    events += [(allocation.end, index) for index, allocation in enumerate(sized) if allocation.end is not None]
+    allocator = CachingAllocator()
+    held = dict[int, Block]()
+    sizes = list[int]()
     for _, index in sorted(events):
         if index in held:
             allocator.free(held.pop(index))
@@ -142,81 +151,87 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
     spans = [((stretch.phase, stretch.region), stretch.start, stretch.end) for stretch in stretches]
     peaks = []
     for (phase, region), moment in highest_moments(held_bytes(blocks, count), spans).items():
-        there = held_at(blocks, moment)
-        latest = "" if there.empty else there["made_by"].iloc[-1]
-        peaks.append(PhasePeak(phase, {**dict.fromkeys(CATEGORIES, 0), **by_category(there)}, latest, region))
+        held_blocks = held_at(blocks, moment)
+        operator = "" if held_blocks.empty else held_blocks["made_by"].iloc[-1]
+        peaks.append(PhasePeak(phase, {**dict.fromkeys(CATEGORIES, 0), **by_category(held_blocks)}, operator, region))
     return peaks, allocator.reserved_bytes
 
 
-#: What the allocator holds beyond the peak, where blocks were left out, so that this cannot be replayed: 2.4 % in the
-#: README's run of the large model, compiled, on an H200.
+#: The memory that the allocator reserves beyond the peak, as a share of it, where blocks were left out and it cannot be
+#: replayed: 2.4 % in the README's run of the large model, compiled, on an H200.
 FRAGMENTATION_FRACTION = 0.025
 #: Contexts are tried in multiples of this.
 CONTEXT_UNIT = 64
 MAX_BATCH, MAX_CONTEXT = 2**16, 2**22
-#: A prediction from few blocks counts where it meets a third point, or all blocks, as near as this;
+#: The largest error of the highest peak for which a prediction from few blocks is used.
 ALIKE_FRACTION = 0.01
-#: phases that are not the highest as near as this: how the allocator rounds is no line.
+#: The largest error of the other phases' peaks, which is wider: rounding by the allocator is not linear in the blocks.
 ROUGHLY_FRACTION = 0.05
-#: What the region of a peak begins with in a step before the steady one: DDP's second may take more than later ones.
+#: The prefix of regions in a step before the steady one: DDP's second step may take more than later ones.
 EARLIER = "before "
-#: What ranks share between them, where they share anything.
+#: The categories that ranks share if they share any.
 SHARED: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state")
-#: Searches for a border, each with the reserved bytes for an allocated one of the border before.
+#: Searches for a border; each takes the ratio of reserved to allocated bytes at the border before.
 _MAX_ROUNDS = 3
 
 
 class Trial(NamedTuple):
-    """The peaks of one fake step, what the allocator held in the end, and how many alike blocks the whole module has
-    (None: no such)."""
+    """The result of one fake step: its peaks, the bytes that the allocator reserved, and the number of alike blocks.
+
+    `block_count` is that of the whole module, None for a module without alike blocks.
+    """
 
     peaks: list[PhasePeak]
     reserved_bytes: int
     block_count: int | None
 
 
-#: A fake step of a batch size and a context, with so many of the alike blocks (None: all of them).
+#: Takes a fake step of a batch size and a context length with a number of the alike blocks (None: all of them).
 TakeStep = Callable[[int, int | None, int | None], Trial]
 
 
 class Predictor:
-    """Peaks of any batch and context, from few blocks where that is as good as from all.
+    """Predicts the peaks of any batch and context, from few blocks if that is as good as from all.
+
+    `phases` are the peaks of the configuration asked for, and `method` says what they come from. `run_peak_bytes` is
+    the peak from the first step on, and `reserved_bytes` the memory that the allocator holds for it.
 
     Args:
-        take_step: one fake step.
-        batch_size, context_length: the configuration that is asked for; `phases` are its peaks.
-        is_slow: a whole step takes long (it is compiled), so three points on a line have to do for a proof.
-
-    `method` says what `phases` come from; `run_peak_bytes` is the most that is allocated from the first step on, and
-    `reserved_bytes` what the allocator holds for it.
+        take_step: takes one fake step.
+        batch_size, context_length: the configuration asked for.
+        is_slow: whether a whole step takes long, since it is compiled. Then steps of 2, 3 and 4 blocks have to agree,
+            instead of those of 2, 4 and all blocks.
     """
 
     def __init__(self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool) -> None:
-        # A search comes by the same place more than once.
+        # A search tries the same values more than once.
         self._take_step = cache(take_step)
         self.batch_size, self.context_length, self._is_slow = batch_size, context_length, is_slow
-        #: How many alike blocks there are, where few of them tell what all take.
+        #: The number of alike blocks, if few of them tell the peaks of all; else None.
         self._block_count: int | None = None
         self.method = "every block"
         kept = 3 if is_slow else None
         trial = self._take_step(batch_size, context_length, kept)
         peaks, count = trial.peaks, trial.block_count
-        #: Reserved bytes for each that is allocated at the peak.
+        #: The ratio of reserved to allocated bytes at the peak.
         self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(peaks)
         if count is not None:
-            # Two and four blocks have to tell what three take, or all of them.
+            # Steps of two and four blocks have to tell the peaks of three, or of all.
             is_alike = _are_alike(self._from_few(batch_size, context_length, kept or count), peaks)
             self._block_count = count if is_alike else None
             if is_slow:
                 peaks = self.peaks(batch_size, context_length)
                 self.method = f"2 and 4 of {count} alike blocks, checked by 3" if is_alike else self.method
-        self._peaks, self.phases, self.run_peak_bytes = peaks, by_phase(peaks), peak_bytes(peaks)
+        self._peaks = peaks
+        self.phases = by_phase(peaks)
+        self.run_peak_bytes = peak_bytes(peaks)
         self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
 
     def largest(self, gpu: Gpu, is_context: bool = False) -> Largest:
         """The largest batch size that fits, or the largest context, a multiple of CONTEXT_UNIT tokens.
 
-        Search by peaks from few blocks; then see what the allocator holds with all of them, and go by that.
+        The search uses peaks from few blocks. A step with all blocks at its result then corrects the ratio of reserved
+        to allocated bytes, and the search is repeated.
         """
         start, unit, limit, ratio = self.batch_size, 1, MAX_BATCH, self._held_ratio
         if is_context:
@@ -234,19 +249,20 @@ class Predictor:
             border = largest_that_fits(reserve, gpu, start, unit, limit)
             if self._is_slow or border.value in (None, start):
                 break
-            # Peaks stay those from few blocks, so that they stay on one curve.
+            # Only the ratio is corrected: peaks from few and from all blocks would not be on one curve.
             start = border.value
             ratio = self._take_step(*shape(start), None).reserved_bytes / peak(start)
         return border
 
     def fewest_ranks(self, world_size: int, gpu: Gpu, reserve: Callable[[int], int]) -> int | None:
-        """The smallest number of ranks that fits where they share parameters, gradients and optimizer state evenly.
+        """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.
 
-        Each peak is `shared / ranks + rest`; None where the rest alone is too much.
+        Each peak is `shared / ranks + rest`; None if the rest alone does not fit.
 
         Args:
-            world_size: of how many `self` has the peaks.
-            reserve: the reserved bytes for a number of ranks, to see whether what follows from the peaks is true.
+            world_size: the number of ranks that the peaks of this predictor are for.
+            gpu: the GPU of each rank.
+            reserve: a function from a number of ranks to the reserved bytes, which checks the result.
         """
         counts = []
         for peak in self._peaks:
@@ -261,58 +277,63 @@ class Predictor:
         return count
 
     def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
-        """The peak of each phase and region of a configuration."""
+        """The peak of each phase and region of a configuration, from few blocks if they tell the peaks of all."""
         few = self._from_few(batch_size, context_length, self._block_count) if self._block_count else []
         return few or self._take_step(batch_size, context_length, None).peaks
 
     def _from_few(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak]:
-        """What `count` blocks take, on the line through what 2 and 4 do; nothing where these differ in more than
-        figures."""
+        """The peaks of `count` blocks, on the line through those of 2 and of 4 blocks.
+
+        Empty if steps of 2 and of 4 blocks have different phases or regions.
+        """
         two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in (2, 4))
         if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
             return []
-        on_line = []
+        peaks = []
         for a, b in zip(two, four, strict=True):
             sizes = {name: round(a.peak[name] + (b.peak[name] - a.peak[name]) * (count - 2) / 2) for name in b.peak}
-            on_line.append(replace(b, peak=sizes))
-        return on_line
+            peaks.append(replace(b, peak=sizes))
+        return peaks
 
 
 def by_phase(peaks: list[PhasePeak]) -> list[PhasePeak]:
-    """One peak for each phase of the steady step, in their order: the highest of its regions."""
+    """The highest peak of each phase of the steady step, in the order of a step."""
     steady = [peak for peak in peaks if not peak.region.startswith(EARLIER)]
-    of_phase = {phase: [peak for peak in steady if peak.phase == phase] for phase in PHASES}
-    return [max(same, key=lambda peak: peak.total_bytes) for same in of_phase.values() if same]
+    regions = ([peak for peak in steady if peak.phase == phase] for phase in PHASES)
+    return [max(of_phase, key=lambda peak: peak.total_bytes) for of_phase in regions if of_phase]
 
 
 def peak_bytes(peaks: list[PhasePeak]) -> int:
-    """The highest of all."""
+    """The bytes of the highest peak."""
     return max(peak.total_bytes for peak in peaks)
 
 
 def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
-    """Whether the highest peaks agree, and roughly those of all phases."""
+    """Whether the highest peaks agree, and the peaks of all phases roughly."""
     if not left or abs(peak_bytes(left) - peak_bytes(right)) > ALIKE_FRACTION * peak_bytes(right):
         return False
     left, right = by_phase(left), by_phase(right)
     if [peak.phase for peak in left] != [peak.phase for peak in right]:
         return False
-    sizes = [(few.total_bytes, several.total_bytes) for few, several in zip(left, right, strict=True)]
-    return all(abs(few - several) <= ROUGHLY_FRACTION * several for few, several in sizes)
+    sizes = [(a.total_bytes, b.total_bytes) for a, b in zip(left, right, strict=True)]
+    return all(abs(a - b) <= ROUGHLY_FRACTION * b for a, b in sizes)
 
 
 def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, limit: int) -> Largest:
-    """The largest multiple of `unit` up to `limit` that fits, by what is reserved for each; the search begins at
-    `start`, and goes on by Brent's method between a value that fits and one that does not."""
-    low, most, room = 1, limit // unit, gpu.total_bytes - CONTEXT_BYTES
-    high = max(1, min(start // unit, most))
+    """The largest multiple of `unit` up to `limit` that fits, where `reserve` has the reserved bytes of each.
+
+    The search begins at `start`, brackets the border, and finds it by Brent's method.
+    """
+    low, max_count = 1, limit // unit
+    allowed_bytes = gpu.total_bytes - CONTEXT_BYTES
+    high = max(1, min(start // unit, max_count))
 
     @cache
     def room_bytes(count: int) -> int:
-        return room - reserve(count * unit)
+        return allowed_bytes - reserve(count * unit)
 
-    while room_bytes(high) >= 0 and high < most:
-        low, high = high, min(4 * high, most)
+    while room_bytes(high) >= 0 and high < max_count:
+        low, high = high, min(4 * high, max_count)
     count = high
     if room_bytes(high) < 0 <= room_bytes(low):
         count = round(scipy.optimize.brentq(lambda value: room_bytes(round(value)), low, high, xtol=0.5))
@@ -322,4 +343,4 @@ def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit:
             count += 1
     if room_bytes(count) < 0:
         return Largest(None)
-    return Largest(count * unit, room - room_bytes(count))
+    return Largest(count * unit, allowed_bytes - room_bytes(count))

@@ -1,5 +1,6 @@
-"""What PyTorch's CUDA allocator is asked: its history, switched on, off and written, and what a device holds, also at
-the moment when it has no room for more; and what the history's blocks are for, noted while it is recorded.
+"""The recording of device memory: the history of PyTorch's CUDA allocator, and notes on what its blocks are for.
+
+Also the size of the state that a device holds, and a listener for memory that CUDA refuses.
 """
 
 from __future__ import annotations
@@ -31,57 +32,58 @@ from lmbench.memory.blocks import (
     rounded_bytes,
 )
 
-#: Read by pytorch.org/memory_viz too, which knows no later one.
+#: The latest protocol of pickles that pytorch.org/memory_viz reads.
 _PROTOCOL = 4
 
 
 class CudaHistory:
-    """The history of PyTorch's caching allocator on one device, with Python's stacks."""
+    """The history of PyTorch's caching allocator on one device, with stacks of Python."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def start(self, max_entries: int, *, resets_peaks: bool) -> None:
-        """Forget what was, and remember up to so many entries from now on; the allocator's peaks begin anew too where
-        that is wanted."""
+        """Clear the history and record up to `max_entries` from now on.
+
+        `resets_peaks` also resets the allocator's peaks, so that `peaks` are those of the recorded steps.
+        """
         if resets_peaks:
-            # From here on they are those of the recorded steps.
             torch.cuda.reset_peak_memory_stats(self._device)
-        # Ranges of all threads: of a CUDA device the backward runs on none of Python's.
+        # Record the ranges of all threads: the backward on a CUDA device runs on a thread that Python did not start.
         torch.cuda.memory._record_memory_history(
             "all", "all", "python", max_entries, self._device, clear_history=True, global_record_annotations=True
         )
 
     def drop_workspaces(self) -> None:
-        """Give back what the matrix libraries keep between calls, and let the history see it go."""
+        """Free the workspaces that the matrix libraries keep between calls, under a range that names them."""
         with record_function(WORKSPACES):
             synchronize(self._device)
             torch._C._cuda_clearCublasWorkspaces()
 
     def peaks(self) -> CountedPeaks:
-        """The allocator's own figures since they were reset."""
+        """The peaks of the allocator's own counters since they were reset."""
         stats = torch.cuda.memory_stats(self._device)
         names = ("allocated", "requested", "reserved")
         return CountedPeaks(*(stats.get(f"{name}_bytes.all.peak", 0) for name in names))
 
     def write(self, path: Path) -> int:
-        """The history as a pickle, whole or not at all; returns its size in bytes. Raises OSError."""
-        content = torch.cuda.memory._snapshot(self._device)
+        """Write the history as a pickle, whole or not at all; returns its size in bytes. Raises OSError."""
+        snapshot = torch.cuda.memory._snapshot(self._device)
         unfinished = path.with_name(f".{path.name}")
         try:
-            unfinished.write_bytes(pickle.dumps(content, protocol=_PROTOCOL))
+            unfinished.write_bytes(pickle.dumps(snapshot, protocol=_PROTOCOL))
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
         return path.stat().st_size
 
     def stop(self) -> None:
-        """Remember nothing any more. May be called again."""
+        """Stop recording and drop the history; may be called again."""
         torch.cuda.memory._record_memory_history(enabled=None, device=self._device)
 
 
 class Held(NamedTuple):
-    """Bytes on the accelerator, as the allocator rounds them; storages that are shared count once."""
+    """Bytes on the accelerator, as the allocator rounds them; a shared storage counts once."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -89,7 +91,10 @@ class Held(NamedTuple):
 
 
 def state_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[Category, list[tuple[str, Any]]]:
-    """Parameters with buffers, their gradients, and the optimizers' state; the name of each is its parameter's."""
+    """Tensors by category, each with its name: parameters with buffers, gradients, and the optimizers' state.
+
+    A gradient and an optimizer's state have the name of their parameter.
+    """
     parameters = dict(module.named_parameters())
     names = {id(parameter): name for name, parameter in parameters.items()}
     return {
@@ -105,7 +110,7 @@ def state_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[Categor
 
 
 def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str = "cuda") -> Held:
-    """What parameters with buffers, their gradients, and the state of the optimizers take on devices of a type."""
+    """The bytes of parameters with buffers, gradients and optimizer state on devices of a type."""
     seen: set[int] = set()
     sizes = []
     for named in state_of(module, optimizers).values():
@@ -116,48 +121,48 @@ def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str
     return Held(*sizes)
 
 
-#: Told device, bytes asked for, and bytes that are free on the device.
+#: A method that is called with the device's index, the requested bytes, and the bytes that are free on the device.
 Refused = Callable[[int, int, int], None]
 
 _listener: list[WeakMethod[Refused]] = []
 
 
-def watch_refusals(tell: Refused) -> None:
-    """From now on let `tell`, and nobody who asked before, know when the allocator is refused memory by CUDA.
+def watch_refusals(listener: Refused) -> None:
+    """Call a method whenever CUDA refuses memory to the allocator; it replaces the method of an earlier call.
 
-    It is called before the exception is raised, while all is still held. Whatever it raises itself is nobody's error.
-    A method, whose object this does not keep alive: with it a Trainer would stay, and what that has on the device.
+    The method is called before the exception is raised, while all memory is still held; its own errors are ignored. Its
+    object is not kept alive: that would keep a Trainer, and the Trainer's memory on the device.
     """
     if not torch.cuda.is_available():
         return
     if not _listener:
-        # PyTorch has no way to detach one.
+        # Attach one observer for good: PyTorch cannot detach it.
         torch._C._cuda_attach_out_of_memory_observer(_observed)  # type: ignore[attr-defined]
-    _listener[:] = [WeakMethod(tell)]
+    _listener[:] = [WeakMethod(listener)]
 
 
 def _observed(device: int, requested_bytes: int, device_total_bytes: int, device_free_bytes: int) -> None:
-    tell = _listener[0]()
-    if tell is not None:
+    listener = _listener[0]()
+    if listener is not None:
         with suppress(Exception):
-            tell(device, requested_bytes, device_free_bytes)
+            listener(device, requested_bytes, device_free_bytes)
 
 
-#: Operators that save what has the logits' size for the loss.
-_OF_LOSS = ("LogSoftmaxBackward", "NllLossBackward", "CrossEntropyLossBackward")
+#: Nodes of the loss that save tensors of the logits' size.
+_LOSS_NODES = ("LogSoftmaxBackward", "NllLossBackward", "CrossEntropyLossBackward")
 
 
-#: An attribute of tensors whose gradient marks the backward of a module.
+#: The attribute of tensors that already have a hook to mark the backward of a module.
 _MARKED = "_lmbench_marked"
 
 
 class Ledger:
-    """Notes moments of a module's training; each is marked in the history by a range.
+    """Notes what the tensors of a training are for, at moments that ranges mark in the history.
 
     Args:
-        module: what is trained.
-        device: tensors of other devices are not noted.
-        vocab_size: a floating tensor whose last dimension has this size is of the logits; None where nobody knows.
+        module: the trained module.
+        device: tensors on devices of another type are not noted.
+        vocab_size: a floating tensor whose last dimension has this size counts as logits; None if it is unknown.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, vocab_size: int | None = None) -> None:
@@ -168,40 +173,40 @@ class Ledger:
         self._hooks, self._saving = ExitStack(), ExitStack()
 
     def watch(self) -> None:
-        """Look at what modules return, until `close`."""
+        """Note the outputs of modules until `close`."""
         for name, child in self._module.named_modules():
-            # TorchScript's modules take no hooks.
+            # TorchScript's modules accept no hooks.
             if name and not isinstance(child, torch.jit.ScriptModule):
                 self._hooks.callback(child.register_forward_hook(partial(self._returned, name)).remove)
 
     def close(self) -> None:
-        """Take every hook away."""
+        """Remove all hooks."""
         self._hooks.close()
         self._saving.close()
 
     # moments
 
     def note_state(self, optimizers: Iterable[Optimizer] = ()) -> None:
-        """Parameters with buffers, gradients that are there, and the optimizers' state."""
+        """Note parameters with buffers, existing gradients, and the optimizers' state."""
         self._note(state_of(self._module, optimizers))
 
     def note_inputs(self, batch: Any) -> None:
-        """The tensors of a batch."""
+        """Note the tensors of a batch."""
         self._note({"inputs": [("", leaf) for leaf in tree_leaves(batch)]})
 
     def watch_saving(self) -> None:
-        """From here on what autograd saves is looked at, until `note_saved`."""
+        """Watch which tensors autograd saves, until `note_saved`."""
         self._saved.clear()
         self._saving.close()
         self._saving.enter_context(saved_tensors_hooks(self._pack, _unpack))
 
     def note_saved(self, result: Any) -> None:
-        """What was saved for the backward of a result since `watch_saving`, each with the operator that saved it."""
+        """Note each tensor saved since `watch_saving` for the backward of a result, and the operator that saved it."""
         self._saving.close()
         operators = _operators(result)
         for block in self._saved.values():
             block.operator = operators.get(block.address, "")
-            if block.operator.startswith(_OF_LOSS):
+            if block.operator.startswith(_LOSS_NODES):
                 block.category = "logits"
         self._keep(list(self._saved.values()))
         self._saved.clear()
@@ -209,12 +214,13 @@ class Ledger:
     # parts
 
     def _keep(self, blocks: list[NotedBlock]) -> None:
+        """Add a moment with these blocks, and mark it in the history."""
         if blocks:
             _mark(f"{MOMENT}{len(self.moments)}")
             self.moments.append(blocks)
 
     def _note(self, tensors: Mapping[Any, Iterable[tuple[str, Any]]]) -> None:
-        """The storages of named tensors by category, each once in it; a parameter's name tells its module."""
+        """Note the storages of named tensors by category, each once per category; a name's prefix is its module."""
         blocks: dict[Any, NotedBlock] = {}
         for category, named in tensors.items():
             for name, tensor in named:
@@ -223,9 +229,9 @@ class Ledger:
         self._keep(list(blocks.values()))
 
     def _address(self, tensor: Any) -> int:
-        """Where a tensor's storage begins; 0 of what has none on this device."""
+        """The address of a tensor's storage; 0 for other values, and for tensors without one on this device."""
         if isinstance(tensor, Tensor) and tensor.device.type == self._device.type:
-            # A tensor that only wraps others, or has no memory, raises.
+            # Tensors that only wrap others, or have no memory, raise.
             with suppress(RuntimeError, NotImplementedError):
                 return tensor.untyped_storage().data_ptr()
         return 0
@@ -240,25 +246,26 @@ class Ledger:
         return tensor.is_floating_point() and tensor.dim() > 1 and tensor.shape[-1] == self._vocab_size
 
     def _returned(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A module returned its output."""
-        first = output[0] if isinstance(output, tuple | list) and output else output
-        if not self._address(first):
+        """Note the output of a module, and mark the start of its backward when the output's gradient is there."""
+        tensor = output[0] if isinstance(output, tuple | list) and output else output
+        address = self._address(tensor)
+        if not address:
             return
-        if first.requires_grad and not getattr(first, _MARKED, False):
-            # A module inside, whose output it is too, was first.
-            setattr(first, _MARKED, True)
-            first.register_hook(lambda gradient: _mark(f"{BACKWARD}{name}"))
-        # At once: in the next moment another tensor may lie there.
+        if tensor.requires_grad and not getattr(tensor, _MARKED, False):
+            # A module and its last submodule may return the same tensor: the submodule, which came first, is marked.
+            setattr(tensor, _MARKED, True)
+            tensor.register_hook(lambda gradient: _mark(f"{BACKWARD}{name}"))
+        # Note it at once: another tensor may have its address soon.
         if block_of(name) == name:
-            self._keep([NotedBlock(self._address(first), "stream", name)])
-        if self._is_logits(first):
-            self._keep([NotedBlock(self._address(first), "logits", name)])
-            if first.requires_grad:
-                first.register_hook(lambda gradient: self._keep([NotedBlock(self._address(gradient), "logits", name)]))
+            self._keep([NotedBlock(address, "stream", name)])
+        if self._is_logits(tensor):
+            self._keep([NotedBlock(address, "logits", name)])
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self._keep([NotedBlock(self._address(gradient), "logits", name)]))
 
 
 def _mark(name: str) -> None:
-    """An empty range in the history."""
+    """Record an empty range in the history."""
     with record_function(name):
         pass
 
@@ -268,24 +275,27 @@ def _unpack(tensor: Tensor) -> Tensor:
 
 
 def _operators(result: Any) -> dict[int, str]:
-    """By address of a storage, the operator that saved it for the backward of a result, as far as it went through this
-    module's hooks: nothing is unpacked, which would make a checkpoint compute again."""
+    """The operator that saved each storage for the backward of a result, by the storage's address.
+
+    Only tensors that went through the hooks of this file are found. Nothing is unpacked: that would make a checkpoint
+    compute again.
+    """
     operators: dict[int, str] = {}
-    waiting = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
+    nodes = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
         for name in dir(node):
             raw = None
-            # Raises once its backward has run.
+            # Reading it raises once the node's backward has run.
             with suppress(RuntimeError):
                 raw = getattr(node, name) if name.startswith("_raw_saved_") else None
             for saved in raw if isinstance(raw, tuple | list) else (raw,):
-                # `data` and `unpack_hook` are known since PyTorch 2.9.
+                # `data` and `unpack_hook` exist since PyTorch 2.9.
                 if getattr(saved, "unpack_hook", None) is _unpack and isinstance(saved.data, Tensor):
-                    # The walk goes backwards: of several, whoever made the tensor comes last.
+                    # The walk goes backwards: of several operators, the one that made the tensor comes last and stays.
                     operators[saved.data.untyped_storage().data_ptr()] = node.name()
-        following = dict.fromkeys(function for function, _ in node.next_functions if function is not None)
-        waiting += [function for function in following if function not in seen]
-        seen.update(following)
+        inputs = dict.fromkeys(function for function, _ in node.next_functions if function is not None)
+        nodes += [function for function in inputs if function not in seen]
+        seen.update(inputs)
     return operators

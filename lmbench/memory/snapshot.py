@@ -1,11 +1,11 @@
-"""A snapshot of PyTorch's CUDA allocator, read as plain typed values, and its history replayed.
+"""A snapshot of PyTorch's CUDA allocator, read as plain typed values, and the replay of its history.
 
 The layout is that of `torch.cuda.memory._snapshot()` (torch/csrc/cuda/memory_snapshot.cpp, torch/csrc/cuda/Module.cpp).
-A pickle is a program: this reader makes containers, text and numbers only, refuses every name of a class or function,
-and opens no file above a size. A history of a million entries (60 MB) takes 0.5 GB and a few seconds.
+A pickle is a program. This reader makes only containers, text and numbers, and refuses every name of a class or
+function; it reads no file above a size limit. A history of a million entries (60 MB) takes 0.5 GB and a few seconds.
 
-What was there before the history began is known from its end: a block that is still held, or was freed, and never
-allocated. So the sums are exact from the first entry on, also where older entries are lost.
+Blocks from before the history began are known from later entries: they were freed, or are still held, and never
+allocated. So sums are exact from the first entry on, even where older entries are lost.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from lmbench.masking import one_line
 from lmbench.memory.blocks import BEFORE, held_bytes, rounded_bytes
 from lmbench.records.intervals import Integers
 
-#: A history of some 30 million entries.
+#: The largest snapshot that is read, which has room for some 30 million entries.
 MAX_FILE_BYTES = 2 << 30
-#: No Python stack is deeper; frames of a damaged file beyond are not read.
+#: More frames of a stack are not read: real stacks are shorter, those of a damaged file may not be.
 MAX_FRAMES = 400
+#: The index of the empty stack, which is the last one.
 NO_STACK = -1
-#: The files of C and C++ frames: none, or a source's, a header's or a library's.
+#: File names of C and C++ frames: no name, or a source, a header or a library.
 _NOT_PYTHON = re.compile(r"^\W*$|\.([cCS]|cc|cpp|cxx|cu|cuh|h|hpp|inl|o|pyx|pxd|dll|exe|so[.\d]*)$|/include/")
 
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-#: Up to a PiB, beyond which sums would overflow.
+#: At most a PiB: sums of larger sizes would overflow.
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 
 
@@ -56,12 +57,12 @@ class Frame(Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """The file, with / between folders on Windows too."""
+        """The file name, with / between folders even if it is one of Windows."""
         return self.filename.replace("\\", "/")
 
     @property
     def is_python(self) -> bool:
-        """Whether it is no frame of C or C++."""
+        """Whether it is a frame of Python, and not of C or C++."""
         return "::" not in self.name and not _NOT_PYTHON.search(self.filename)
 
 
@@ -69,9 +70,11 @@ Stack = tuple[Frame, ...]
 
 
 class Entry(Struct, rename={"address": "addr", "requested_bytes": "size", "stack": "frames"}):
-    """What the allocator did: alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map,
-    segment_unmap, oom (which has no address) or snapshot; `stack` has frames from the
-    innermost, None where nobody looked."""
+    """An action of the allocator.
+
+    `action` is alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom
+    (which has no address) or snapshot. `stack` has frames from the innermost on; None if no stack was recorded.
+    """
 
     action: str
     address: _Int64 = 0
@@ -81,8 +84,11 @@ class Entry(Struct, rename={"address": "addr", "requested_bytes": "size", "stack
 
 
 class Block(Struct, rename={"size_bytes": "size", "requested_bytes": "requested_size", "stack": "frames"}):
-    """A piece of a segment. Its state is active_allocated, inactive, or active_pending_free, which the docstring of
-    torch.cuda.memory calls active_awaiting_free: given back while another stream still uses it."""
+    """A piece of a segment.
+
+    Its state is active_allocated, inactive, or active_pending_free: given back while another stream still uses it. The
+    docstring of torch.cuda.memory calls the last active_awaiting_free.
+    """
 
     address: _Int64
     size_bytes: _Bytes
@@ -119,10 +125,10 @@ class Snapshot(Struct):
     external_annotations: list[Annotation] = []
 
     def choose_device(self, device: int | None) -> int:
-        """The device to look at: `device`, or the only one with a history; without any history, with memory.
+        """The device to look at: `device`, or else the only one with a history, or without histories with memory.
 
         Raises:
-            UsageError: the snapshot has nothing of that device, or of several and none was named.
+            UsageError: the snapshot has nothing of `device`, or has several devices and `device` is None.
         """
         traces = enumerate(self.device_traces)
         with_history = [index for index, trace in traces if any(entry.action != "snapshot" for entry in trace)]
@@ -135,21 +141,24 @@ class Snapshot(Struct):
 
 
 def different_stacks(lists: Sequence[Any]) -> tuple[list[Stack], list[int]]:
-    """Different stacks, each once, the empty one last; and for each list of frames the place of its stack, NO_STACK of
-    None and of an empty list. In the file entries share a list, or each has one of its own: a step of 15,000 entries
-    has some 200 stacks."""
-    known: dict[Stack, int] = {}
-    places = {}
+    """The different stacks among lists of frames, and for each list the index of its stack.
+
+    The empty stack is the last one; None and empty lists have its index NO_STACK. In a snapshot many lists are equal or
+    the same object: a step of 15,000 entries has some 200 stacks.
+    """
+    stacks: dict[Stack, int] = {}
+    index = {}
     try:
         for identity, frames in {id(frames): frames for frames in lists if frames}.items():
-            places[identity] = known.setdefault(msgspec.convert(frames[:MAX_FRAMES], Stack), len(known))
+            index[identity] = stacks.setdefault(msgspec.convert(frames[:MAX_FRAMES], Stack), len(stacks))
     except (TypeError, msgspec.ValidationError) as error:
         raise UsageError(f"no snapshot of PyTorch's: a stack is no list of frames ({error})") from None
-    return [*known, ()], [places.get(id(frames), NO_STACK) for frames in lists]
+    return [*stacks, ()], [index.get(id(frames), NO_STACK) for frames in lists]
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Makes containers, text and numbers; refuses every name of a class or function, and persistent ids."""
+    """An unpickler that makes containers, text and numbers; it refuses names of classes and functions, and persistent
+    ids."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and a snapshot names nothing; not run")
@@ -161,7 +170,7 @@ def read_snapshot(path: Path) -> Snapshot:
     Raises:
         UsageError: there is no such file, it is too large, truncated, no snapshot, or names a class or function.
     """
-    # Walking over millions of containers, none of them garbage, would take more than half of the time.
+    # Garbage collection would walk over millions of live containers and take more than half of the time.
     is_collecting = gc.isenabled()
     gc.disable()
     try:
@@ -170,7 +179,7 @@ def read_snapshot(path: Path) -> Snapshot:
     except Unreadable as error:
         raise UsageError(f"{path}: {error}") from None
     except Exception as error:
-        # A damaged pickle raises whatever its nonsense leads to: UnpicklingError, KeyError, TypeError, MemoryError, ...
+        # A damaged pickle can raise any error: UnpicklingError, KeyError, TypeError, MemoryError, ...
         reason = one_line(f"{type(error).__name__}: {error}")[:300]
         raise UsageError(f"{path}: no snapshot of PyTorch's: {reason}") from None
     finally:
@@ -182,12 +191,13 @@ def read_snapshot(path: Path) -> Snapshot:
 class Replay:
     """One device's history, as frames.
 
-    `entries` has the `action`, `stack` (its place in `stacks`) and `time_us` of each entry, and how it was right after
-    it: `allocated_bytes` with rounding, `requested_bytes` without, `reserved_bytes`. Entries are the moments of
-    `blocks` (see `lmbench.memory.blocks`), which have an `address`, `requested_bytes` and a `stack` too. `holes` are
-    blocks whose allocation or freeing must have happened, and is not in the history. `segments` were reserved at the
-    end: their `kind`, a `count` of 1, `total_bytes`, and `free_bytes` in no block, `largest_free_bytes` of them in one
-    piece.
+    - `entries`: `action`, `stack` (an index into `stacks`) and `time_us` of each entry; and the memory after it,
+      `allocated_bytes` with the allocator's rounding, `requested_bytes` without it, and `reserved_bytes`.
+    - `blocks`: as in `lmbench.memory.blocks`, with `address`, `requested_bytes` and `stack`. Their moments are indexes
+      of entries.
+    - `holes`: the number of allocations and frees that must have happened, and are missing in the history.
+    - `segments`: those reserved at the end, with `kind`, a `count` of 1, `total_bytes`, the `free_bytes` that are in no
+      block, and the `largest_free_bytes` in one piece.
     """
 
     device: int
@@ -199,25 +209,25 @@ class Replay:
     segments: Any
 
     def clock(self, entries: Any) -> Integers:
-        """When entries were, in us; of an entry outside of the history, its border."""
+        """The times of entries in us; for an entry outside of the history, that of its first or last entry."""
         times: Integers = self.entries["time_us"].to_numpy()[np.clip(entries, 0, len(self.entries) - 1)]
         return times
 
 
 def replay(snapshot: Snapshot, device: int) -> Replay:
-    """The history of a device."""
+    """Replay the history of a device."""
     entries = snapshot.device_traces[device : device + 1]
     has_history = any(entries)
-    # Without a history, what was held when the snapshot was taken is all that there is, as if after one entry.
+    # Without a history there is one moment, that of the snapshot, with the blocks held then.
     rows = map(astuple, entries[0] if has_history else [Entry("snapshot")])
     log = pd.DataFrame(rows, columns=Entry.__struct_fields__)
     segments = [segment for segment in snapshot.segments if segment.device == device]
     pieces = pd.DataFrame(
         [astuple(block) for segment in segments for block in segment.blocks], columns=Block.__struct_fields__
     )
-    stacks, places = different_stacks([*log["stack"], *pieces["stack"]])
-    log = log.assign(stack=places[: len(log)], start=log.index)
-    held = pieces.assign(stack=places[len(log) :])[pieces["state"] == "active_allocated"]
+    stacks, index = different_stacks([*log["stack"], *pieces["stack"]])
+    log = log.assign(stack=index[: len(log)], start=log.index)
+    held = pieces.assign(stack=index[len(log) :])[pieces["state"] == "active_allocated"]
     blocks, holes = _blocks(log, held.drop(columns="state").astype(np.int64))
     free = [[block.size_bytes for block in segment.blocks if block.state == "inactive"] for segment in segments]
     reserved = pd.DataFrame({
@@ -225,9 +235,9 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         "total_bytes": [segment.total_size for segment in segments], "free_bytes": [*map(sum, free)],
         "largest_free_bytes": [max(sizes, default=0) for sizes in free],
     })  # fmt: skip
-
-    shares = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-    grown = (log["requested_bytes"] * log["action"].map(shares).fillna(0).astype(np.int64)).cumsum()
+    # Segments are known at the end: reserved bytes at other entries follow from how they grew and shrank.
+    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    grown = (log["requested_bytes"] * log["action"].map(signs).fillna(0).astype(np.int64)).cumsum()
     log = log[["action", "stack", "time_us"]].assign(
         allocated_bytes=held_bytes(blocks, len(log)),
         requested_bytes=held_bytes(blocks, len(log), "requested_bytes"),
@@ -237,22 +247,25 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
 
 
 def _blocks(log: Any, held: Any) -> tuple[Any, int]:
-    """Every block, and how many events are missing; `held` are the blocks that are there at the end."""
-    # A block counts as allocated until it is given back; only where that is not noted, until it is free.
-    freeing = "free_requested" if "free_requested" in set(log["action"]) else "free_completed"
-    events = log[log["action"].isin(["alloc", freeing])].sort_values(["address", "start"])
+    """All blocks, and the number of missing events; `held` are the blocks that are held at the end."""
+    # A block is allocated until it is given back; in a history that does not record that, until it is free.
+    free_action = "free_requested" if "free_requested" in set(log["action"]) else "free_completed"
+    events = log[log["action"].isin(["alloc", free_action])].sort_values(["address", "start"])
     # An address is allocated and freed in turn.
-    of_address, is_alloc = events.groupby("address"), events["action"] == "alloc"
-    before, events["end"] = of_address["action"].shift(), of_address["start"].shift(-1).fillna(len(log))
-    # The allocator says how large it took what is still held.
-    taken = events["address"].map(held.drop_duplicates("address").set_index("address")["size_bytes"])
-    taken = taken.where(events["end"] == len(log))
-    events["size_bytes"] = taken.fillna(rounded_bytes(events["requested_bytes"]))
+    by_address = events.groupby("address")
+    is_alloc = events["action"] == "alloc"
+    before = by_address["action"].shift()
+    events["end"] = by_address["start"].shift(-1).fillna(len(log))
+    # The allocator tells the true size of blocks that are still held; sizes of others are rounded requests.
+    held_size = events["address"].map(held.drop_duplicates("address").set_index("address")["size_bytes"])
+    held_size = held_size.where(events["end"] == len(log))
+    events["size_bytes"] = held_size.fillna(rounded_bytes(events["requested_bytes"]))
     older = events[~is_alloc & before.isna()]
     older = older.assign(start=BEFORE, end=older["start"], stack=NO_STACK)
     last = events.drop_duplicates("address", keep="last")
-    is_held, ends_held = last["address"].isin(held["address"]), last["action"] == "alloc"
-    # Freed or allocated twice in a row; held at the end and freed last, or the other way round.
+    is_held = last["address"].isin(held["address"])
+    ends_held = last["action"] == "alloc"
+    # An event is missing between two frees or two allocations in a row, and where the last event and the end disagree.
     holes = int((events["action"] == before).sum() + (is_held != ends_held).sum())
     untouched = held[~held["address"].isin(last.loc[ends_held, "address"])].assign(start=BEFORE, end=len(log))
     parts = [part[list(untouched)] for part in (events[is_alloc], older, untouched)]

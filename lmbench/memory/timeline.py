@@ -1,4 +1,4 @@
-"""A history as a picture over time, what is held by category; and the columns of the peak in a report."""
+"""The chart of a history, held memory by category over time; and the report's columns about peaks of memory."""
 
 from __future__ import annotations
 
@@ -18,48 +18,53 @@ from lmbench.report.frame import Frame
 from lmbench.report.units import GIB, PERCENT, gib
 from lmbench.report.view import Feature
 
-#: A column of the picture is the moment of most memory among as many entries as the next.
+#: The chart has at most so many columns, each for an equal number of entries: it shows their moment of most memory.
 MAX_COLUMNS = 480
+#: The chart shows at most so many ranges of phases.
 MAX_BANDS = 200
 
 
 def memory_chart(title: str, findings: Findings) -> Chart:
-    """The chart of a history: phases above, below them what is held by category, told under a pointer."""
+    """The chart of a history: phases at the top, held memory by category below, and its values under a pointer."""
     entries, blocks, bands = findings.played.entries, findings.blocks, findings.bands
     count = min(len(entries), MAX_COLUMNS)
+    # A column has the entries from its border to the next.
     borders = np.linspace(0, len(entries), count + 1).astype(np.int64)
     allocated_bytes = entries["allocated_bytes"].to_numpy()
     moments = np.array([a + np.argmax(allocated_bytes[a:b]) for a, b in pairwise(borders)])
     times_ms = ((entries["time_us"].iloc[moments] - entries["time_us"].iloc[0]) / 1e3).round(2).tolist()
-    sizes = {name: held_bytes(same, len(entries)) for name, same in blocks.groupby("category")}
+    sizes = {name: held_bytes(members, len(entries)) for name, members in blocks.groupby("category")}
     held = pd.DataFrame({CATEGORY_LABELS[name]: sizes[name] for name in LASTING if name in sizes})
     names = list(held)
     held = held.assign(allocated=allocated_bytes, reserved=entries["reserved_bytes"]).iloc[moments] / 2**30
-    peak, top = int(np.searchsorted(borders, findings.peak["entry"], side="right") - 1), float(held.max(axis=None))
+    peak_column = int(np.searchsorted(borders, findings.peak["entry"], side="right") - 1)
+    max_gib = float(held.max(axis=None))
     held = held.assign(start=range(count), end=range(1, count + 1), ms=times_ms)
-    # A stranger's own ranges tell more than the phases of its stacks.
+    # Without lmbench's notes, the program's own ranges tell more than phases that stacks tell.
     pieces = (findings.notes is None and bands[OTHERS].pieces) or bands[PHASE].pieces
-    ranges = np.searchsorted(entries["time_us"], [edges for _, *edges in pieces])
-    ranges = np.clip(np.searchsorted(borders, ranges, side="right") - 1, 0, count).tolist()
-    spans = [(name, start, end) for (name, *_), (start, end) in zip(pieces, ranges, strict=True) if end > start]
-    phases = pd.DataFrame(spans[:MAX_BANDS], columns=["name", "start", "end"]).assign(low=1.03 * top, high=1.1 * top)
+    edges = np.searchsorted(entries["time_us"], [times_us for _, *times_us in pieces])
+    columns = np.clip(np.searchsorted(borders, edges, side="right") - 1, 0, count).tolist()
+    spans = [(name, start, end) for (name, *_), (start, end) in zip(pieces, columns, strict=True) if end > start]
+    phases = pd.DataFrame(spans[:MAX_BANDS], columns=["name", "start", "end"])
+    phases = phases.assign(low=1.03 * max_gib, high=1.1 * max_gib)
     spec = template("timeline")
     areas, _, peak_rule, pointer, above = spec["layer"]
-    # The last column, too, has a width.
+    # Repeat the last column at the right edge, so that it has a width.
     rows = [*held.to_dict("records"), {**held.iloc[-1].to_dict(), "start": count}]
     spec |= {"data": {"values": rows}, "usermeta": {"zoom": {"signal": "zoom_start", "start": 0, "end": count}}}
     spec["encoding"]["x"]["axis"]["labelExpr"] = f"{times_ms}[datum.value]"
-    for axis, end in (("x", count), ("y", 1.1 * top)):
+    for axis, end in (("x", count), ("y", 1.1 * max_gib)):
         spec["encoding"][axis]["scale"] = {"domain": [0, end], "nice": False}
-    place = {"calculate": f"indexof({names}, datum.name)", "as": "place"}
-    areas["transform"] = [{"fold": names, "as": ["name", "size"]}, place]
-    peak_rule["data"], above["data"] = {"values": [{"start": peak + 0.5}]}, {"values": phases.to_dict("records")}
+    order = {"calculate": f"indexof({names}, datum.name)", "as": "place"}
+    areas["transform"] = [{"fold": names, "as": ["name", "size"]}, order]
+    peak_rule["data"] = {"values": [{"start": peak_column + 0.5}]}
+    above["data"] = {"values": phases.to_dict("records")}
     pointer["encoding"]["tooltip"] = [
         {"field": name, "type": "quantitative", "format": ".2f" if name == "ms" else ".3f"}
         for name in ("ms", "allocated", "reserved", *names)
     ]
-    for layer, words in ((areas, names), (above, list(dict.fromkeys(phases["name"])))):
-        layer["encoding"]["color"]["scale"] = {"domain": words, "range": list(map(colour, words))}
+    for layer, domain in ((areas, names), (above, list(dict.fromkeys(phases["name"])))):
+        layer["encoding"]["color"]["scale"] = {"domain": domain, "range": list(map(colour, domain))}
     cuts = f"Not complete: {'; '.join(findings.cuts)}. " if findings.cuts else ""
     return Chart(
         title, spec,
@@ -70,7 +75,7 @@ def memory_chart(title: str, findings: Findings) -> Chart:
 
 
 def _no_history(frame: Frame, cell: int) -> list[str]:
-    """Why runs of a cell have no history to show, or a cut one, each reason once."""
+    """The reasons why runs of a cell have no history, or an incomplete one, each once."""
     histories = [run.record.memory_history for run in frame.runs_of(cell, is_shown=None)]
     reasons = [f"no history: {history.reason}" for history in histories if history and history.reason]
     is_cut = any(history and history.is_complete is False for history in histories)

@@ -1,4 +1,4 @@
-"""`lmbench memory` as it is typed."""
+"""The command `lmbench memory`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planted_memory import notes_of, planted_run, write
 from lmbench.cli import main
 
 
-def test_a_cut_history_and_compiled_regions_are_said_before_any_table(tmp_path, capsys):
+def test_a_cut_history_and_compiled_regions_are_noted_before_any_table(tmp_path, capsys):
     step = planted_run(max_entries=40)
     notes = notes_of(step, max_entries=40).replace(b"MmBackward0", b"CompiledFunctionBackward")
     (tmp_path / "memory_notes.json").write_bytes(notes)

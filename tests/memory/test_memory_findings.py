@@ -1,4 +1,4 @@
-"""A history replayed, against planted steps in which every byte is known."""
+"""The results of a history, against planted steps in which every byte is known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmbench.memory.findings import examine
 
 
 def recorded(folder, step=None, **notes):
-    """The findings of a planted recording of lmbench's."""
+    """The findings of a planted recording by lmbench."""
     step = step or planted_run()
     folder.mkdir(exist_ok=True)
     path = write(folder / "memory_snapshot.pickle", step.memory)
@@ -32,11 +32,11 @@ def planted(tmp_path_factory):
 
 
 def mib(sizes):
-    """Sizes of a mapping or series in MiB."""
+    """The sizes of a mapping or series in MiB."""
     return {name: size / MIB for name, size in sizes.items()}
 
 
-def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted):
+def test_the_peak_is_the_planted_one_by_category_phase_and_part(planted):
     phases = planted.phases
     assert (planted.peak["allocated_bytes"], mib(planted.by_category)) == (
         planted_run().memory.peak,
@@ -44,7 +44,7 @@ def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted):
     )
     assert (planted.peak["phase"], planted.peak["step"], planted.cuts) == ("backward", "7", [])
     assert [guard.status for guard in planted.guards] == ["pass", "pass"]
-    # The backward's last free left 172, with which the gradients are zeroed.
+    # After the backward's last free 172 are held, and zero_grad begins with them.
     assert mib(phases["peak_bytes"]) == {"forward": 208, "backward": 252, "optimizer": 179, "zero_grad": 172}
     assert phases.loc["optimizer", "temporaries"] == 7 * MIB
     assert mib(planted.parts.loc["blocks.*.ffn"].dropna()) == {
@@ -55,7 +55,7 @@ def test_the_peak_is_what_was_planted_by_category_phase_and_part(planted):
 
 
 def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted, tmp_path):
-    """What was allocated before the first entry is known from its end."""
+    """Allocations from before the first entry are known from their end."""
     for kept in (10, 25, 44):
         cut = recorded(tmp_path, planted_run(max_entries=kept), max_entries=kept)
         assert (
@@ -77,7 +77,7 @@ def test_a_missing_free_is_counted(tmp_path):
 
 
 PACKAGES, WINDOWS = "/venv/lib/python3.12/site-packages", r"C:\Users\me\anaconda3\lib"
-#: What every stack with C++ frames begins with, and what its Python frames lie between.
+#: The C++ frames that stacks begin with.
 CPP = (
     ("torch::unwind::unwind()", "??", 0),
     ("c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc()", "CUDACachingAllocator.cpp", 0),
@@ -88,7 +88,7 @@ CPP = (
 )  # fmt: skip
 CPP_ENGINE = (*CPP, ("torch::autograd::Engine::thread_main(std::shared_ptr<>)", "??", 0))
 CALL = ("_call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1790)
-#: A training step of Lightning's runs in the closure that the optimizer's step calls.
+#: Lightning runs a training step in the closure that the optimizer's step calls.
 CLOSURE = (
     ("training_step", USER, 7), ("closure", f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 135),
     ("step", f"{PACKAGES}/torch/optim/adamw.py", 220), ("wrapper", f"{PACKAGES}/torch/optim/optimizer.py", 500),
@@ -112,15 +112,15 @@ CLOSURE = (
         ((*CPP[:2], ("run", f"{PACKAGES}/torch/_inductor/cudagraph_trees.py", 3)), ""),
     ],
 )  # fmt: skip
-def test_a_stacks_line_is_the_users_or_the_operator_or_the_module(stack, line, tmp_path):
+def test_the_line_of_a_stack_is_the_users_or_the_operator_or_the_module(stack, line, tmp_path):
     memory = Allocator()
     memory.alloc(MIB, stack)
     findings = examine(write(tmp_path / "theirs.pickle", memory))
     assert findings.largest["user_frame"].tolist() == [line]
 
 
-def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path):
-    made = {
+def test_the_innermost_frame_with_a_role_tells_the_category(tmp_path):
+    stacks = {
         "activations": (*CPP, ("forward", USER, 20), CALL, *CLOSURE),
         "optimizer_state": (*CPP, ("step", USER, 70), *CLOSURE[2:]),
         "parameters": (*CPP, ("_init_sharded_param", f"{PACKAGES}/torch/distributed/fsdp/_fsdp_param.py", 5), CALL),
@@ -130,19 +130,19 @@ def test_of_a_stacks_frames_the_innermost_tells_what_it_made(tmp_path):
         "unknown": (*CPP, ("elsewhere", "/home/someone/data.py", 5)),
     }
     memory, held = Allocator(), {}
-    for size, (category, stack) in enumerate(made.items(), start=1):
+    for size, (category, stack) in enumerate(stacks.items(), start=1):
         held[category] = memory.alloc(size * MIB, stack)
     passing = memory.alloc(10 * MIB, CPP_ENGINE)
-    saved = memory.alloc(20 * MIB, made["unknown"])
+    saved = memory.alloc(20 * MIB, stacks["unknown"])
     for address in (passing, saved, held["activations"]):
         memory.free(address, CPP_ENGINE)
     memory.free(held["gradients"], (("zero_grad", f"{PACKAGES}/torch/optim/optimizer.py", 1000), *CLOSURE))
-    sizes = {category: size for size, category in enumerate(made, start=1)}
+    sizes = {category: size for size, category in enumerate(stacks, start=1)}
     sizes |= {"temporaries": 10, "activations": 1 + 20}
     assert mib(examine(write(tmp_path / "theirs.pickle", memory)).by_category) == sizes
 
 
-def test_a_strangers_history_that_began_late_or_without_stacks_is_unknown_and_says_so(tmp_path):
+def test_a_foreign_history_that_began_late_or_has_no_stacks_is_unknown_and_says_so(tmp_path):
     step = planted_run()
     assert "older than its first entry" in examine(write(tmp_path / "theirs.pickle", step.memory)).cuts[0]
     for entry in step.memory.entries:
@@ -152,7 +152,7 @@ def test_a_strangers_history_that_began_late_or_without_stacks_is_unknown_and_sa
     assert set(examine(write(tmp_path / "theirs.pickle", step.memory)).by_category) == {"unknown"}
 
 
-def test_a_device_with_a_history_is_named(tmp_path):
+def test_a_device_has_to_be_named_if_several_have_a_history(tmp_path):
     first, second, silent = Allocator(device=0), Allocator(device=1), Allocator(is_on=False)
     for size, memory in enumerate((first, second, silent), start=1):
         memory.alloc(size * MIB)
@@ -166,14 +166,14 @@ def test_a_device_with_a_history_is_named(tmp_path):
     assert held.cuts == ["it has no history, only what was held when it was taken"]
 
 
-def test_damaged_notes_are_said(tmp_path):
+def test_damaged_notes_are_an_error(tmp_path):
     step = planted_run()
     step.moments[0][0][0] = 1 << 70
     with pytest.raises(UsageError, match=r"memory_notes\.json"):
         recorded(tmp_path, step)
 
 
-def test_a_replay_that_is_not_the_allocators_own_warns(tmp_path):
+def test_a_replay_that_disagrees_with_the_allocator_warns(tmp_path):
     for requested_mib, status in ((252, "pass"), (253, "warn")):
         peaks = {"allocated_bytes": 0, "requested_bytes": requested_mib * MIB, "reserved_bytes": 0}
         assert recorded(tmp_path, peaks=peaks).guards[2].status == status

@@ -1,4 +1,4 @@
-"""Predicted memory: exact where it can be counted by hand, and near what an H200 measured."""
+"""Predicted memory, against exact counts by hand and against measurements on an H200."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ def _forecast(words, gpu, finds_largest):
 
 
 def predict(*words, gpu=None, finds_largest=False):
-    """A forecast in a fork of this process, which the prediction changes for good."""
-    import lmbench.fit.prediction  # noqa: F401  (the forks shall not import it each)
+    """A forecast, made in a fork: its changes to PyTorch cannot be undone."""
+    import lmbench.fit.prediction  # noqa: F401  (import it once, not in each fork)
 
-    made = _forked(_forecast, list(words), gpu, finds_largest)
-    return made
+    return _forked(_forecast, list(words), gpu, finds_largest)
 
 
-def _forked(work, *given):
+def _forked(work, *arguments):
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(work, given)
+        return pool.apply(work, arguments)
 
 
-def peak_of(made, phase):
-    peak = next(one for one in made.phases if one.phase == phase)
+def peak_of(forecast, phase):
+    peak = next(peak for peak in forecast.phases if peak.phase == phase)
     return SimpleNamespace(**peak.peak, total_bytes=peak.total_bytes)
 
 
 # against an H200
 
-#: Those that take a few seconds, of each precision, attention and mode; memory_prediction_table.py has all.
+#: Cells that take a few seconds, of each precision, attention and mode; memory_prediction_table.py has all.
 QUICK = (
     "large 32-true sdpa forward eager",
     "large bf16-mixed naive forward eager",
@@ -58,7 +57,7 @@ QUICK = (
 )
 
 
-def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths():
+def test_every_phase_agrees_with_an_h200_to_a_few_thousandths():
     measured = json.loads((RUNS / "h200_run.json").read_text())["memory"]
     forecast = predict("--config=small_fp32", "--model.attention=naive", gpu="H200")
     for phase in ("forward", "backward", "optimizer"):
@@ -70,26 +69,26 @@ def test_every_phase_is_what_an_h200_measured_to_a_few_thousandths():
 @pytest.mark.parametrize("name", QUICK)
 def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(name):
     row = cells()[name]
-    told = errors(row, predict(*words_of(row), gpu="H200"))
-    assert abs(told["peak"]) <= 0.01
-    assert len(told) == 2 + (3 if "train_step" in name else 2)
-    assert [error for error in told.values() if abs(error) > 0.02] == []
+    relative = errors(row, predict(*words_of(row), gpu="H200"))
+    assert abs(relative["peak"]) <= 0.01
+    assert len(relative) == 2 + (3 if "train_step" in name else 2)
+    assert [error for error in relative.values() if abs(error) > 0.02] == []
 
 
-#: GiB of forward and backward on an H200 (torch 2.11): one rank of several whose collectives sent nothing (PyTorch's
-#: `fake` process group), or of one with NCCL.
+#: Peaks of forward and backward in GiB on an H200 (torch 2.11), of one of several ranks or of a single rank with NCCL.
+#: Collectives of several ranks sent nothing: they were in PyTorch's `fake` process group.
 MEASURED_RANKS = yaml.safe_load("""
 - [1, fsdp2, [1.9025, 2.0725], --trainer.devices=2 --trainer.accumulate_grad_batches=2]
 - [1, fsdp2, [0.9846, 1.2081], --trainer.devices=4]
 - [1, fsdp2, [0.9577, 1.1886], --trainer.devices=4 --trainer.compile.regional=true]
 - [4, ddp, [3.9109, 3.9305], ""]
-# The graph of each block is split where a bucket of gradients is full.
+# Dynamo splits the graph of each block where a bucket of gradients is full.
 - [4, ddp, [3.8471, 3.8671], --trainer.compile.regional=true]
 """)
 
 
 @pytest.mark.parametrize(("batch", "strategy", "measured", "words"), MEASURED_RANKS)
-def test_a_rank_of_wide_blocks_takes_what_one_on_an_h200_did(batch, strategy, measured, words):
+def test_a_rank_of_wide_blocks_agrees_with_one_on_an_h200(batch, strategy, measured, words):
     model = "--model={d_model: 1600, d_ff: 6400, num_layers: 4, num_heads: 25}"
     data = ["--data.context_length=256", f"--data.batch_size={batch}", "--trainer.precision=bf16-mixed"]
     forecast = predict(model, *data, f"--trainer.strategy={strategy}", *words.split(), gpu="H200")
@@ -99,25 +98,24 @@ def test_a_rank_of_wide_blocks_takes_what_one_on_an_h200_did(batch, strategy, me
 
 def activations_of(*words):
     """Bytes that the tiny model's forward leaves for its backward."""
-    activations = peak_of(predict(*TINY, *words), "forward").activations
-    return activations
+    return peak_of(predict(*TINY, *words), "forward").activations
 
 
-def test_no_kernel_has_its_values_copied():
-    """Queries are laid out by tokens, and all kernels write values as the queries are, or by tokens."""
+def test_no_attention_kernel_has_its_values_copied():
+    """Queries are laid out by tokens; every kernel writes its values like the queries, or by tokens."""
     by_kernel = [activations_of("--model.attention", f"sdpa_{kernel}") for kernel in ("flash", "efficient", "cudnn")]
     assert len(set(by_kernel)) == 1
 
 
-def test_in_fp8_no_copies_of_weights_are_kept():
+def test_fp8_keeps_no_copies_of_weights():
     kept, in_fp8 = (activations_of("--trainer.precision", name) for name in ("bf16-mixed", "fp8-tensorwise"))
     assert kept - in_fp8 == 2 * 2 * (4 * 64 * 64 + 3 * 64 * 128)
 
 
 def test_a_compiled_peak_is_within_two_percent_of_an_h200s():
     """The README's run."""
-    made = predict("--config=flagship_bf16", gpu="H200")
-    assert made.highest.total_bytes / 2**30 == pytest.approx(127.10, rel=0.02)
+    forecast = predict("--config=flagship_bf16", gpu="H200")
+    assert forecast.highest.total_bytes / 2**30 == pytest.approx(127.10, rel=0.02)
 
 
 # by hand
@@ -129,7 +127,7 @@ from torch import nn
 
 
 class TwoLayers(LightningModule):
-    """Sizes that are multiples of 512 bytes, so that a count by hand is one of whole blocks."""
+    """All sizes are multiples of 512 bytes, so that a count by hand has whole blocks."""
 
     def __init__(self, reads: bool = False) -> None:
         super().__init__()
@@ -173,8 +171,8 @@ def own_module(tmp_path, monkeypatch):
 def test_a_users_module_is_counted_to_the_byte(own_module):
     forecast = predict("--model", own_module, "--measure.zero_grad=after_step")
     weights, rows = 2 * 4 * 1024**2, 4 * 8 * 1024
-    # Steps are counted for each parameter, in a block of its own. At the sum: relu's output, which both layers'
-    # gradients need, the loss, and what is summed and not kept.
+    # Each parameter's step count has a block of its own. The peak is at the sum: relu's output, which the gradients of
+    # both layers need, the loss, and the summed tensor, which is not kept.
     assert {name: size for name, size in vars(peak_of(forecast, "forward")).items() if size} == {
         "parameters": weights, "optimizer_state": 2 * weights + 2 * 512, "inputs": rows, "activations": rows + 512,
         "temporaries": rows, "total_bytes": 3 * weights + 2 * 512 + 3 * rows + 512,
@@ -187,7 +185,7 @@ def test_a_users_module_is_counted_to_the_byte(own_module):
     ("words", "share"),
     [("--measure.zero_grad native", 1), ("--trainer.accumulate_grad_batches 4", 1), ("--measure.mode forward", 0)],
 )
-def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, words, share):
+def test_gradients_are_held_in_the_forward_where_steps_keep_them(own_module, words, share):
     forward = peak_of(predict("--model", own_module, *words.split()), "forward")
     assert forward.gradients == share * 2 * 4 * 1024**2
     assert (forward.optimizer_state > 0) == bool(share)
@@ -207,22 +205,22 @@ def test_gradients_are_there_in_the_forward_where_steps_keep_them(own_module, wo
         ([*TINY, "--trainer.devices=2", "--trainer.strategy=fsdp"], "'fsdp'; choose one of auto, ddp, fsdp2"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_predicted_is_refused_in_one_line(own_module, words, message):
+def test_a_configuration_that_cannot_be_predicted_is_refused_in_one_line(own_module, words, message):
     with pytest.raises(UsageError, match=message):
         predict(*words)
 
 
-def test_checkpointing_keeps_less_eager_and_compiled_each_in_its_way():
+def test_checkpointing_keeps_less_in_eager_and_compiled_runs():
     words = ["--data.batch_size=16", "--data.context_length=64"]
-    kept, again = (activations_of(*words, "--model.checkpoint", name) for name in ("none", "block"))
-    assert again < 0.5 * kept
+    kept, checkpointed = (activations_of(*words, "--model.checkpoint", name) for name in ("none", "block"))
+    assert checkpointed < 0.5 * kept
     block, selective, none = (
         activations_of("--trainer.compile=true", "--model.checkpoint", name) for name in ("block", "selective", "none")
     )
     assert block < selective < none
 
 
-def test_a_chunked_loss_has_never_all_logits_in_memory():
+def test_a_chunked_loss_never_has_all_logits_in_memory():
     words = (TINY[0], "--model.vocab_size=50000", "--data.batch_size=16", "--data.context_length=64", "--model.loss")
     whole, chunked = (peak_of(predict(*words, loss), "backward") for loss in ("whole", "chunked"))
     assert chunked.logits == pytest.approx(whole.logits / LOSS_CHUNKS, rel=0.01)
@@ -231,10 +229,10 @@ def test_a_chunked_loss_has_never_all_logits_in_memory():
 
 # several ranks
 
-#: The strategy, ranks that share parameters, gradients and state, and in blocks (of six): what is gathered in the
-#: forward and in the backward, gradients in the forward, buckets in the backward; then options. FSDP2 has in the
-#: forward a block and two flat gathers (its own, and the last block's); in the backward a block, the next one's flat
-#: gather, and what the last one's gradients are reduced in.
+#: The strategy; the number of ranks that share parameters, gradients and state; sizes in blocks, of six; and options.
+#: The sizes are gathered in the forward, gathered in the backward, gradients in the forward, buckets in the backward.
+#: FSDP2 has in the forward a block and two flat gathers (its own, and the last block's); in the backward a block, the
+#: next one's flat gather, and the buckets of the last one's gradients.
 RANKS = yaml.safe_load("""
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4]
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4 --trainer.gradient_clip_val=1]
@@ -249,7 +247,7 @@ RANKS = yaml.safe_load("""
 
 
 @pytest.mark.parametrize(("strategy", "ranks", "blocks", "words"), RANKS)
-def test_a_rank_has_its_part_and_what_is_gathered_and_reduced(own_module, strategy, ranks, blocks, words):
+def test_a_rank_holds_its_part_and_gathered_blocks_and_buckets(own_module, strategy, ranks, blocks, words):
     words = [f"--trainer.strategy={strategy}", *words.split()]
     forecast = predict("--model=hand_module.Stack", "--measure.zero_grad=after_step", *words)
     weights = 6 * 4 * 1024**2
@@ -263,17 +261,17 @@ def test_a_rank_has_its_part_and_what_is_gathered_and_reduced(own_module, strate
     assert forecast.run_peak_bytes == pytest.approx(forecast.highest.total_bytes + first_bytes, rel=0.05)
 
 
-def test_matrices_are_split_within_a_group_and_the_rest_over_groups():
+def test_matrices_are_split_within_a_group_and_other_parameters_over_groups():
     words = [*TINY, "--trainer.devices=4", "--trainer.strategy"]
     options = "{class_path: lmbench.ModelParallel, init_args: {tensor_parallel_size: %s}}"
     split, both = (peak_of(predict(*words, options % size), "optimizer") for size in ("auto", "2"))
     whole, matrices = peak_of(predict(*TINY), "optimizer").parameters, 2 * (4 * 64 * 64 + 3 * 64 * 128) * 4
     assert whole - split.parameters == pytest.approx(matrices * 3 / 4, rel=0.02)
-    # Two states, each over two groups.
+    # AdamW's two states are split over two groups.
     assert both.optimizer_state == pytest.approx(whole - matrices / 2, rel=0.02)
 
 
-def test_buckets_that_are_the_gradients_are_there_all_the_time(own_module):
+def test_buckets_that_are_the_gradients_are_always_held(own_module):
     options = "{class_path: lightning.pytorch.strategies.DDPStrategy, init_args: {%s: true}}"
     steps = ["--model=hand_module.Stack", "--measure.zero_grad=after_step", "--trainer.devices=2"]
     weights = 6 * 4 * 1024**2
@@ -281,13 +279,13 @@ def test_buckets_that_are_the_gradients_are_there_all_the_time(own_module):
     assert [peak_of(views, phase).buckets for phase in ("forward", "optimizer")] == [weights, weights]
     assert peak_of(views, "optimizer").gradients == 0
     unused = predict(*steps, "--trainer.strategy", options % "find_unused_parameters")
-    # The order of gradients is not learned.
+    # With unused parameters DDP does not rebuild its buckets after the first step.
     assert unused.run_peak_bytes == unused.highest.total_bytes
 
 
 @pytest.mark.parametrize(("shared", "rest", "enough"), [(200, 50, 4), (140, 50, 4), (200, 100, None)])
-def test_four_gpus_are_enough_where_a_quarter_of_what_is_shared_fits(shared, rest, enough):
-    """In GiB; where the run shows more than the formula, one more is tried."""
+def test_four_gpus_are_enough_where_a_quarter_of_the_shared_memory_fits(shared, rest, enough):
+    """Sizes are in GiB. If a prediction takes more than the formula says, one more GPU is tried."""
     sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared // 2 * 2**30, "activations": rest * 2**30 - CONTEXT_BYTES}
     trial = Trial([PhasePeak("forward", sizes, "")], sum(sizes.values()), None)
     predictor = Predictor(lambda *_: trial, 1, None, is_slow=False)
@@ -312,20 +310,25 @@ def _few(words):
 
     act_like_cuda()
     plan = Prediction(words)
-    predictor = Predictor(lambda b, c, k: plan.step(b, c, k, 0), 4, 512, is_slow=plan.compile_options is not None)
-    several = by_phase(plan.step(4, 512, None, 0).peaks)
+    predictor = Predictor(
+        lambda batch, context, blocks: plan.step(batch, context, blocks, 0),
+        4,
+        512,
+        is_slow=plan.compile_options is not None,
+    )
+    every = by_phase(plan.step(4, 512, None, 0).peaks)
     few = by_phase(predictor.peaks(4, 512))
-    return predictor.method, *([peak.total_bytes for peak in peaks] for peaks in (few, several))
+    return predictor.method, *([peak.total_bytes for peak in peaks] for peaks in (few, every))
 
 
 @pytest.mark.parametrize(
     ("compiled", "method"), [("false", "every block"), ("true", "2 and 4 of 6 alike blocks, checked by 3")]
 )
-def test_few_blocks_tell_what_all_of_them_take(compiled, method):
+def test_few_blocks_tell_the_peaks_of_all(compiled, method):
     words = ["--model.size=tiny", "--model.num_layers=6", "--trainer.compile", compiled]
-    used, few, several = _forked(_few, words)
+    used, few, every = _forked(_few, words)
     assert used == method
-    assert few == pytest.approx(several, rel=0.01)
+    assert few == pytest.approx(every, rel=0.01)
 
 
 # what fits
@@ -354,7 +357,7 @@ def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
     assert len(trials) <= most_trials
 
 
-def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is_told():
+def test_the_border_says_if_nothing_or_everything_fits_and_an_unknown_gpu_is_an_error():
     assert largest_that_fits(lambda batch: 200 * 2**30 + batch, ROOM, 8, 1, 2**16).value is None
     assert largest_that_fits(lambda batch: batch, ROOM, 8, 1, 2**16).value == 2**16
     with pytest.raises(UsageError, match=r"no GPU is known as 'H9000'; known: B200, .*H100 PCIe"):
@@ -367,16 +370,17 @@ def test_where_nothing_fits_or_all_does_the_border_says_so_and_an_unknown_gpu_is
 def test_a_run_keeps_its_prediction(tmp_path):
     prediction = bench(tmp_path, *TINY, "--memory.predict=true").record.memory_prediction
     assert prediction.peak_allocated_bytes
-    # On a CPU there is nothing that it could be held against.
+    # A CPU has no allocator to compare it with.
     assert (prediction.reason, prediction.error_fraction) == (None, None)
 
 
-def test_attention_by_itself_is_predicted_by_its_shape():
+def test_an_attention_layer_alone_is_predicted_by_its_shape():
     layer = ["--model=lmbench.AttentionLayer", "--model.head_dim=64", "--data.context_length=1024"]
     forecast = predict(*layer, "--model.attention=naive", "--data.batch_size=8", gpu="H200", finds_largest=True)
     inputs, scores = 8 * 1024 * 64 * 4, 8 * 1024 * 1024 * 4
     forward, backward = peak_of(forecast, "forward"), peak_of(forecast, "backward")
-    # q, k, v and the gradient of the output; the product and its scaled copy, then softmax's result beside one of them.
+    # Parameters are q, k, v and the output's gradient. The product and its scaled copy are temporaries, then softmax's
+    # result is beside one of them.
     assert forward.parameters == backward.parameters == 4 * inputs
     assert (forward.temporaries, backward.activations) == (2 * scores, scores + inputs)
     assert (forecast.largest_batch_size.value or 0) > 8

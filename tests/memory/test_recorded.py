@@ -1,5 +1,5 @@
-"""Histories that an H200 recorded (tests/data/memory), against the allocator's own counters, what the process counted
-and a count of our own."""
+"""Histories that an H200 recorded (tests/data/memory), against the allocator's own counters, the counts of the recorded
+process, and a plain count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmbench.cli import main
 from lmbench.memory.findings import examine
 
 MIB = 1 << 20
-#: Batch x context x d_model, in float32: autocast leaves the stream in it.
+#: Batch x context x d_model in float32, which the residual stream keeps under autocast.
 STREAM_BYTES = 4 * 512 * 768 * 4
 SHARE = {"alloc": 1, "free_requested": -1}
 
@@ -34,13 +34,12 @@ def findings(run):
 
 @pytest.fixture(scope="module")
 def plain(run):
-    """The snapshot without any of lmbench's reader: it is our own."""
-    content = pickle.loads((run / "memory_snapshot.pickle").read_bytes())
-    return content
+    """The snapshot, read without lmbench's reader."""
+    return pickle.loads((run / "memory_snapshot.pickle").read_bytes())
 
 
 def held_over_time(snapshot):
-    """Time, and what was asked for of all that is held after each entry: counted back from what is there at the end."""
+    """The time of each entry and the requested bytes held after it, counted back from the blocks at the end."""
     entries = snapshot["device_traces"][0]
     changes = [SHARE.get(entry["action"], 0) * entry["size"] for entry in entries]
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
@@ -49,7 +48,7 @@ def held_over_time(snapshot):
     return [(entry["time_us"], size) for entry, size in zip(entries, held, strict=True)]
 
 
-def test_the_peak_is_the_allocators_and_that_of_a_plain_count(findings, plain):
+def test_the_peak_agrees_with_the_allocator_and_a_plain_count(findings, plain):
     highest, peaks = findings.played.entries.max(), findings.notes.peaks
     assert highest["requested_bytes"] == peaks.requested_bytes == max(size for _, size in held_over_time(plain))
     assert highest["reserved_bytes"] == peaks.reserved_bytes
@@ -57,7 +56,7 @@ def test_the_peak_is_the_allocators_and_that_of_a_plain_count(findings, plain):
     assert [guard.status for guard in findings.guards] == ["pass", "pass", "pass"]
 
 
-def test_the_peak_has_the_models_parameters_and_states_and_nothing_unknown(findings):
+def test_the_peak_holds_the_models_parameters_and_states_and_nothing_unknown(findings):
     weights = 4 * findings.run.model.parameter_count
     sizes = findings.by_category
     assert (findings.peak["phase"], findings.peak["step"]) == ("backward", "5")
@@ -68,16 +67,16 @@ def test_the_peak_has_the_models_parameters_and_states_and_nothing_unknown(findi
     assert findings.phases.loc["optimizer", "gradients"] == pytest.approx(weights, rel=0.005)
 
 
-def test_twelve_blocks_make_the_softmax_and_the_stream(findings):
+def test_twelve_blocks_save_a_softmax_and_return_the_stream(findings):
     softmax, summary = findings.largest.iloc[0], findings.summary
-    # Batch x heads x context x context in float32, which autocast computes a softmax in.
+    # Batch x heads x context x context in float32, in which autocast computes a softmax.
     assert (softmax["owner"], softmax["count"]) == ("network.blocks.*.attention.core.softmax", 12)
     assert (softmax["size_bytes"], softmax["operator"]) == (4 * 12 * 512 * 512 * 4, "SoftmaxBackward0")
     assert (summary.residual_computed_bytes, summary.residual_seen_bytes) == (STREAM_BYTES, STREAM_BYTES)
 
 
-def test_what_is_saved_is_what_a_forward_leaves(findings, plain):
-    # At the borders of the last forward.
+def test_saved_storages_are_the_memory_that_a_forward_leaves(findings, plain):
+    # Count the memory at both borders of the last forward.
     ranges = [note["time_us"] for note in plain["external_annotations"] if note["name"] == "lmbench.phase:forward"]
     before, after = (
         [size for time_us, size in held_over_time(plain) if time_us <= border][-1] for border in sorted(ranges)[-2:]
@@ -89,13 +88,13 @@ def test_what_is_saved_is_what_a_forward_leaves(findings, plain):
     assert blocks.each_bytes > 0.9 * saved / 12
 
 
-def test_its_tables_say_first_what_the_peak_is_made_of(run):
+def test_the_tables_are_the_golden_file_and_fit_80_columns(run):
     text = printed(run.parent)
     assert text == GOLDEN.read_text(encoding="utf-8"), "python tests/support/recorded_memory.py writes it anew"
     assert max(map(len, text.splitlines())) <= 80
 
 
-#: What the process of the foreign histories counted: bytes of its tensors, and what its forward left.
+#: The counts of the process that recorded the foreign histories: bytes of its tensors, and bytes left by its forward.
 PARAMETERS, GRADIENTS, STATES = 70_565_888, 70_565_888, 141_131_776
 LEFT = {"all": 128_983_552, "late": 128_983_552, "python": 128_983_552, "ck": 41_951_744}
 
@@ -107,20 +106,20 @@ def foreign(folder, name):
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_stacks_of_a_stranger_tell_what_its_process_counted(name, tmp_path):
-    """With C++ frames and without, with a checkpointed forward in the backward; parameters in a module's constructor
-    and moved. What lay there before the history, nobody knows."""
+def test_stacks_of_a_foreign_history_agree_with_the_counts_of_its_process(name, tmp_path):
+    """The histories have C++ frames or none, a checkpointed forward in the backward, and parameters that a constructor
+    made or that were moved. Memory from before the history is unknown."""
     path = foreign(tmp_path, name)
     findings = examine(path)
-    # Allocations are rounded up to 512 bytes, and blocks may be left whole.
+    # The allocator rounds requests up to 512 bytes, and may not split a block.
     sizes = findings.phases.fillna(0)
     assert sizes.loc["optimizer", "gradients"] == pytest.approx(GRADIENTS, rel=0.002)
     assert sizes.loc["forward", "activations"] == pytest.approx(LEFT[name], rel=0.025)
-    stays = {"parameters": PARAMETERS, "optimizer_state": STATES}
+    lasting = {"parameters": PARAMETERS, "optimizer_state": STATES}
     if name == "late":
-        stays = {"unknown": PARAMETERS + STATES}
+        lasting = {"unknown": PARAMETERS + STATES}
     for category in ("parameters", "optimizer_state", "unknown"):
-        assert sizes[category].max() == pytest.approx(stays.get(category, 0), rel=0.015, abs=20_000), category
+        assert sizes[category].max() == pytest.approx(lasting.get(category, 0), rel=0.015, abs=20_000), category
     assert sum(findings.by_category.values()) == findings.peak["allocated_bytes"]
     held = held_over_time(pickle.loads(path.read_bytes()))
     assert int(findings.played.entries["requested_bytes"].max()) == max(size for _, size in held)
@@ -128,7 +127,7 @@ def test_stacks_of_a_stranger_tell_what_its_process_counted(name, tmp_path):
     assert files - {"aten", ""} == {"/tmp/s.py"}
 
 
-def test_memory_that_ran_out_in_a_forward_leaves_nothing_wrong(tmp_path):
+def test_a_history_that_ran_out_of_memory_in_a_forward_has_right_categories(tmp_path):
     sizes = examine(foreign(tmp_path, "oom")).by_category
     assert sizes["parameters"] == pytest.approx(PARAMETERS, rel=0.015)
     assert sizes["optimizer_state"] == pytest.approx(STATES, rel=0.015)

@@ -1,4 +1,4 @@
-"""A recording of the allocator's history, tried whole on a CPU with an imitated history of true addresses."""
+"""The recording of a history, run whole on a CPU with a simulated history of true addresses."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x):
-        passing = torch.zeros(BATCH, 8 * WIDTH).sum()
-        return x + self.down(self.up(x).relu()) + passing
+        temporary = torch.zeros(BATCH, 8 * WIDTH).sum()
+        return x + self.down(self.up(x).relu()) + temporary
 
 
 class Model(LightningModule):
-    """Two blocks and a head; a tensor that nobody knows of lives across its steps."""
+    """Two blocks and a head, and a tensor of unknown use that lives across steps."""
 
     def __init__(self):
         super().__init__()
@@ -66,14 +66,14 @@ def findings(tmp_path, monkeypatch):
 
 
 def record(folder, monkeypatch, module=None, first=(), **flags):
-    for place in (ranges, recording):
-        monkeypatch.setattr(place, "record_function", Annotating)
+    for package in (ranges, recording):
+        monkeypatch.setattr(package, "record_function", Annotating)
     monkeypatch.setattr(CpuHistory, "latest", None)
     recorder = RunRecorder(str(folder), run_id="run")
-    kept = [MemoryHistory(steps=2, make_history=CpuHistory), recorder, MeasurementSession(Schedule(2, 2))]
-    quiet_trainer(*first, *kept, **flags).fit(module or Model(), batches())
-    made = recorder.run.memory_history
-    assert (made.steps, made.snapshot_file) == (2, SNAPSHOT_FILE)
+    callbacks = [MemoryHistory(steps=2, make_history=CpuHistory), recorder, MeasurementSession(Schedule(2, 2))]
+    quiet_trainer(*first, *callbacks, **flags).fit(module or Model(), batches())
+    history = recorder.run.memory_history
+    assert (history.steps, history.snapshot_file) == (2, SNAPSHOT_FILE)
     return examine(folder / "run")
 
 
@@ -84,16 +84,16 @@ def rounded(*numels):
 WEIGHTS = (4 * WIDTH * WIDTH, 4 * WIDTH * WIDTH) * 2 + (WIDTH * VOCAB,)
 
 
-def test_every_category_has_the_bytes_that_it_must_have(findings):
+def test_every_category_has_the_bytes_counted_by_hand(findings):
     assert findings.cuts == []
     sizes = findings.by_category
     assert sizes["parameters"] == rounded(*WEIGHTS)
-    # Two moments and a step count of each weight.
+    # Each weight has two moments and a step count.
     assert sizes["optimizer_state"] == rounded(*WEIGHTS, *WEIGHTS, *(1 for _ in WEIGHTS))
     # Lightning fetches one batch ahead.
     batch_bytes = rounded(BATCH * WIDTH) + 8 * BATCH
     assert sizes["inputs"] == 2 * batch_bytes
-    # The tensor that nobody knows of, the batch that was fetched last and never used, and a few scalars.
+    # The tensor of unknown use, the batch that was fetched last and never used, and a few scalars.
     assert rounded(1 << 18) <= sizes["unknown"] <= rounded(1 << 18) + batch_bytes + 4096
     # Gradients are complete when the optimizer runs.
     assert findings.phases.loc["optimizer", "gradients"] == rounded(*WEIGHTS)
@@ -101,16 +101,16 @@ def test_every_category_has_the_bytes_that_it_must_have(findings):
     assert findings.summary.residual_seen_bytes == rounded(BATCH * WIDTH)
 
 
-def test_saved_tensors_logits_and_temporaries_have_the_part_that_made_them(findings):
+def test_saved_tensors_logits_and_gradients_have_the_part_that_made_them(findings):
     saved = [row for row in findings.saved if row.first.startswith("blocks")]
     assert [(row.first, row.last, row.count) for row in saved] == [("blocks.0", "blocks.1", 2)]
-    # Its relu's output, and its own, which the next product saves; its input is the batch, or made by another block.
+    # A block saves its relu's output and its own output, which the next product needs. Its input is made outside of it.
     assert saved[0].each_bytes == rounded(4 * BATCH * WIDTH, BATCH * WIDTH)
     blocks = findings.blocks
-    # The head's output, its logarithm of softmax, which is saved, and its gradient: in each of two steps.
+    # In each of two steps: the head's output, its saved log-softmax, and its gradient.
     sizes = blocks[blocks["category"] == "logits"]["size_bytes"].tolist()
     assert sizes.count(rounded(BATCH * VOCAB)) == 2 * 3
-    # The gradient of relu's output is made by `down`, for each of two blocks in each of two steps.
+    # `down` makes the gradient of relu's output, in each of two blocks and two steps.
     gradients = blocks[(blocks["phase"] == "backward") & (blocks["size_bytes"] == rounded(4 * BATCH * WIDTH))]
     assert gradients["owner"].str.fullmatch(r"blocks\.[01]\.down").sum() >= 4
 
@@ -129,10 +129,10 @@ class Checkpointed(Model):
         return block(x)
 
 
-def test_a_checkpoint_is_not_computed_once_more_and_no_hook_stays(tmp_path, monkeypatch):
+def test_recording_does_not_recompute_a_checkpoint_and_leaves_no_hook(tmp_path, monkeypatch):
     module = Checkpointed()
     findings = record(tmp_path, monkeypatch, module)
-    # Two blocks, forward and once again in the backward, in each of four steps.
+    # Two blocks run once in the forward and once in the backward, in each of four steps.
     assert module.computed == 2 * 2 * 4
     assert findings.saved_storages["size_bytes"].sum() < rounded(4 * BATCH * WIDTH) + 3 * rounded(BATCH * VOCAB)
     assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
@@ -140,7 +140,7 @@ def test_a_checkpoint_is_not_computed_once_more_and_no_hook_stays(tmp_path, monk
 
 @pytest.mark.parametrize(("failing_step", "phase"), [(0, "forward"), (3, "forward"), (1, "backward")])
 def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(failing_step, phase, tmp_path, monkeypatch):
-    """In the warm-up too, where most runs end that do not fit."""
+    """Also in the warm-up, in which most runs end that do not fit."""
 
     class Refused(Model):
         def _refuse(self, reached):
@@ -162,7 +162,7 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(faili
     findings = examine(tmp_path / "run")
     assert findings.bands[STEP].names[-1] == str(failing_step)
     assert findings.phases.loc[phase, "parameters"] == rounded(*WEIGHTS)
-    # What each block's product and relu left for a backward that did not come.
+    # The forward leaves each block's product and relu; the backward leaves gradients.
     expected = {"forward": ("activations", 2 * rounded(4 * BATCH * WIDTH, BATCH * WIDTH)), "backward": ("gradients", 1)}
     category, least_bytes = expected[phase]
     assert findings.phases.loc["other", category] >= least_bytes
@@ -170,27 +170,27 @@ def test_a_run_that_ends_out_of_memory_leaves_the_history_of_its_last_step(faili
 
 
 @pytest.mark.parametrize("is_enabled", [True, False, None])
-def test_hooks_of_modules_come_after_the_compiler_and_accumulated_steps_are_complete(is_enabled, tmp_path, monkeypatch):
-    """torch.compile would compile them too; before the window they are there only where nothing is compiled."""
+def test_module_hooks_are_set_after_compiling_and_accumulated_steps_are_complete(is_enabled, tmp_path, monkeypatch):
+    """torch.compile would compile the hooks, too: before the window they are set only if nothing is compiled."""
 
-    class Says(Callback):
+    class SetsCompile(Callback):
         def setup(self, trainer, pl_module, stage):
             MeasurementSession.of(trainer).run.compile.is_enabled = is_enabled
 
-    class Looks(Model):
-        seen = ()
+    class SeesHooks(Model):
+        has_hooks = ()
 
         def training_step(self, batch, batch_idx):
-            self.seen += (bool(self.head._forward_hooks),)
+            self.has_hooks += (bool(self.head._forward_hooks),)
             return super().training_step(batch, batch_idx)
 
-    module = Looks()
-    findings = record(tmp_path, monkeypatch, module, first=[Says()], accumulate_grad_batches=2)
-    assert module.seen == (is_enabled is False,) * 4 + (True,) * 4
+    module = SeesHooks()
+    findings = record(tmp_path, monkeypatch, module, first=[SetsCompile()], accumulate_grad_batches=2)
+    assert module.has_hooks == (is_enabled is False,) * 4 + (True,) * 4
     assert (findings.cuts, len(findings.bands[STEP].names)) == ([], 2)
 
 
-def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path):
+def test_on_a_cpu_the_record_says_why_it_has_no_history(tmp_path):
     recorder = RunRecorder(str(tmp_path), run_id="run")
     session = MeasurementSession(Schedule(warmup_steps=1, steps=1))
     quiet_trainer(MemoryHistory(), recorder, session).fit(Model(), batches())
@@ -198,16 +198,16 @@ def test_on_a_cpu_the_record_says_why_there_is_none(tmp_path):
     assert not (tmp_path / "run" / NOTES_FILE).exists()
 
 
-def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch):
+def test_the_last_listener_is_called_on_refusals_and_not_kept_alive(monkeypatch):
     observers = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
     monkeypatch.setattr(recording, "_listener", [])
-    told = []
+    calls = []
 
     class Watcher:
         def refused(self, *facts):
-            told.append(facts)
+            calls.append(facts)
 
     watchers = [Watcher(), Watcher()]
     for watcher in watchers:
@@ -216,4 +216,4 @@ def test_whoever_watches_refusals_is_told_of_them_and_not_kept_alive(monkeypatch
     observed(0, 10, 100, 5)
     del watcher, watchers
     observed(0, 10, 100, 5)
-    assert told == [(0, 10, 5)]
+    assert calls == [(0, 10, 5)]

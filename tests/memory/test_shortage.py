@@ -1,4 +1,4 @@
-"""A lack of memory is explained: what was held, and what would fit, each with the peak predicted for it."""
+"""The explanation of a run that ran out of memory: what was held, and which changes are predicted to fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED = RefusedAllocation("forward", 2 * GIB, 137 * GIB, 138 * GIB, GIB // 2, 
 
 
 def out_of_memory(folder, **changes):
-    """A run on an H200 in float32 with naive attention that was refused 2 GiB, as its folder has it."""
+    """Write the folder of a run on an H200, in float32 with naive attention, that was refused 2 GiB."""
     memory = {"device_total_bytes": 140 * GIB, "refused": as_dict(REFUSED)}
     settings = {"data.batch_size": 96, "model.attention": "naive", "model.checkpoint": "none"}
     make_run(folder, settings, {**ended("oom", "forward"), "memory": memory, **changes})
@@ -36,7 +36,7 @@ def out_of_memory(folder, **changes):
     return load_run(folder).record
 
 
-#: Predicted peaks in GiB, by the option that is changed.
+#: Predicted peaks in GiB by the changed option.
 PEAKS = {
     "": 150,
     "--trainer.precision=bf16-mixed": 141,
@@ -49,7 +49,7 @@ PEAKS = {
 
 
 def ask(words, request, heard):
-    """A forecast as if it had been predicted."""
+    """A forecast with a peak from PEAKS."""
     assert words[0].startswith("--config=")
     peak = PEAKS[words[1] if len(words) > 1 else ""] * GIB
     phases = [PhasePeak("forward", {"activations": peak}, "aten.mm")]
@@ -58,7 +58,7 @@ def ask(words, request, heard):
     return forecast
 
 
-def test_every_change_that_the_run_did_not_have_is_predicted_and_the_mildest_that_fits_is_advised(tmp_path):
+def test_every_change_that_may_help_is_predicted_and_the_smallest_that_fits_is_advised(tmp_path):
     shortage = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", ask)
     assert [change.words[0] for change in shortage.remedies] == [
         "--model.checkpoint=block", "--data.batch_size=48", "--trainer.precision=bf16-true",
@@ -69,13 +69,13 @@ def test_every_change_that_the_run_did_not_have_is_predicted_and_the_mildest_tha
     assert advice(shortage) == "fused attention: --model.attention=sdpa"
 
 
-def test_nothing_is_offered_that_the_run_had_or_that_a_strangers_module_has_not(tmp_path):
+def test_no_change_is_predicted_that_the_run_has_or_that_its_module_lacks(tmp_path):
     run = out_of_memory(tmp_path / "run", **{"model.name": "my.Net", "precision": "bf16-true"})
     shortage = explain(run, tmp_path / "run", ask)
     assert [change.words[0] for change in shortage.remedies] == ["--data.batch_size=48"]
 
 
-def test_a_run_whose_configuration_may_run_code_is_not_predicted_unasked(tmp_path):
+def test_a_run_whose_configuration_may_run_code_is_not_predicted(tmp_path):
     run = out_of_memory(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("model: {attention: 'evil:attend'}")
     shortage = explain(run, tmp_path / "run", ask)
@@ -84,7 +84,7 @@ def test_a_run_whose_configuration_may_run_code_is_not_predicted_unasked(tmp_pat
 
 
 @pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")])
-def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
+def test_a_change_that_cannot_be_predicted_has_a_reason_and_others_stand(tmp_path, error):
     def refuses(words, request, heard):
         if "--model.attention=sdpa" in words:
             raise error
@@ -95,9 +95,7 @@ def test_what_cannot_be_predicted_says_why_and_the_rest_stands(tmp_path, error):
     assert advice(shortage) == "selective checkpoints: --model.checkpoint=selective"
 
 
-def test_the_command_prints_what_was_held_what_fits_and_the_history_of_the_step_that_ran_out(
-    tmp_path, capsys, monkeypatch
-):
+def test_the_command_prints_held_memory_fitting_changes_and_the_history(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(shortage_module.explain, "__defaults__", (ask,))
     out_of_memory(tmp_path / "run")
     step = planted_run()
@@ -117,18 +115,18 @@ def test_the_command_prints_what_was_held_what_fits_and_the_history_of_the_step_
     assert len(answer["shortage"]["remedies"]) == 6
 
 
-def test_a_lack_of_the_hosts_memory_is_not_explained_by_the_device(tmp_path):
+def test_a_lack_of_host_memory_is_not_explained_by_the_device(tmp_path):
     error = {"kind": "OutOfMemoryKill", "message": "the kernel ended it", "where": "host"}
     run = out_of_memory(tmp_path / "run", error=error)
     run.memory.refused = None
     assert "host" in advice(explain(run, tmp_path / "run", ask))
 
 
-def test_what_a_module_holds_is_counted_by_storage():
+def test_memory_of_a_module_is_counted_by_storage():
     net = nn.Sequential(nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False))
     net[1].weight = net[0].weight
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
     net(torch.ones(1, 128)).sum().backward()
     optimizer.step()
-    # Two moments, and the step's count in a block of its own.
+    # AdamW has two moments, and a step count in a block of its own.
     assert held_by(net, [optimizer], "cpu") == (65536, 65536, 2 * 65536 + 512)

@@ -1,4 +1,4 @@
-"""Snapshots are pickles of strangers: nothing in one runs, and what is none is said in a line."""
+"""Snapshots are pickles that anybody may have made: their code does not run, and bad ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmbench.memory.snapshot import read_snapshot, replay
 
 
 class Touches:
-    """Unpickled by `pickle.load`, it makes a file."""
+    """An object that makes a file when `pickle.load` reads it."""
 
     def __init__(self, path):
         self.path = path
@@ -62,11 +62,11 @@ def test_code_in_a_snapshot_does_not_run(tmp_path):
         (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "no snapshot"),
     ],
 )
-def test_what_is_no_snapshot_is_said_in_one_line(tmp_path, content, reason):
+def test_a_file_that_is_no_snapshot_is_refused_in_one_line(tmp_path, content, reason):
     assert reason in refusal(tmp_path / "s.pickle", content)
 
 
-def test_a_torn_file_one_that_is_too_large_and_none_are_refused(tmp_path, monkeypatch):
+def test_a_torn_a_missing_and_a_too_large_file_are_refused(tmp_path, monkeypatch):
     content = planted_memory.write(tmp_path / "s.pickle", planted_memory.planted_run().memory).read_bytes()
     for size in (len(content) // 10, len(content) - 10):
         refusal(tmp_path / "torn.pickle", content[:size])
@@ -77,7 +77,7 @@ def test_a_torn_file_one_that_is_too_large_and_none_are_refused(tmp_path, monkey
     assert "MiB" in refusal(tmp_path / "s.pickle", content)
 
 
-def test_a_list_of_frames_is_read_once_however_often_it_stands(tmp_path):
+def test_a_list_of_frames_that_entries_share_is_read_once(tmp_path):
     frames = [{"name": "f", "filename": "g.py", "line": 1}] * 20_000
     entries = [{"action": "alloc", "addr": 1 << 40, "size": 512, "frames": frames} for _ in range(20_000)]
     path = tmp_path / "s.pickle"

@@ -1,4 +1,4 @@
-"""A history as a picture: its sums are the replay's; on a page and as a file."""
+"""The chart of a history: its sums are those of the replay, on a page and as a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmbench.memory.timeline import memory_chart
 
 
 def planted(folder, max_entries=None):
-    """The path of a planted history as lmbench records it."""
+    """The path of a planted history with lmbench's notes."""
     step = planted_run(max_entries)
     folder.mkdir()
     (folder / "memory_notes.json").write_bytes(notes_of(step, max_entries=max_entries or 1_000_000))
@@ -36,7 +36,7 @@ def page(snapshot):
 
 
 def test_every_column_sums_up_to_what_was_allocated(snapshot):
-    """There are fewer entries than columns, so each has one of its own."""
+    """There are fewer entries than columns, so that each entry has a column."""
     findings = examine(snapshot)
     spec = memory_chart("x", findings).spec
     rows, areas, phases = spec["data"]["values"], spec["layer"][0], spec["layer"][-1]["data"]["values"]
@@ -67,25 +67,25 @@ def test_names_from_a_hostile_file_are_text(tmp_path):
     assert "alert" in "".join(ElementTree.parse(picture).getroot().itertext())
 
 
-def test_what_lay_at_an_address_before_a_cut_history_says_nothing(tmp_path):
-    """Addresses are used again: a gradient of the first step lay where an activation of the second does."""
+def test_notes_from_before_a_cut_history_are_not_used(tmp_path):
+    """Addresses are reused: an activation of the second step has the address of a gradient of the first."""
     full, cut = (examine(planted(tmp_path / name, kept)) for name, kept in (("full", None), ("cut", 36)))
     captions = [memory_chart("x", findings).caption.startswith("Not complete: ") for findings in (full, cut)]
     assert captions == [False, True]
     lost = len(full.played.entries) - 36
     for entry in (1, 20, 35):
-        known, there = (by_category(held_at(f.blocks, at)) for f, at in ((full, entry + lost), (cut, entry)))
+        in_full, in_cut = (by_category(held_at(f.blocks, at)) for f, at in ((full, entry + lost), (cut, entry)))
         for name in ("parameters", "optimizer_state", "gradients"):
-            assert there.get(name) == known.get(name), (name, entry)
+            assert in_cut.get(name) == in_full.get(name), (name, entry)
 
 
 @needs_browser
 @pytest.mark.parametrize("width", [500, 1280])
-def test_in_a_browser_it_fits_and_tells_what_was_held_at_a_moment(page, width):
+def test_in_a_browser_the_chart_fits_and_a_pointer_shows_held_memory(page, width):
     seen = look(page, width)
     assert seen["requests"] == []
     assert seen["scroll_width"] <= seen["client_width"] <= width
-    legends, size, told, is_read = operate(page, width, """
+    legends, size, tooltip, is_readable = operate(page, width, """
         while (!page.querySelector(".vega[data-rows]")) await wait();
         const marks = page.querySelector("svg.marks");
         const moment = [...marks.querySelectorAll("path")].find(path => path.__data__?.datum?.end === 20);
@@ -100,5 +100,5 @@ def test_in_a_browser_it_fits_and_tells_what_was_held_at_a_moment(page, width):
         ];
     """)  # fmt: skip
     assert re.match("parametersoptimizer state.* forwardbackwardoptimizer", " ".join(legends))
-    assert (float(size.removesuffix("px")) >= 10, is_read) == (True, True)
-    assert re.search("reserved.*optimizer state", told, re.DOTALL)
+    assert (float(size.removesuffix("px")) >= 10, is_readable) == (True, True)
+    assert re.search("reserved.*optimizer state", tooltip, re.DOTALL)
