@@ -1,4 +1,4 @@
-"""Commands that hand their words to one room: each imports it when it is called, so that help does without."""
+"""Commands that call one package each. A command imports its package when it is called, so that help starts fast."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from lmbench.report.answer import Answer
 def kernels(*results: str) -> Answer:
     """Shows where the device's time goes, from a trace.
 
-    The answer comes first: a verdict, why the device was idle, what to do, and what takes most. Tables follow by name:
-    kernels, their kinds and the parts of the model they work for, by phase; the clocks of device and host; what is
-    inside attention. A trace of a CPU has no kernels; its operators are shown instead. Needs no GPU and no PyTorch.
+    The answer comes first: a verdict, why the device was idle, what to do, and what takes the most time. Tables follow
+    by name: kernels, their kinds and the parts of the model they work for, by phase; the clocks of device and host;
+    times inside attention. A trace of a CPU has no kernels; its operators are shown instead. Needs no GPU and no
+    PyTorch.
 
-    Of several ranks (a run of theirs, a folder of their traces, or several files) it says what each does, which one the
-    others wait for and why, and what communication costs by kind.
+    It also takes the traces of several ranks: a run, a folder, or several files. It then shows what each rank does,
+    which rank the others wait for and why, and what each kind of communication costs.
 
     Args:
         results: RUN|TRACE|FOLDER: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
-            torch.profiler's on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
+            torch.profiler on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
     """
     from lmbench.kernels.ranks import ranks_answer
 
@@ -51,24 +52,24 @@ def memory(
     gpu: str | None = None,
     settings: list[str],
 ) -> Answer:
-    """Shows what the device's memory is made of at its peak, recorded or, without a GPU, predicted.
+    """Shows what fills the device's memory at its peak: recorded, or predicted without a GPU.
 
-    From a history of PyTorch's allocator: bytes by category and by part of the model, the largest allocations with
-    where they come from, what is saved for the backward, and what is reserved in vain; as a page or picture
-    (`--output peak.html`, `peak.svg`) with a timeline. Needs no GPU and no PyTorch. Of a run that ended out of memory
-    it says what was held, and what would fit.
+    From a history of PyTorch's allocator it shows bytes by category and by part of the model, and the largest
+    allocations with their origin. It also shows what is saved for the backward, and memory that is reserved but unused.
+    A page or picture (`--output peak.html`, `peak.svg`) adds a timeline. Needs no GPU and no PyTorch. For a run that
+    ended out of memory it shows what was held, and what would fit.
 
-    Without a recorded run it predicts one: `lmbench memory [--gpu NAME] [OPTIONS OF lmbench fit]` shows the peak of
-    each phase by category, whether it fits on a GPU (`--gpu H200`; by default the one here), and the largest batch and
-    context that do. It takes the step on fake tensors, which needs no GPU and no weights:
-    `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. Of several GPUs (`--trainer.devices 8
-    --trainer.strategy fsdp2`) it is what rank 0 takes, and how many of them are enough.
+    Without a recorded run it predicts: `lmbench memory [--gpu NAME] [OPTIONS OF lmbench fit]` shows the peak of each
+    phase by category, whether it fits on a GPU (`--gpu H200`; by default the one here), and the largest batch and
+    context that do. The prediction runs a step on fake tensors, which needs no GPU and no weights:
+    `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. For several GPUs (`--trainer.devices 8
+    --trainer.strategy fsdp2`) it shows the memory of rank 0, and how many GPUs are enough.
 
     Args:
         source: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
-            torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, from which nothing is run.
-            A configuration's name is predicted, as with --config
-        device: whose history, where a snapshot has several devices'
+            torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, without running its code.
+            For the name of a configuration it predicts, as with --config
+        device: the device to show, if a snapshot has histories of several
         gpu: name of the GPU to predict for, such as H200; by default the one here
         settings: options of `lmbench fit`, to predict
     """
@@ -100,9 +101,9 @@ def memory(
 def dtypes(source: str, /) -> Answer:
     """Shows the dtypes of a run that was recorded with `lmbench fit ... --dtypes.record true`.
 
-    Parameters, batch, logits, loss, gradients and optimizer state; what every module gets and returns; and the
-    operators of the forward pass, each with the reason for its casts: the list of autocast that it is in on the run's
-    device. Needs no GPU and no PyTorch.
+    It shows those of parameters, batch, logits, loss, gradients and optimizer state, and of every module's inputs and
+    outputs. Each operator of the forward pass has the reason for its casts: the autocast list that it is in on the
+    run's device. Needs no GPU and no PyTorch.
 
     Args:
         source: the run's folder
@@ -113,11 +114,11 @@ def dtypes(source: str, /) -> Answer:
 
 
 def ceiling(*, sustained_s: PositiveFloat = 3.0, results_dir: Path = Path("results")) -> Answer:
-    """Measures what matrix products and copies attain on this device, in bursts of 40 ms and held for seconds, with the
-    clock and power they ran at.
+    """Measures the rates of matrix products and copies on this device, in bursts of 40 ms and sustained for seconds,
+    with the clock and power they ran at.
 
     Args:
-        sustained_s: seconds held.
+        sustained_s: seconds for which each rate is sustained.
         results_dir: the result goes to ceiling_NAME.json in this folder, where `lmbench kernels` looks for it.
     """
     from lmbench.kernels.ceiling import ceiling_answer, store_ceiling
@@ -130,8 +131,8 @@ def ceiling(*, sustained_s: PositiveFloat = 3.0, results_dir: Path = Path("resul
 def numerics() -> Answer:
     """Shows how wrong published sums in 16 bit are, and when norms and softmax overflow.
 
-    Runs the loops of the write-ups on a GPU where there is one, else on the CPU, and finds the inputs from which on
-    norms, softmax and cross entropy, written out and as PyTorch computes them, give zero or no finite number.
+    Runs the loops of published write-ups on a GPU if there is one, else on the CPU. Finds the inputs from which on
+    norms, softmax and cross entropy give zero or no finite number, written out and as PyTorch computes them.
     """
     from lmbench.numerics import measure_numerics
 
@@ -141,12 +142,12 @@ def numerics() -> Answer:
 def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, settings: list[str]) -> Answer:
     """Measures what the harness costs.
 
-    The same model, data and optimizer, in fresh processes and rotating order: in a plain PyTorch loop, in Lightning's
-    Trainer with everything off, and in `lmbench fit`. Takes every option of `lmbench fit`; a first run settles how many
-    steps each window has.
+    It trains the same model three ways: in a plain PyTorch loop, in Lightning's Trainer with everything off, and in
+    `lmbench fit`. Each has the same data and optimizer, and runs in fresh processes, in rotating order. Takes every
+    option of `lmbench fit`; a first run settles how many steps each window has.
 
     Args:
-        rounds: processes of each arm; an interval takes 2
+        rounds: processes of each of the three; an interval takes 2
         settings: options of `lmbench fit`
     """
     from lmbench.files import ScratchFolder
@@ -158,9 +159,9 @@ def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, settings: list[str]) -> 
 
 
 def selfcheck(device: Literal["cpu", "cuda"] | None = None, /) -> Answer:
-    """Plants known truths and checks that they come back.
+    """Plants known truths and checks that lmbench measures them.
 
-    Exits with 1 when a check fails, and with 11 where the machine is too busy to tell.
+    Exits with 1 when a check fails, and with 11 when the machine is too busy to tell.
 
     Args:
         device: cpu or cuda; by default cuda, where there is one
@@ -177,12 +178,12 @@ def nsys(*words: str, output: str = "lmbench-%p", settings: Sequence[str] = ()) 
     phases and modules.
 
     Args:
-        words: the run, as without nsys
+        words: the command to run, as without nsys
         output: Nsight's report; %p is the process id
-        settings: the run's options
+        settings: options of the command
 
     Raises:
-        UsageError: no command to run, or no nsys on this machine.
+        UsageError: there is no command to run, or no nsys on this machine.
     """
     run = [*words, *settings]
     if not words or words[0] not in MEASURING:
@@ -191,11 +192,11 @@ def nsys(*words: str, output: str = "lmbench-%p", settings: Sequence[str] = ()) 
     if program is None:
         advice = "install Nsight Systems, or use --trainer.profiler kernels, which needs nothing but PyTorch"
         raise UsageError(f"nsys is not on this machine's PATH; {advice}")
-    # Nsight waits for the `cudaProfilerStart` that the KernelProfiler calls when the window opens, and records ranges
-    # without torch.profiler (Nsight Systems user guide, CLI profile options).
+    # Nsight starts at the `cudaProfilerStart` that the KernelProfiler calls when the window opens. It records the NVTX
+    # ranges without torch.profiler (Nsight Systems user guide, CLI profile options).
     capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--trace=cuda,nvtx", "--sample=none"]
     profiler = ["--trainer.profiler", "kernels", "--trainer.profiler.tool", "nsys"]
-    # In front of the run's own words: its `--trainer.profiler.steps` is an option of the profiler's, and comes after.
+    # Set the profiler before the user's options: `--trainer.profiler.steps` is valid only after it.
     command = [sys.executable, "-P", "-m", "lmbench", words[0], *profiler, *run[1:]]
     sys.stdout.flush()
     os.execv(program, [program, "profile", *capture, "--output", output, *command])
