@@ -52,7 +52,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
             task.begin(path.name)
             trace = load_trace(path)
             if (rank := _rank_of(trace)) is None or rank in traces:
-                problem = f"{str(path)!r} is not known to be of a rank of its own"
+                problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
                 raise UsageError(
                     f"{problem}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two"
                 )
@@ -91,7 +91,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
     world_size = first.trace.events.distributed.world_size or len(rows)
     exposed, waiting = (float(time_s / (mean.window_s or 1.0)) for time_s in (mean.comm_exposed_s, mean.rank_wait_s))
     figures, per = {"comm_exposed_fraction": exposed}, per_what(first)
-    division = "no collectives match, to tell what of it is waiting"
+    division = "no collectives match, so that waiting is not told apart"
     tables = [table("kernels/ranks", rows.reset_index(), per=per)]
     lines = _straggler_lines(findings, rows)
     if mean.comm_s:

@@ -224,7 +224,7 @@ def forecast_answer(forecast: Forecast) -> Answer:
         tables.append(table("memory/borders", pd.DataFrame(rows), name="largest"))
     highest, gpu = forecast.highest, forecast.gpu
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
-    fits = "no GPU here: name one with --gpu, as in --gpu H200, and it is said whether this fits and what does"
+    fits = "no GPU here: name one with --gpu, such as --gpu H200, to see whether this fits and what would"
     if gpu is not None:
         ranks, size = forecast.world_size, gib(gpu.total_bytes)
         gpus = f"{ranks} {gpu.name} ({size} each)" if ranks > 1 else f"{gpu.name} ({size})"

@@ -128,7 +128,7 @@ def test_a_trace_that_is_not_of_another_rank_is_refused(tmp_path, capsys):
     write_rank(tmp_path, 1)
     other = HandWritten()
     other.op("aten::mm", 0, 5)
-    for rank, reason in ((1, "rank of its own"), (None, "name files rank0.json.gz"), (0, "has no kernels")):
+    for rank, reason in ((1, "has that of another trace"), (None, "name files rank0.json.gz"), (0, "has no kernels")):
         other.distributed = {"rank": rank}
         other.write(tmp_path / "other.json")
         assert main(["kernels", str(tmp_path)]) == 2
