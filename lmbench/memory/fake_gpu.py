@@ -94,7 +94,7 @@ def _in_float32(name: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
             if dtype_index is None:
-                wide = tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype in _HALVES else t, args)
+                wide = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in _HALVES else x, args)
                 return operator(*wide, **kwargs)
             dtype = args[dtype_index] if len(args) > dtype_index else kwargs.get("dtype")
             if dtype is None and args[0].dtype in _HALVES:

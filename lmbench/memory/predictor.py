@@ -290,9 +290,10 @@ class Predictor:
         if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
             return []
         peaks = []
-        for a, b in zip(two, four, strict=True):
-            sizes = {name: round(a.peak[name] + (b.peak[name] - a.peak[name]) * (count - 2) / 2) for name in b.peak}
-            peaks.append(replace(b, peak=sizes))
+        for of_two, of_four in zip(two, four, strict=True):
+            per_block = {name: (size - of_two.peak[name]) / 2 for name, size in of_four.peak.items()}
+            sizes = {name: round(size + per_block[name] * (count - 2)) for name, size in of_two.peak.items()}
+            peaks.append(replace(of_four, peak=sizes))
         return peaks
 
 
