@@ -114,8 +114,9 @@ def dtypes(source: str, /) -> Answer:
 
 
 def ceiling(*, sustained_s: PositiveFloat = 3.0, results_dir: Path = Path("results")) -> Answer:
-    """Measures the rates of matrix products and copies on this device, in bursts of 40 ms and sustained for seconds,
-    with the clock and power they ran at.
+    """Measures the rates of matrix products and copies on this device.
+
+    Each rate is measured in bursts of 40 ms and sustained for seconds, with the clock and power it ran at.
 
     Args:
         sustained_s: seconds for which each rate is sustained.
