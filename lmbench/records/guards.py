@@ -65,8 +65,9 @@ def judge(key: str, value: float | None, limit: float | None = None, **words: ob
     status: Status = "pass" if is_passed else rule.beyond
     message = (rule.good if is_passed and rule.good else rule.message).format(value=value, **words)
     advice = "" if is_passed else rule.advice.format(**words)
-    figures = (value, limit) if rule.unit else (None, None)
-    return Guard(name, status, *figures, rule.unit, message, advice)
+    if not rule.unit:
+        value = limit = None
+    return Guard(name, status, value, limit, rule.unit, message, advice)
 
 
 def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
