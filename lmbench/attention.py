@@ -42,7 +42,7 @@ def _columns(span: Span) -> tuple[Column, ...]:
 def _about(frame: Frame, cell: int) -> list[str]:
     """Notes on the kernel that PyTorch chose for plain `sdpa`."""
     backends = dict.fromkeys(run.record.model.attention_backend for run in frame.runs_of(cell, "ok"))
-    attention = frame.known[cell].get("attention")
+    attention = frame.facts[cell].get("attention")
     return [f"PyTorch took {backend} for {attention}" for backend in backends if backend is not None]
 
 

@@ -1,4 +1,5 @@
-"""`lmbench list`: what has been measured, a line for each run or sweep, and names for results."""
+"""`lmbench list`: the results so far, with a line for each run or sweep, and names for results. `lmbench show`: a
+result again."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from lmbench.records.passes import pass_of
 from lmbench.records.schema import leaves, recorded
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
-from lmbench.report.facts import FACT, Value, in_words, is_said, plain, read_facts
+from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
 from lmbench.report.frame import Frame, frame_of
 from lmbench.report.units import COUNT, GIB, MS
 from lmbench.runs import read_run
 
-#: Facts that tell what a run was. The first two stand in every line, the others where they differ between lines.
-_WORDS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
+#: The facts that describe a run. The first two are in every line, the others only if they differ between lines.
+_FACTS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
 _FIGURES = (
     (Column("step", MS, "step_s"), "phases.step.mean_s"),
     (Column("tokens/s", COUNT, "tokens_per_s"), "throughput.tokens_per_s"),
@@ -47,7 +48,7 @@ _COLUMNS = (
 
 
 class _Entry(NamedTuple):
-    """A result on its way to a line: the cells of the runs that are listed of it, and the facts that all share."""
+    """A result that is listed: the frame of its runs that match `--where`, and the facts that all its cells share."""
 
     name: str
     result: Result
@@ -62,7 +63,7 @@ def list(*results: str, where: str | None = None, limit: PositiveInt = 20, name:
     a name that was given with `lmbench list --name baseline RUN`.
 
     Args:
-        results: folders of results (results); of a sweep's folder its runs
+        results: folders of results (results); a sweep's folder lists its runs
         where: only runs with NAME=VALUE,...: a fact (precision=bf16-mixed), an option or a field of the record
         limit: results listed
         name: give one result this name
@@ -81,56 +82,63 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     """The results at or below the folders as a table, the newest first.
 
     Raises:
-        UsageError: there is none, or none that the conditions pick.
+        UsageError: there is no result, or none that matches `where`.
     """
     newest, names = results_in(folders), {(RESULTS / target).resolve(): name for name, target in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
-    wanted = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
+    conditions = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
     entries: Sequence[_Entry] = ()
-    for back, result in enumerate(newest):
+    for age, result in enumerate(newest):
         runs = []
         for run in map(load_known, result.runs):
             options, facts = leaves(run.record.config or {}), read_facts(run.record)
-            told = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome}
-            # `highest` is that of `highest (fp32)`.
-            if all(f"{plain(told.get(fact))} ".startswith(f"{value} ") for fact, value in wanted.items()):
+            values = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome}
+            # `highest` matches `highest (fp32)`.
+            if all(f"{plain(values.get(name))} ".startswith(f"{value} ") for name, value in conditions.items()):
                 runs.append(run)
         if runs:
-            last = f"{home}last~{back}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
+            last = f"{home}last~{age}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
             frame = frame_of(runs, sweep_of(runs[0].path))
             entries = [*entries, _Entry(names.get(result.path, last), result, frame, frame.shared())]
         if len(entries) == limit:
             break
     if not entries:
-        known = ", ".join(FACT)
-        raise UsageError(f"--where {where}: no run is so; give NAME=VALUE of a fact ({known}), an option or a field")
-    # A run that was never built knows little: what it lacks is no difference.
+        fact_names = ", ".join(FACT)
+        raise UsageError(
+            f"--where {where}: no run is so; give NAME=VALUE of a fact ({fact_names}), an option or a field"
+        )
+    # Runs whose model was never built record few facts; a missing one is no difference.
     built = [entry.facts for entry in entries if "precision" in entry.facts]
-    common = [name for name in _WORDS[2:] if len({facts.get(name) for facts in built}) == 1]
-    words = built and in_words(built[0], [name for name in common if is_said(name, built[0].get(name))])
+    common = [name for name in _FACTS[2:] if len({facts.get(name) for facts in built}) == 1]
+    words = built and describe(built[0], [name for name in common if is_notable(name, built[0].get(name))])
     caption = f"all {words}" if words else ""
-    rows = [_row(entry, [name for name in _WORDS if name not in common]) for entry in entries]
+    rows = [_row(entry, [name for name in _FACTS if name not in common]) for entry in entries]
     table = Table("results", "Results, the newest first", _COLUMNS, rows, caption).without_empty_columns()
-    older = len(newest) - back - 1
+    older = len(newest) - age - 1
     more = [Line("more", f"{older} older; --limit {limit + older} looks at them too")] if older else []
     return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
 
 
 def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
+    """A result's row, described by the facts `names`; the figures are means over the runs of its only cell."""
     frame, runs = entry.frame, [row.run for row in entry.frame.runs]
-    look = pass_of(runs[0].record)
-    count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x " if runs[1:] else ""
-    label = "" if look.has_timing or runs[1:] else look.label
-    told = [name for name in names if is_said(name, entry.facts.get(name))]
-    words = count + ", ".join(filter(None, [in_words(entry.facts, told) or runs[0].damage, label]))
-    # Of several cells a mean tells nothing.
+    described = describe(entry.facts, [name for name in names if is_notable(name, entry.facts.get(name))])
+    if len(runs) == 1:
+        run_pass = pass_of(runs[0].record)
+        label = "" if run_pass.has_timing else run_pass.label
+        count, outcomes = "", runs[0].outcome
+    else:
+        label = ""
+        count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
+        not_ok = Counter(run.outcome for run in runs if run.outcome != "ok")
+        outcomes = ", ".join(f"{number} {outcome}" for outcome, number in not_ok.most_common()) or "ok"
+    words = count + ", ".join(filter(None, [described or runs[0].damage, label]))
+    # A mean over different cells would say nothing.
     numbers = [frame.numbers(0, field) if len(frame.rows) == 1 else [] for _, field in _FIGURES]
     figures = [fmean(values) if values else None for values in numbers]
-    outcomes = Counter(run.outcome for run in runs if run.outcome != "ok" or not runs[1:])
-    ended = ", ".join(f"{number} {outcome}" if runs[1:] else outcome for outcome, number in outcomes.most_common())
-    began, place = entry.result.began[0], shown_path(entry.result.path)
+    began = entry.result.began[0]
     when = Cell(began, text=began[5:16].replace("T", " "))
-    return [entry.name, when, words, *figures, ended or "ok", place]
+    return [entry.name, when, words, *figures, outcomes, shown_path(entry.result.path)]
 
 
 def show(*results: str) -> Answer:

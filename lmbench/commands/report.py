@@ -35,18 +35,17 @@ def report(
 
 
 def make_catalogue(reference: str | None = None) -> Any:
-    """The Catalogue of what views may name: the report's own columns and charts, and those of every feature, and
-    with a `reference` its figures.
+    """The Catalogue of columns and charts of the report and of all features, with the figures of a `reference`.
 
-    Its type is not named here, since the parser of this command would import it for `-h`, and pandas with it.
+    The signature does not name the class Catalogue, which the parser of this command would import for `-h`.
     """
     from lmbench.attention import ATTENTION
     from lmbench.convergence.in_report import CONVERGENCE
     from lmbench.kernels.in_report import KERNELS
     from lmbench.memory.timeline import MEMORY
-    from lmbench.report.charts import OWN
+    from lmbench.report.charts import CORE
     from lmbench.report.over import OVER
     from lmbench.report.published import reference as beside
     from lmbench.report.view import Catalogue
 
-    return Catalogue(OWN, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([beside(reference)] if reference else []))
+    return Catalogue(CORE, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([beside(reference)] if reference else []))

@@ -48,7 +48,7 @@ def judgements(frame: Frame) -> dict[int, Judgement]:
     return {
         cell: judge(curves_of(frame, cell), curves_of(frame, base))
         for cell, base in frame.base.items()
-        if base != cell and cell in frame.known and any(map(curve_of, frame.runs_of(cell, "ok")))
+        if base != cell and cell in frame.facts and any(map(curve_of, frame.runs_of(cell, "ok")))
     }
 
 
@@ -142,15 +142,15 @@ def headline(frame: Frame) -> list[str]:
     """One sentence for each kind of judgement, with its rows and their speed-up; rows that do not train come first."""
     names, judged, rows = frame.differing(), judgements(frame), defaultdict[Any, list[str]](list)
     times = {cell: figure.value for cell, figure in STEP.of(frame).items()}
-    for cell in frame.known:
-        row, judgement = frame.in_words(cell, names), judged.get(cell)
+    for cell in frame.facts:
+        row, judgement = frame.describe(cell, names), judged.get(cell)
         if judgement is not None:
             is_timed = {cell, frame.base[cell]} <= times.keys()
             speed = TIMES.text(times[frame.base[cell]] / times[cell]) if is_timed else ""
             words = "; ".join(filter(None, [speed, judgement.why]))
             rows[judgement.follows].append(f"{row} ({words})" if words else row)
         elif cell not in frame.ok:
-            rows["ended"].append(f"{row} ({frame.label(cell)})")
+            rows["ended"].append(f"{row} ({frame.outcome(cell)})")
     titles = {
         False: f"Does not train like {frame.base_name}, whatever its speed",
         "ended": "Did not end",
@@ -174,7 +174,7 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     baseline = curves_of(frame, bases.pop())
     width = share(min(map(len, baseline.values()), default=1), SMOOTHED_FRACTION)
     for cell in cells[:MAX_SERIES]:
-        label, curves = frame.in_words(cell, names), curves_of(frame, cell)
+        label, curves = frame.describe(cell, names), curves_of(frame, cell)
         pairs = [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
         if not pairs:
             continue

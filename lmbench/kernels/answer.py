@@ -96,7 +96,7 @@ def kernels_answer(source: str | Path) -> Answer:
 def run_lines(findings: Findings, label: str = "run") -> list[Line]:
     """One line with the settings of a trace's run, worded as in a report; no line for a trace without a run."""
     run = findings.trace.run
-    return [Line(label, frame_of([run], None).in_words(0, _SETTINGS))] if run and findings.run else []
+    return [Line(label, frame_of([run], None).describe(0, _SETTINGS))] if run and findings.run else []
 
 
 def communication_table(findings: Sequence[Findings]) -> Table:

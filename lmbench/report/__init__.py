@@ -1,4 +1,4 @@
-"""Answers, every format of them, and results as one: tables, charts and sentences."""
+"""Answers in every format, and the report of results as one answer: tables, charts and sentences."""
 
 from __future__ import annotations
 

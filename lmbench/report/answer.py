@@ -1,6 +1,6 @@
-"""What a command works out, before it has a format: a headline, tables of raw values, charts and notes.
+"""The result of a command before it has a format: a headline, tables of raw values, charts and notes.
 
-A room returns an `Answer`; `lmbench.report.render` makes every format of it. Rows hold SI values (seconds, bytes,
+A command returns an `Answer`; `lmbench.report.render` writes it in any format. Rows hold SI values (seconds, bytes,
 fractions), words or None, and the column's unit says how a number is shown. So the terminal, Markdown, LaTeX and the
 page show the same figures that CSV and JSON hold.
 """
@@ -22,9 +22,9 @@ Spec = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """A labelled line; without a label it goes on with what the line before is about.
+    """A labelled line; a line without a label continues the one before it.
 
-    With `is_whole` the text is never folded, since it is there to be copied (a path, a command).
+    Text that is `is_whole` is never folded, since it is there to be copied (a path, a command).
     """
 
     label: str
@@ -32,14 +32,15 @@ class Line(NamedTuple):
     is_whole: bool = False
 
 
-def guard_lines(guards: Iterable[Guard], whose: str = "") -> list[Line]:
-    """What the guards that did not pass say, failures first, each with its advice; `whose` stands before each."""
-    told = list[Line]()
+def guard_lines(guards: Iterable[Guard], prefix: str = "") -> list[Line]:
+    """The messages of guards that failed or warned, failures first, each with its advice; `prefix` starts each."""
+    lines = list[Line]()
     for guard in sorted(guards, key=lambda guard: guard.status != "fail"):
         if guard.status in ("warn", "fail"):
-            told.append(Line(guard.status.upper(), f"{whose}{guard.message}"))
-            told += [Line("", guard.advice)] if guard.advice else []
-    return told
+            lines.append(Line(guard.status.upper(), f"{prefix}{guard.message}"))
+            if guard.advice:
+                lines.append(Line("", guard.advice))
+    return lines
 
 
 BLANK = Line("", "")
@@ -50,9 +51,8 @@ _UNIT_AT_END = re.compile("(_s|_bytes|_fraction|_flops)?$")
 class Column:
     """A column of a table. `name` is its key in CSV and JSON and ends in the SI unit of its numbers (`forward_s`).
 
-    Where the screen is too narrow for the table, columns that are `is_extra` are the first to be left out, those that
-    are `is_shortened` keep the beginning and end of their texts (generated names), and other words go on in the
-    next line.
+    A table that is too wide for the screen first loses its `is_extra` columns. Texts of `is_shortened` columns
+    (generated names) then keep only their beginning and end, and other words fold onto the next line.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Column:
         return shown(f"{self.title} ({self.unit.word})" if self.unit.word else self.title)
 
     def padded(self, text: str, width: int) -> str:
-        """A cell's text in the width of its column, numbers on the right."""
+        """Pad a cell's text to the column's width: numbers are aligned to the right, words to the left."""
         return text.rjust(width) if self.is_number else text.ljust(width)
 
     @property
@@ -81,10 +81,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value with more than itself: its standard deviation, its interval, other words for it, notes about it.
+    """A value with its standard deviation, its interval, a text to show instead of it, and notes.
 
-    `text` is shown instead of the value where the unit cannot say it (`OOM (forward)`). `style` is what a
-    page colours, such as `outcome`; `run_id` is the run that it leads to there.
+    `text` replaces a value that the unit cannot express (`OOM (forward)`). On a page, `style` is the cell's CSS class,
+    such as `outcome`, and `run_id` the run that the cell links to.
     """
 
     value: Value
@@ -99,8 +99,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `name` is what `--table` calls it; the caption names the device, what all rows share and which spread is
-    shown; with `has_total` the last row is what the others sum up to."""
+    """A table. `name` is what `--table` calls it.
+
+    The caption states what all rows share, such as the device, and which spread is shown. With `has_total` the last
+    row summarizes the others and stands apart.
+    """
 
     name: str
     title: str
@@ -111,22 +114,22 @@ class Table:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        """All rows, each value a cell."""
+        """The rows, with every value as a cell."""
         return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
     @property
     def notes(self) -> list[str]:
-        """The notes of all cells, each once, in the order in which a reader meets them."""
+        """The notes of all cells, each once, in reading order."""
         return list(dict.fromkeys(shown(note) for row in self.cells for cell in row for note in cell.notes))
 
     def without_empty_columns(self) -> Table:
-        """The table without the columns in which no row has anything."""
-        kept = [place for place in range(len(self.columns)) if any(row[place] not in (None, "") for row in self.rows)]
-        columns, rows = [self.columns[place] for place in kept], [[row[place] for place in kept] for row in self.rows]
+        """The table without the columns in which every row is empty."""
+        kept = [index for index in range(len(self.columns)) if any(row[index] not in (None, "") for row in self.rows)]
+        columns, rows = [self.columns[index] for index in kept], [[row[index] for index in kept] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
 
     def texts(self) -> list[list[str]]:
-        """All rows as they are read, with the numbers of notes."""
+        """The rows as they are shown; a cell with notes ends in their numbers, such as `[1]`."""
         numbers = {note: f" [{number}]" for number, note in enumerate(self.notes, start=1)}
         return [
             [
@@ -137,8 +140,10 @@ class Table:
         ]
 
     def records(self) -> list[dict[str, Value]]:
-        """All rows as mappings from the columns' keys to SI values; spread and interval have keys beside them:
-        `step_s` and `step_std_s`, the unit at the end."""
+        """The rows as mappings from the columns' keys to SI values.
+
+        A standard deviation or interval has keys of its own that end in the unit: `step_s` and `step_std_s`.
+        """
         rows = []
         for row in self.cells:
             record: dict[str, Value] = {}
@@ -154,7 +159,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as a Vega-Lite specification, with its title and what must be said below it."""
+    """A chart as a Vega-Lite specification, with its title and the caption shown below it."""
 
     title: str
     spec: Spec
@@ -163,12 +168,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command says. The terminal shows the headline, the tables that `first` names (all where it is None) and,
-    unless some tables wait for `--table` or `--all`, the notes; every other format has everything.
+    """The result of a command. The terminal shows the headline and the tables that `first` names, or everything if it
+    is None; `--all` and every other format show everything.
 
-    `charts` draws the pictures of a page, which no other format needs. `figures` are numbers that stand in sentences
-    and in no table, for JSON. `data` works out the table that CSV gives where that is not the first one. `sections` are
-    parts of a longer answer, each with its own title. `exit_code` is the command's.
+    `charts` builds the charts, which only pages and SVG files need. `figures` are numbers for JSON that stand in
+    sentences and in no table. `data` builds the table that CSV holds instead of the first one; JSON has it too.
+    `sections` are parts of a longer answer, each with its own title. `exit_code` is the command's.
     """
 
     headline: Sequence[Line] = ()
@@ -188,7 +193,7 @@ class Answer:
 
 
 def text_of(cell: Cell, unit: Unit) -> str:
-    """A cell as it is read, in the unit of its column."""
+    """A cell as it is shown, in the unit of its column."""
     if cell.text:
         return shown(cell.text)
     if cell.value is None:

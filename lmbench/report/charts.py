@@ -1,5 +1,5 @@
-"""Charts of a view as Vega-Lite specifications: points with the interval between processes, or with the reason why one
-is missing. What all charts of a kind share stands in charts.json."""
+"""Charts of a view as Vega-Lite specifications: points with their interval between processes, or with the outcome of a
+cell that has no value. The parts that all charts of a kind share are in charts.json."""
 
 from __future__ import annotations
 
@@ -18,68 +18,75 @@ from lmbench.report.facts import heading
 from lmbench.report.frame import Frame
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
-#: Beyond these a picture tells less than the table: lines or bars side by side, bars in all, charts of one kind.
+#: Limits beyond which a table says more than a picture: series of a chart, bars of a chart, charts of one spec.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
-#: Steps shown of a run: beyond, a picture is larger than the folder.
+#: Most steps drawn of a run: a picture of more would be larger than the run's folder.
 _MOST_STEPS = 5_000
-#: Phases that take less of the steps are not drawn.
+#: Phases that take a smaller share of the steps are not drawn.
 _SMALL_FRACTION = 0.01
 _WHISKERS = "Whiskers: ± standard deviation between processes, of a ratio its 95 % interval; none of one process."
-#: Lengths of thousands as `16k`, which is 16 x 1024.
-_IN_SHORT = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
-#: An axis of lengths: each twice as long as the one before.
+#: Vega's expression for the label of a length: `16k` for 16 x 1024.
+_LENGTH_LABEL = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
+#: The scale of an axis of lengths, which usually double from one to the next.
 _BINARY = {"type": "log", "base": 2, "nice": False}
 
-#: Points have `series` (which decides the colour), `x`, `y` in the axis's unit, `tip`, and where known `low`, `high`,
-#: and `outcome` (instead of `y`).
+#: Points of a chart. Each has `series` (which decides the colour), `x`, `tip` (its tooltip), and `y` in the axis's unit
+#: or `outcome` instead. Points with an interval have `low` and `high`.
 Points = Sequence[dict[str, Any]]
 
 
 def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: ColumnOf) -> list[Chart]:
-    """One chart for each combination of facts that the spec does not name, or for each baseline, that has anything to
-    show; of more than MAX_CHARTS the last says how many were left out."""
-    others = [] if kind.has_rows else [name for name in frame.differing() if name not in (spec.x, *spec.series)]
+    """One chart for each combination of the facts that the spec does not name, or for each baseline.
+
+    Charts without points are left out. After MAX_CHARTS a last entry says how many more there are.
+    """
     if kind.by_baseline:
-        others = frame.select(cell for cell in frame.known if frame.base.get(cell) == cell).differing()
+        names = frame.select(cell for cell in frame.facts if frame.base.get(cell) == cell).differing()
+    elif kind.has_rows:
+        names = []
+    else:
+        names = [name for name in frame.differing() if name not in (spec.x, *spec.series)]
     charts = []
-    for part in frame.by(others):
+    for part in frame.by(names):
         if chart := kind.build(spec, part, column_of):
-            title = ": ".join(filter(None, [spec.title, part.in_words(next(iter(part.known)), others)]))
+            title = ": ".join(filter(None, [spec.title, part.describe(next(iter(part.facts)), names)]))
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
-    more = len(charts) - MAX_CHARTS
-    rest = Chart(f"{spec.title}: {more} more", {}, "They are left out; the tables have all figures.")
-    return [*charts[:MAX_CHARTS], *([rest] if more > 0 else [])]
+    if (more := len(charts) - MAX_CHARTS) > 0:
+        last = Chart(f"{spec.title}: {more} more", {}, "They are left out; the tables have all figures.")
+        return [*charts[:MAX_CHARTS], last]
+    return charts
 
 
-def colour(name: str, place: int = 0) -> str:
-    """The colour of page.css for what is called that, else that of the place in the palette; 0 is the muted one."""
-    other = f"--series-{place}" if place else "--muted"
-    return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({other}))"
+def colour(name: str, index: int = 0) -> str:
+    """The colour that page.css has for this name, or else the palette's colour of that index; 0 is the muted colour."""
+    fallback = f"--series-{index}" if index else "--muted"
+    return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({fallback}))"
 
 
 def template(name: str) -> dict[str, Any]:
-    """What charts of a kind share, of charts.json."""
+    """The specification in charts.json that all charts of a kind share."""
     spec: dict[str, Any] = json.loads(shipped("charts.json"))[name]
     return spec
 
 
 def rows_of(frame: Frame) -> list[tuple[str, int]]:
-    """The cells in order, each with a label that says what differs."""
+    """The cells in order, each with a label of the facts that differ."""
     names = frame.differing()
-    return [(frame.in_words(cell, names) or frame.name(cell), cell) for cell in frame.ordered(names)]
+    return [(frame.describe(cell, names) or frame.name(cell), cell) for cell in frame.ordered(names)]
 
 
 def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec) -> Spec:
-    """Points as `lines`, `bars` side by side or lying `rows`, in the colours of their series, with a legend where there
-    are several; over them whiskers, and outcomes where there is no value.
+    """Points as `lines`, as `bars` side by side or as horizontal bars (`rows`), in the colours of their series.
+
+    Several series have a legend. Whiskers are drawn over the points, and outcomes where there is no value.
 
     Args:
         behind: layers with data of their own, behind the points.
-        axes: by channel, what the axes have beside what charts.json says.
+        axes: by channel, settings of the axes beside those of charts.json.
     """
     spec, series = template(kind), list(dict.fromkeys(point["series"] for point in points))
-    scale = {"domain": series, "range": [colour(name, place) for place, name in enumerate(series, start=1)]}
+    scale = {"domain": series, "range": [colour(name, index) for index, name in enumerate(series, start=1)]}
     legend = {} if len(series) > 1 else {"legend": None}
     shared = {
         "color": {"field": "series", "type": "nominal", "scale": scale, **legend},
@@ -94,79 +101,82 @@ def picture(kind: str, points: Points, behind: Sequence[Spec] = (), **axes: Spec
 
 
 def _rows(points: Points, title: str) -> Spec:
-    """A lying bar for each row, labelled above it, which leaves a phone's width to the bar."""
+    """A horizontal bar for each row. Its label is above it, so that the bar has the whole width of a phone."""
     return picture("rows", points, x={"title": title}, y={"sort": list(dict.fromkeys(point["x"] for point in points))})
 
 
 def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
-    """A cell's value in the column's unit with its interval between processes, or the outcome, and what is told of it
-    under a pointer; a cell without either has no point."""
+    """By cell its value in the column's unit with the interval between processes, or its outcome, with a tooltip.
+
+    A cell that ended well but has no value has no point.
+    """
     values, unit = column.of(frame), column.unit
     points: dict[int, dict[str, Any]] = {}
-    for cell in frame.known:
-        entry, label, name = values.get(cell), frame.label(cell), frame.name(cell)
+    for cell in frame.facts:
+        figure, outcome, name = values.get(cell), frame.outcome(cell), frame.name(cell)
         if cell not in frame.ok:
-            points[cell] = {"outcome": label, "tip": f"{name}: {label}"}
-        elif entry is not None and isinstance(entry.value, int | float):
-            value = entry.value * unit.scale
-            points[cell] = {"y": value, "tip": f"{name}: {column.title} {column.text(entry)} {unit.word}".rstrip()}
-            numbers = frame.numbers(cell, column.expression) if column.is_of_one_process else ()
+            points[cell] = {"outcome": outcome, "tip": f"{name}: {outcome}"}
+        elif figure is not None and isinstance(figure.value, int | float):
+            y = figure.value * unit.scale
+            points[cell] = {"y": y, "tip": f"{name}: {column.title} {column.text(figure)} {unit.word}".rstrip()}
+            numbers = frame.numbers(cell, column.expression) if column.is_process_mean else ()
             if (std := sample_std(numbers)) is not None:
                 spread = std * unit.scale
-                # As wide in logarithms, where it would reach below zero.
-                low = value - spread if spread < value else value**2 / (value + spread)
-                points[cell] |= {"low": low, "high": value + spread}
-            elif entry.high:
-                points[cell] |= {"low": entry.low * unit.scale, "high": entry.high * unit.scale}
+                # A whisker that would reach zero is made as long downwards as upwards on a logarithmic axis.
+                low = y - spread if spread < y else y**2 / (y + spread)
+                points[cell] |= {"low": low, "high": y + spread}
+            elif figure.high:
+                points[cell] |= {"low": figure.low * unit.scale, "high": figure.high * unit.scale}
     return points
 
 
 def _log(title: str) -> Spec:
+    """A logarithmic axis."""
     return {"title": f"{title}, log", "scale": {"type": "log"}}
 
 
 def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A lying bar for each cell; or a line or bars over `x` for each combination of the facts that make the series."""
+    """A horizontal bar for each cell; or over `x` a line or bars for each combination of the `series` facts."""
     column, is_line = column_of(spec.y), spec.kind == "lines"
     values, title = points_of(column, frame), column.heading(frame).heading
-    order = frame.ordered([*spec.series, spec.x])
-    places: list[Any] = [(cell, frame.in_words(cell, spec.series), frame.known[cell].get(spec.x)) for cell in order]
+    cells = frame.ordered([*spec.series, spec.x])
+    positions: list[Any] = [(cell, frame.describe(cell, spec.series), frame.facts[cell].get(spec.x)) for cell in cells]
     if spec.kind == "rows":
-        places = [(cell, "", label) for label, cell in rows_of(frame)]
+        positions = [(cell, "", label) for label, cell in rows_of(frame)]
     points = [
-        {"series": name, "x": x if is_line else str(x), **values[cell]}
-        for cell, name, x in places
+        {"series": series, "x": x if is_line else str(x), **values[cell]}
+        for cell, series, x in positions
         if cell in values and (isinstance(x, int | float) or not is_line)
     ]
-    series = list(dict.fromkeys(point["series"] for point in points))
-    is_too_much = len(series) > MAX_SERIES or (len(points) > MAX_BARS and not is_line)
-    if is_too_much or not any("y" in point for point in points):
+    names = list(dict.fromkeys(point["series"] for point in points))
+    is_crowded = len(names) > MAX_SERIES or (len(points) > MAX_BARS and not is_line)
+    if is_crowded or not any("y" in point for point in points):
         return None
     if spec.kind == "rows":
         return Chart("", _rows(points, title))
     if is_line:
-        ticks = {"labelExpr": _IN_SHORT, "values": sorted({point["x"] for point in points})}
+        ticks = {"labelExpr": _LENGTH_LABEL, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
         return Chart("", picture("lines", points, x=x, y=_log(title)))
-    x = {"sort": [str(frame.known[cell].get(spec.x)) for cell in frame.ordered([spec.x])], "title": heading(spec.x)}
-    return Chart("", picture("bars", points, x=x, xOffset={"sort": series}, y={"title": title}))
+    x = {"sort": [str(frame.facts[cell].get(spec.x)) for cell in frame.ordered([spec.x])], "title": heading(spec.x)}
+    return Chart("", picture("bars", points, x=x, xOffset={"sort": names}, y={"title": title}))
 
 
 def _stack(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """Columns on top of each other, a lying bar for each cell that has them."""
+    """A horizontal bar for each cell, made of the spec's columns `of` one after the other."""
     columns, rows = list(map(column_of, spec.of)), rows_of(frame)
-    unit = columns[0].unit
-    points = [
-        {"series": column.title, "x": row, "y": y, "tip": f"{row}: {column.title} {y:.3g} {unit.word}"}
-        for column, figures in [(column, column.of(frame)) for column in columns]
-        for row, cell in rows
-        if cell in figures and (y := figures[cell].value * unit.scale)
-    ]
+    unit, points = columns[0].unit, []
+    for column in columns:
+        figures = column.of(frame)
+        for row, cell in rows:
+            if cell in figures and (y := figures[cell].value * unit.scale):
+                tip = f"{row}: {column.title} {y:.3g} {unit.word}"
+                points.append({"series": column.title, "x": row, "y": y, "tip": tip})
     return Chart("", _rows(points, unit.word)) if points and len(rows) <= MAX_BARS else None
 
 
 def steps_charts(path: Path) -> list[Chart]:
-    """The steps of a run's folder: their time and that of each phase, from the first on, as a chart."""
+    """A chart of the steps in a run's folder, from the first step on: the time of the step and of each phase."""
     steps = [*first_steps(path, _MOST_STEPS)]
     times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
     points = [
@@ -179,12 +189,13 @@ def steps_charts(path: Path) -> list[Chart]:
     return [Chart("Steps", picture("lines", points, x=x, y=_log("ms")), caption)] if points else []
 
 
-_KINDS = {
-    "bars": ChartKind(_figures),
-    "lines": ChartKind(_figures),
-    "rows": ChartKind(_figures, has_rows=True),
-    "stack": ChartKind(_stack, has_rows=True),
-}
-
-#: What the report itself has.
-OWN = Feature((*MEASURED, *RELATIVE), _KINDS)
+#: The report's own columns and kinds of charts.
+CORE = Feature(
+    columns=(*MEASURED, *RELATIVE),
+    chart_kinds={
+        "bars": ChartKind(_figures),
+        "lines": ChartKind(_figures),
+        "rows": ChartKind(_figures, has_rows=True),
+        "stack": ChartKind(_stack, has_rows=True),
+    },
+)

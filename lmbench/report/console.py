@@ -1,4 +1,4 @@
-"""Answers on a terminal of any width: lines fold under themselves, tables keep to the width, no cell is ever cut."""
+"""Answers on a terminal of any width: long lines fold, tables are fitted to the width, and no cell is cut."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from rich.text import Text
 from lmbench.masking import masked_message, shown
 from lmbench.report.answer import BLANK, Column, Line, Table
 
-#: Text is easier to read in lines of this width at most; tables use all of the terminal.
+#: Text folds at this width at most, since longer lines are hard to read; tables use the whole terminal. A terminal
+#: counts as this wide at least.
 _WIDEST_TEXT, _NARROWEST = 100, 40
 _LABEL_WIDTH = 12
 _STYLES = {"FAIL": "bold red", "WARN": "yellow"}
-#: What is wider folds where it has letters, between words and within those that are longer than that.
+#: A column of words that is wider than _WIDE may fold: between words, and within words longer than _LONG_WORD.
 _WIDE, _LONG_WORD = 14, 20
-#: Width of a kernel's name within a sentence.
+#: The width of a kernel's name within a sentence.
 KERNEL_WIDTH = 40
 
 
 class _Pipe(Console):
-    """A console that goes quiet when its reader goes away (`| head`), where rich's own would end the program."""
+    """A console that goes quiet when its reader ends (`| head`); rich's own console would end the program."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 def make_console(stream: IO[str] | None = None) -> Console:
-    """A console as wide as the terminal, or as COLUMNS says, 80 elsewhere; no colour unless on a terminal."""
+    """A console as wide as COLUMNS or the terminal says, else 80 columns; with colour on a terminal alone."""
     width = max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
-    # In a notebook rich would show each line by itself, and leave the stream empty.
+    # In a notebook rich would show each line as an output of its own and leave the stream empty.
     return _Pipe(
         file=stream or sys.stdout, width=width, highlight=False, markup=False, soft_wrap=True, force_jupyter=False
     )
 
 
 def print_lines(lines: Iterable[Line], console: Console) -> None:
-    """Print labelled lines, the labels in a column of their own; words longer than the screen (paths, commands) stay
-    whole."""
+    """Print labelled lines, with the labels in a column; words longer than the screen (paths, commands) stay whole."""
     for line in lines:
         label = f"{shown(line.label):<{_LABEL_WIDTH}} " if line != BLANK else ""
         text = label + shown(masked_message(line.text))
@@ -64,12 +64,12 @@ def _folded(text: str, console: Console, indent: str) -> str:
 
 
 class _Fitted:
-    """A column on its way to the screen: its texts, its heading first, its width, and the least that it can have."""
+    """A column that is fitted to the screen: its texts with the heading first, its full width and its least width."""
 
     def __init__(self, column: Column, texts: Sequence[str]) -> None:
         self.column, self.texts, self.width = column, texts, max(map(len, texts))
         words = [min(_LONG_WORD, len(word)) for text in texts for word in text.split()]
-        # An interval has no letters.
+        # Intervals, which have no letters, stay on one line.
         has_letters = re.search("[a-z]", "".join(texts[1:]))
         is_whole = column.is_number or column.is_extra or self.width <= _WIDE or not has_letters
         self.least = self.width if is_whole else max(words)
@@ -78,22 +78,23 @@ class _Fitted:
 def print_table(table: Table, console: Console) -> None:
     """Print title and caption, the table, and its notes.
 
-    Where it is too wide for the screen, columns that are extra are left out, with a line that names them and the width
-    that shows them; generated names are shortened and paths folded; and columns that still have no room stand below,
-    beside the first ones again.
+    A table that is too wide for the screen loses its extra columns; a line names them and the width that shows them.
+    Generated names are shortened and paths folded. Columns that still have no room go into blocks below, each of which
+    repeats the leading columns.
     """
     rows = [[column.heading for column in table.columns], *table.texts()]
     fitted = [_Fitted(column, texts) for column, *texts in zip(table.columns, *rows, strict=True)]
-    kept, needed = list(fitted), _total(part.least for part in fitted)
+    kept, full_width = list(fitted), _total(part.least for part in fitted)
     while _total(part.least for part in kept) > console.width and any(part.column.is_extra for part in kept):
         kept.remove([part for part in kept if part.column.is_extra][-1])
-    # Words and settings, which are shown as they are, tell rows apart; without figures the first column does.
-    first = list(takewhile(lambda part: part.column.unit.text is str, kept))
-    first = kept[:1] if len(first) == len(kept) or _total(part.least for part in first) > console.width / 2 else first
-    blocks = [list(first)]
-    for part in kept[len(first) :]:
-        if len(blocks[-1]) > len(first) and _total(p.least for p in (*blocks[-1], part)) > console.width:
-            blocks.append(list(first))
+    # The leading columns of words and settings tell the rows apart.
+    leading = list(takewhile(lambda part: part.column.unit.text is str, kept))
+    if len(leading) == len(kept) or _total(part.least for part in leading) > console.width / 2:
+        leading = kept[:1]
+    blocks = [list(leading)]
+    for part in kept[len(leading) :]:
+        if len(blocks[-1]) > len(leading) and _total(p.least for p in (*blocks[-1], part)) > console.width:
+            blocks.append(list(leading))
         blocks[-1].append(part)
     console.print()
     print_text(f"{table.title}: {table.caption}" if table.caption else table.title, console)
@@ -103,12 +104,12 @@ def print_table(table: Table, console: Console) -> None:
         _print_block(block, len(rows), table.has_total, console)
     left_out = [part.column.title for part in fitted if part not in kept]
     if left_out:
-        print_text(f"more with COLUMNS={needed}: {', '.join(left_out)}", console)
+        print_text(f"more with COLUMNS={full_width}: {', '.join(left_out)}", console)
     print_lines((Line(f"[{number}]", note) for number, note in enumerate(table.notes, start=1)), console)
 
 
 def _print_block(block: Sequence[_Fitted], row_count: int, has_total: bool, console: Console) -> None:
-    """Print columns side by side, narrowed to the screen."""
+    """Print columns side by side, the widest ones narrowed until all fit the screen."""
     widths, limit = [part.width for part in block], max(console.width, _total(part.least for part in block))
     while _total(widths) > limit:
         widest = max((n for n, part in enumerate(block) if widths[n] > part.least), key=widths.__getitem__)
@@ -127,21 +128,21 @@ def _print_block(block: Sequence[_Fitted], row_count: int, has_total: bool, cons
 
 
 def _total(widths: Iterable[int]) -> int:
-    """The width of a line of columns, two blanks between them."""
+    """The width of columns side by side with two blanks between them."""
     return sum(width + 2 for width in widths) - 2
 
 
 def _pieces(text: str, width: int, column: Column) -> list[str]:
-    """A cell as lines of that width."""
+    """A cell's text as lines of at most this width."""
     if column.is_shortened or len(text) <= width:
         return [shortened(text, width)]
     wrapper = TextWrapper(width, break_on_hyphens=False)
-    # Paths break behind their separators.
+    # Paths may also break after a separator.
     wrapper.wordsep_simple_re = re.compile(r"(\s+|(?<=[/.]))")
     return wrapper.wrap(text)
 
 
 def shortened(text: str, width: int) -> str:
-    """The text's beginning and end: generated names differ in their last digits."""
+    """The text's beginning and end, since generated names differ in their last digits."""
     tail = width // 3
     return text if len(text) <= width else f"{text[: width - tail - 2]}..{text[-tail:]}"

@@ -1,4 +1,5 @@
-"""Frames as tables by a room's tables.toml: for each column a heading, a unit, and the key of each row's value."""
+"""Pandas frames as tables, by the descriptions in a package's tables.toml: for each column of a table its heading, its
+unit, and the frame's column that it shows."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-def signed_ms(seconds: float) -> str:
-    """A difference in ms with its sign and as many decimals as a time of its size."""
-    text = milliseconds(abs(seconds))
-    return f"{'+' if seconds > 0 else '-'}{text}" if float(text.replace(",", "")) else text
+def signed_ms(difference_s: float) -> str:
+    """A difference in ms with its sign, with as many decimals as a time of its size has; zero has no sign."""
+    text = milliseconds(abs(difference_s))
+    is_zero = not float(text.replace(",", ""))
+    return text if is_zero else f"{'+' if difference_s > 0 else '-'}{text}"
 
 
-#: How a number is shown, by what its column's name ends in or names. The unit stands in the caption and not in each
-#: heading: the tables fit into 80 columns.
+#: How a number is shown, by the unit that the description names, or else by the end of its column's name in the frame.
+#: The unit stands in the caption and not in each heading, so that the tables fit into 80 columns.
 _TEXTS: dict[str, Callable[[float], str]] = {
     "ms": milliseconds, "us": microseconds, "signed_ms": signed_ms, "count": instances, "fraction": percent,
     "whole": whole,
@@ -42,47 +44,46 @@ _TEXTS: dict[str, Callable[[float], str]] = {
 
 
 @cache
-def _descriptions(room: str) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.toml.decode((files(f"lmbench.{room}") / "tables.toml").read_bytes())
+def _descriptions(package: str) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.toml.decode((files(f"lmbench.{package}") / "tables.toml").read_bytes())
     return content
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
-    """The rows of a frame by column; what is missing is None."""
+    """The rows of a frame by column; missing values are None."""
     rows: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return rows
 
 
 def table(key: str, rows: pd.DataFrame, more: Iterable[Row] = (), name: str = "", **words: object) -> Table:
-    """A frame as the table that a room describes, without columns that the frame lacks.
+    """A frame as the table that tables.toml describes; columns that the frame lacks are left out.
 
     Args:
-        key: room and table: `kernels/clocks` is [clocks] in lmbench/kernels/tables.toml.
-        rows: by the keys of the columns. Where the description has a `top`, so many are shown, and behind them, with
-            `rest`, the sums of all others.
-        more: rows behind them; what they lack is left blank.
-        name: of the table where it is not that of the key.
-        words: what the description leaves to the caller.
+        key: package and table: `kernels/clocks` is [clocks] in lmbench/kernels/tables.toml.
+        rows: the frame. If the description has a `top`, only that many rows are shown; with `rest`, a further row has
+            the sums over all others.
+        more: rows to append; values that they lack are blank.
+        name: of the table, if it differs from the description's.
+        words: values of the placeholders in the description.
     """
-    room, _, own_name = key.partition("/")
-    description = _descriptions(room)[own_name]
+    package, _, described_name = key.partition("/")
+    description = _descriptions(package)[described_name]
     top = description.get("top", len(rows))
-    columns, keys = [], []
-    for heading, reading in description["columns"].items():
-        field, _, unit_name = reading.partition(" ")
+    columns = []
+    for heading, source in description["columns"].items():
+        field, _, unit_name = source.partition(" ")
         if field in rows.columns:
             by_end = next((text for end, text in _TEXTS.items() if field.endswith(f"_{end}") or field == end), None)
             text = _TEXTS.get(unit_name, by_end)
             unit = WORDS if text is None else Unit("", 1.0, text)
-            title = heading.format(**words)
             is_shortened = unit is WORDS and field not in description.get("whole", ())
             is_extra = field in description.get("extra", ())
-            columns.append(Column(title, unit, field, is_shortened, is_extra))
-            keys.append(field)
-    shown, left = records(rows[:top]), rows[top:]
-    if len(left) and "rest" in description:
-        sums = left[description["sums"]].sum(min_count=1).to_frame().T
-        shown.append({keys[0]: f"{len(left)} more {description['rest'].format(**words)}", **records(sums)[0]})
+            columns.append(Column(heading.format(**words), unit, field, is_shortened, is_extra))
+    shown, others = records(rows[:top]), rows[top:]
+    if len(others) and "rest" in description:
+        sums = others[description["sums"]].sum(min_count=1).to_frame().T
+        label = f"{len(others)} more {description['rest'].format(**words)}"
+        shown.append({columns[0].name: label, **records(sums)[0]})
     title, caption = (description.get(part, "").format(**words) for part in ("title", "caption"))
-    cells = [[row.get(field, "") for field in keys] for row in [*shown, *more]]
-    return Table(name or own_name, title, columns, cells, caption, description.get("has_total", False))
+    cells = [[row.get(column.name, "") for column in columns] for row in [*shown, *more]]
+    return Table(name or described_name, title, columns, cells, caption, description.get("has_total", False))

@@ -19,16 +19,16 @@ from lmbench.records.vocabulary import MODES
 from lmbench.report import shipped
 from lmbench.sizes import SIZES
 
-#: A fact's value as it is shown and compared: text or a number, None where the record does not tell.
+#: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
 Value = str | int | float | None
-#: What a run's options were set to: by the sweep's axes, by dotted names, and by its configuration, which is nested.
+#: The settings of a run: the sweep's axes by dotted names, and the nested configuration.
 Plan = tuple[Mapping[str, Any], Any]
 
 EAGER = "eager"
 
 
 def planned(plan: Plan, option: str) -> Any:
-    """What an option was set to; None where the plan does not say."""
+    """The value of an option in a plan, from the axes or else the configuration; None if it is in neither."""
     axes, nested = plan
     for key in option.split("."):
         nested = nested.get(key) if isinstance(nested, Mapping) else None
@@ -39,10 +39,10 @@ def planned(plan: Plan, option: str) -> Any:
 class Fact:
     """One fact.
 
-    `name` is what `--baseline` and CSV call it. `read` is a field of a run's record by its dotted name; without one
-    _READ works it out. `settings` are the dotted options that set it, read from the plan where the run died before it
-    could tell. `heading` is what a table calls it (by default its name). `order` lists known values in the order of a
-    table; `usual` is what everybody has, which a caption leaves out.
+    `name` is its name in `--baseline` and CSV, `heading` its title in tables if that differs. `read` is the dotted name
+    of a record field; without it, _READ computes the fact. `settings` are the dotted options that set it; they are read
+    from the plan if the run died before its record had the fact. `order` lists known values in the order of tables.
+    `usual` is the value of nearly all runs, which captions leave out.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Fact:
     usual: Value = None
 
     def of(self, run: RunRecord, plan: Plan) -> Value:
-        """What the run was, or what it was to be."""
+        """The fact as the run's record has it, or else as it was planned; None if neither says."""
         value = value_at(run, self.read) if self.read else _READ[self.name](run)
         settings = [planned(plan, option) for option in self.settings]
         if value is None and self.name in _PLANNED:
@@ -63,12 +63,12 @@ class Fact:
         return None if value is None else self.labelled(value)
 
     def labelled(self, value: Any) -> Value:
-        """A recorded value or that of an option as this fact has it: `highest` is `highest (fp32)`."""
+        """A recorded value or an option's value in this fact's words: `highest` becomes `highest (fp32)`."""
         return plain(_LABELS[self.name](value) if self.name in _LABELS else value)
 
 
 def _device(run: RunRecord) -> str | None:
-    """The GPU's name, or the processor's where the run was on it; None where it ended before it could look."""
+    """The name of the GPU, or of the CPU that the run was on; None if the run ended before it looked."""
     if run.environment is None:
         return None
     model = re.sub(" +", " ", run.environment.host.cpu_model or "")
@@ -83,29 +83,31 @@ def _size(run: RunRecord) -> str | None:
 
 
 def choices(residual_dtype: str | None, is_fused: bool | None, loss: str | None) -> str:
-    """How lmbench's own model is computed where that is not the plain way; empty where it is."""
-    chosen = {
+    """The non-default choices of lmbench's own model, in words; empty if it is computed the plain way."""
+    words = {
         f"{residual_dtype} residual": residual_dtype, "fused projections": is_fused, f"{loss} loss": loss == "chunked",
     }  # fmt: skip
-    return " + ".join(word for word, is_chosen in chosen.items() if is_chosen)
+    return " + ".join(word for word, is_chosen in words.items() if is_chosen)
 
 
 def choices_of(model: Model) -> str:
-    """The choices of a run's model."""
+    """The non-default choices of a recorded model, in words."""
     return choices(model.residual_dtype, model.fused_projections, model.loss)
 
 
 def _strategy(run: RunRecord) -> str | None:
-    """How several ranks share the work; `none` of one."""
-    name = value_at(run, "config.trainer.strategy")
-    if run.world_size == 1 or not isinstance(name, Mapping):
-        return "none" if run.world_size == 1 else name
-    options = (f"{option}={value}" for option, value in (name.get("init_args") or {}).items() if value is not None)
-    return f"{name['class_path'].rpartition('.')[2]}({', '.join(options)})"
+    """How several ranks share the work; `none` for one rank."""
+    if run.world_size == 1:
+        return "none"
+    strategy: Mapping[str, Any] | str | None = value_at(run, "config.trainer.strategy")
+    if not isinstance(strategy, Mapping):
+        return strategy
+    options = (f"{option}={value}" for option, value in (strategy.get("init_args") or {}).items() if value is not None)
+    return f"{strategy['class_path'].rpartition('.')[2]}({', '.join(options)})"
 
 
 def _compile_label(options: Any) -> str:
-    """`eager`, or torch.compile's mode with what was asked for beside it, of the option `trainer.compile`."""
+    """The option `trainer.compile` in words: `eager`, or torch.compile's mode with its further options."""
     if not isinstance(options, Mapping):
         return {True: "default", False: EAGER}.get(options, str(options))
     extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
@@ -113,12 +115,12 @@ def _compile_label(options: Any) -> str:
 
 
 def _commit(run: RunRecord) -> str | None:
-    """The commit of the user's code, with a plus where the tree had changes."""
+    """The commit of the user's code, with a plus if the tree had uncommitted changes."""
     code = run.environment.code.project if run.environment else None
     return f"{code.commit[:9]}{'+' if code.is_dirty else ''}" if code and code.commit else None
 
 
-#: What is worked out of a record, where facts.toml names no field of it.
+#: Facts that are computed from a record, since facts.toml names no field for them.
 _READ: Mapping[str, Callable[[RunRecord], Any]] = {
     "gpu": _device,
     "size": _size,
@@ -131,7 +133,7 @@ _READ: Mapping[str, Callable[[RunRecord], Any]] = {
     "strategy": _strategy,
     "commit": _commit,
 }
-#: What the settings of a run tell together that died before its record could.
+#: Facts that are computed from the settings of a run that died before its record had them.
 _PLANNED: Mapping[str, Callable[..., str | None]] = {
     "size": lambda _, *dimensions: "{} x {}".format(*dimensions) if all(dimensions) else None,
     "choices": lambda *settings: choices(*settings) or "plain",
@@ -146,54 +148,54 @@ FACT: Mapping[str, Fact] = {
     name: Fact(name, **{"order": _ORDERS.get(name, ()), **fact}) for name, fact in _TABLES["facts"].items()
 }
 
-#: Facts that make another cell only among runs that belong to no sweep.
+#: Facts that separate cells only among runs outside sweeps.
 ENVIRONMENT = {"torch", "commit", "host"}
 #: Facts that follow from others (16-mixed takes another variant of the optimizer): a baseline need not share them.
 CONSEQUENCES = {"optimizer"}
 
 #: The fact that each option sets.
-_SETTINGS: Mapping[str, str] = {option: fact.name for fact in reversed([*FACT.values()]) for option in fact.settings}
+_FACT_OF: Mapping[str, str] = {option: fact.name for fact in reversed([*FACT.values()]) for option in fact.settings}
 
-#: Axes that repeat a cell from another beginning: of its weights, of its data.
+#: Axes that repeat a cell with other weights or other data.
 SEEDS = ("seed_everything", "data.seed")
 
-#: Axes without rows of their own: seeds, and those that say how a cell is looked at: its passes are joined.
+#: Axes that make no rows: seeds, and the options of passes, since the passes of a cell are joined.
 NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.options))
 
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> dict[str, Value]:
-    """Every fact of FACT that the record or its plan tells, which is by default what the record has of it."""
+    """Every fact of FACT that the record or the plan has; without a plan, the record's own axes and configuration."""
     plan = plan or (value_at(run, "sweep.axes") or {}, run.config)
     facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def fact_of(option: str) -> str:
-    """The fact that an option sets: itself where no fact of FACT stands for it."""
-    return _SETTINGS.get(option, option)
+    """The fact of FACT that an option sets, or else the option itself."""
+    return _FACT_OF.get(option, option)
 
 
 def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
-    """The sweep's axes that no fact of FACT stands for, by their own names."""
+    """The sweep's axes that set no fact of FACT, by their own names."""
     return _others(axes, NO_ROWS)
 
 
 def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
-    """The configuration's settings that no fact of FACT stands for: what else tells two unrelated runs apart."""
+    """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
     return _others(dict(leaves(config)), (*NO_ROWS, *_TABLES["left_out"]))
 
 
 def _others(settings: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str, Value]:
-    known = (*_SETTINGS, *left_out)
+    excluded = (*_FACT_OF, *left_out)
     return {
         shown(name): plain(masked(value, name))
         for name, value in settings.items()
-        if not any(name == option or name.startswith(f"{option}.") for option in known)
+        if not any(name == option or name.startswith(f"{option}.") for option in excluded)
     }
 
 
 def plain(value: Any) -> Value:
-    """A value that can be compared, sorted and shown."""
+    """A value as text or a number, which can be compared, sorted and shown."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None or isinstance(value, int | float):
@@ -201,20 +203,20 @@ def plain(value: Any) -> Value:
     return shown(value) if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
-def is_said(name: str, value: Value) -> bool:
-    """Whether a caption says the value of a fact: not what everybody has."""
+def is_notable(name: str, value: Value) -> bool:
+    """Whether a caption states the fact: its value is not the usual one."""
     return name in FACT and name not in ENVIRONMENT and value != FACT[name].usual
 
 
 def heading(name: str) -> str:
-    """A fact's heading; an option without a fact of its own goes by the last part of its name."""
+    """A fact's title in tables; for another option the last part of its name."""
     return (FACT[name].heading or name) if name in FACT else name.rpartition(".")[2]
 
 
-def in_words(facts: Mapping[str, Value], names: Sequence[str]) -> str:
-    """These facts as people say them, as far as they are known: `small, TF32, compiled, batch 4`.
+def describe(facts: Mapping[str, Value], names: Sequence[str]) -> str:
+    """The named facts, as far as they are known, as people say them: `small, TF32, compiled, batch 4`.
 
-    Text speaks for itself, a number needs its name. Precision and float32 matmul are one word.
+    Texts stand alone and numbers follow their names. Precision and float32 matmul are one word.
     """
     words = list[str]()
     for name in names:
@@ -226,13 +228,13 @@ def in_words(facts: Mapping[str, Value], names: Sequence[str]) -> str:
         elif name == "precision":
             words.append(short_label(str(value), str(facts.get("matmul"))))
         else:
-            is_word = isinstance(value, str) and name in FACT and name != "checkpoint" and value != "none"
-            words.append(str(value) if is_word else f"{heading(name)} {value}")
+            stands_alone = isinstance(value, str) and name in FACT and name != "checkpoint" and value != "none"
+            words.append(str(value) if stands_alone else f"{heading(name)} {value}")
     return ", ".join(words)
 
 
 def sort_key(name: str, value: Value) -> tuple[int, float, str]:
-    """Known values in their known order, sizes by their parameters, then numbers, then text; unknown ones come last."""
+    """A key that sorts known values by the fact's order, sizes by their parameters, then numbers, texts, and None."""
     order = FACT[name].order if name in FACT else ()
     if value is None:
         return (3, 0.0, "")
@@ -240,7 +242,7 @@ def sort_key(name: str, value: Value) -> tuple[int, float, str]:
         return (1, float(value), "")
     if value in order:
         return (0, float(order.index(value)), "")
-    # 4 x 512 is smaller than `small`: the blocks of a Transformer have 12 L D^2 parameters.
+    # The blocks of a Transformer have 12 L D^2 parameters, so that 4 x 512 is smaller than `small`.
     size = SIZES.get(value)
     shape = re.fullmatch(r"(\d+) x (\d+)", f"{size.num_layers} x {size.d_model}" if size else value)
     return (0, float(int(shape[1]) * int(shape[2]) ** 2), value) if shape and name == "size" else (2, 0.0, value)

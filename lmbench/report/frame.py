@@ -1,4 +1,4 @@
-"""The runs of a group and the cells that they make: what tables, charts and sentences of a report are read from."""
+"""The runs of a group by their cells: the source of a report's tables, charts and sentences."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from lmbench.report.facts import (
     NO_ROWS,
     SEEDS,
     Value,
-    in_words,
-    is_said,
+    describe,
+    is_notable,
     other_axes,
     other_settings,
     planned,
@@ -42,7 +42,7 @@ from lmbench.report.facts import (
     sort_key,
 )
 
-#: A number of a run: a field of its record by its dotted name, a sum of fields, or a function.
+#: A number of a run: a field of its record by its dotted name, a sum of fields (`a + b`), or a function of the record.
 Expression = str | Callable[[RunRecord], float | None]
 
 
@@ -54,7 +54,7 @@ class _PlannedCell(Struct):
 
 
 class _Sweep(Struct):
-    """What the report takes from sweep.json."""
+    """The parts of sweep.json that a report needs."""
 
     name: str | None = None
     view: Any = None
@@ -63,8 +63,11 @@ class _Sweep(Struct):
 
 
 class RunRow(NamedTuple):
-    """A run with what a report asks of it. Its cell in a sweep, without seed and pass, is `row`. It is shown
-    (`is_shown`) if its times are the step's own."""
+    """A run with its facts.
+
+    `row` identifies its cell in a sweep: the axes without seeds and pass. `seed` has the seeds of weights and data.
+    `is_shown` says that the run's times are shown: normally those of the timing pass.
+    """
 
     run: Run
     facts: dict[str, Value]
@@ -77,7 +80,7 @@ class RunRow(NamedTuple):
 
 @dataclass
 class Group:
-    """Runs that are shown together: those of one sweep, or all that belong to none (`name` is empty then)."""
+    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty."""
 
     home: Path | None
     sweep: _Sweep
@@ -89,13 +92,13 @@ class Group:
 
 
 def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[Group]:
-    """Read every run at or below the paths, without its steps; one that cannot be read is kept as damaged.
+    """Read every run at or below the paths, without its steps; an unreadable run is kept as damaged.
 
     Args:
-        is_by_sweep: whether the runs of a sweep are a group; all runs are one otherwise.
+        is_by_sweep: make a group of each sweep's runs; otherwise all runs are one group.
 
     Raises:
-        UsageError: a path that does not exist or holds no result.
+        UsageError: a path does not exist or holds no result.
     """
     groups: dict[Path | None, Group] = {}
     for folder in find_runs(paths):
@@ -103,54 +106,54 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
         run = load_known(folder)
         if home not in groups:
             sweep = _Sweep()
-            # What is damaged tells nothing.
+            # The runs of a sweep whose file is damaged are shown without its view.
             with suppress(Unreadable, DamagedRecord):
                 sweep = decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep) if home else sweep
             groups[home] = Group(home, sweep)
-        # What a search tried on its way is no cell.
+        # The trials of a search are not cells.
         if value_at(run.record, "sweep.search") != "trial":
             groups[home].rows.append(_row(run, groups[home]))
     return sorted(groups.values(), key=lambda group: (not group.name, group.name))
 
 
 def _row(run: Run, group: Group) -> RunRow:
-    """The run's row. Its place in the sweep is what its record says, or its folder's name where that cannot tell."""
+    """The run's row. Its cell in the sweep is stated by the record, or else by the folder's name and sweep.json."""
     record, place = run.record, run.record.sweep or SweepPlace()
     cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
-    plan = next((entry for entry in group.sweep.cells if entry.id == cell), _PlannedCell(""))
-    axes = (plan.axes or {}) if place.axes is None else place.axes
-    # A script of somebody's has no configuration; a module of another size is another one all the same.
+    planned_cell = next((entry for entry in group.sweep.cells if entry.id == cell), _PlannedCell(""))
+    axes = (planned_cell.axes or {}) if place.axes is None else place.axes
+    # Runs of a user's own script have no configuration; the parameter count still tells models of two sizes apart.
     size = record.model.parameter_count
     config = record.config or ({"model.parameter_count": size} if size is not None else {})
-    settings = (axes, config)
-    others = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
-    seeds = [planned(settings, seed) for seed in SEEDS]
-    profiler = planned(settings, "trainer.profiler")
+    plan = (axes, config)
+    row_axes = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
+    seeds = [planned(plan, seed) for seed in SEEDS]
+    profiler = planned(plan, "trainer.profiler")
     row = RunRow(
         run,
-        read_facts(record, settings) | (other_axes(axes) if group.home else other_settings(config)),
-        json.dumps(others, sort_keys=True, default=str) if axes else cell,
+        read_facts(record, plan) | (other_axes(axes) if group.home else other_settings(config)),
+        json.dumps(row_axes, sort_keys=True, default=str) if axes else cell,
         place.repeat or 0,
         None if None in seeds else (*seeds, record.data.source),
         is_profiled=bool(profiler if record.is_profiled is None else record.is_profiled),
         is_shown=pass_of(record, axes).name == TIMING,
     )
-    # Large, and told by the facts: thousands of runs are to fit into memory.
+    # Drop the large fields, which the facts now cover, so that thousands of runs fit into memory.
     record.config = record.argv = None
     return row
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The runs of a group by the cells that they make, which are numbered.
+    """The runs of a group by their cells, which are numbered.
 
-    `rows` are the runs of each cell, those of other passes among them; `known` its facts as far as they are known.
-    `baseline` is what cells are compared with, `base` the cell of it for each cell that has one. `course` has the
-    values, in their order, of the fact that configurations are followed over.
+    `rows` are the runs of each cell in all passes, `facts` its facts as far as they are known. `baseline` are the facts
+    that cells are compared with, `base` is the cell that has them for each cell that can be compared. `course` has the
+    values, in order, of the fact over which configurations are followed (`commit` or `time`).
     """
 
     rows: Mapping[int, Sequence[RunRow]]
-    known: Mapping[int, Mapping[str, Value]]
+    facts: Mapping[int, Mapping[str, Value]]
     baseline: Mapping[str, Value] = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
     course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
@@ -159,7 +162,7 @@ class Frame:
 
     @property
     def base_name(self) -> str:
-        return in_words(self.baseline, list(self.baseline)).replace(",", "")
+        return describe(self.baseline, list(self.baseline)).replace(",", "")
 
     @property
     def runs(self) -> list[RunRow]:
@@ -167,26 +170,26 @@ class Frame:
 
     @cached_property
     def ok(self) -> dict[int, list[Run]]:
-        """By cell the shown runs that ended well, all that statistics rest on; cells without one are not in it."""
+        """The shown runs of each cell that ended well, on which all statistics rest; cells without one are left out."""
         ok = {cell: self.runs_of(cell, "ok") for cell in self.rows}
         return {cell: runs for cell, runs in ok.items() if runs}
 
     def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[Run]:
-        """The cell's runs of that outcome, of any where it is None; with `is_shown` None its other passes too."""
+        """The cell's runs of this outcome, or of any if it is None; with `is_shown=None` the runs of all passes."""
         rows = (row for row in self.rows[cell] if is_shown is None or row.is_shown == is_shown)
         return [row.run for row in rows if outcome is None or row.run.outcome == outcome]
 
     def by_seed(self, cell: int) -> dict[Any, Run]:
-        """The cell's first ok run of each seed of weights and data."""
+        """The cell's first ok run for each seed of weights and data."""
         rows = [row for row in self.rows[cell] if row.is_shown and row.run.outcome == "ok" and row.seed is not None]
         return {row.seed: row.run for row in reversed(rows)}
 
-    def label(self, cell: int) -> str:
-        """How the cell ended: `ok` if a run did, else how the first one ended, as a table shows it."""
+    def outcome(self, cell: int) -> str:
+        """`ok` if one of the cell's runs ended well, else the outcome of the first run as tables show it."""
         return "ok" if cell in self.ok else next(map(outcome_label, self.runs_of(cell)), "ok")
 
     def numbers(self, cell: int, expression: Expression) -> list[float]:
-        """A number of each of the cell's ok runs that has it."""
+        """The number of each of the cell's ok runs that has it."""
         records = [run.record for run in self.ok.get(cell, ())]
         if isinstance(expression, str):
             terms = [[value_at(record, name) for name in expression.split(" + ")] for record in records]
@@ -198,120 +201,123 @@ class Frame:
     # cells
 
     def select(self, cells: Iterable[int]) -> Frame:
-        """Some of the cells, in that order."""
+        """The frame of these cells, in their order."""
         cells = list(cells)
-        return replace(self, rows={cell: self.rows[cell] for cell in cells}, known={n: self.known[n] for n in cells})
+        return replace(self, rows={cell: self.rows[cell] for cell in cells}, facts={n: self.facts[n] for n in cells})
 
     def by(self, names: Sequence[str]) -> Iterator[Frame]:
-        """The cells that share these facts, in order."""
-        for _, cells in groupby(self.ordered(names), lambda cell: [self.known[cell].get(name) for name in names]):
+        """A frame for each combination of these facts, in order."""
+        for _, cells in groupby(self.ordered(names), lambda cell: [self.facts[cell].get(name) for name in names]):
             yield self.select(cells)
 
     def ordered(self, names: Sequence[str]) -> list[int]:
-        """The cells sorted by these facts, the first one first."""
+        """The cells sorted by these facts, the first fact first."""
 
-        def place(name: str, cell: int) -> Any:
-            value = self.known[cell].get(name)
+        def key(name: str, cell: int) -> Any:
+            value = self.facts[cell].get(name)
             return self.course[name].index(value) if name in self.course else sort_key(name, value)
 
-        return sorted(self.known, key=lambda cell: [place(name, cell) for name in names])
+        return sorted(self.facts, key=lambda cell: [key(name, cell) for name in names])
 
     @cached_property
     def values(self) -> dict[str, set[Value]]:
-        """The known values of each fact, in the order of FACT, then by name."""
+        """The known values of each fact: first the facts of FACT in its order, then others by name."""
         values = defaultdict[str, set[Value]](set)
-        for facts in self.known.values():
+        for facts in self.facts.values():
             for name, value in facts.items():
                 values[name].add(value)
         return {name: values[name] for name in in_order(values)}
 
     def varying(self) -> list[str]:
-        """Facts that differ between cells, or that some lack although a run of theirs lived to tell (no attention).
-        Otherwise the unknown differs from nothing."""
-        lived = [self.known[cell] for cell in self.rows if self.runs_of(cell, "ok", is_shown=None)]
+        """Facts that differ between cells, or that are missing in a cell with an ok run (no attention).
+
+        A fact that is missing because all runs of a cell died early does not differ.
+        """
+        recorded = [self.facts[cell] for cell in self.rows if self.runs_of(cell, "ok", is_shown=None)]
         return [
             name
             for name, (value, *others) in self.values.items()
-            if others or (is_said(name, value) and any(name not in facts for facts in lived))
+            if others or (is_notable(name, value) and any(name not in facts for facts in recorded))
         ]
 
     def differing(self) -> list[str]:
-        """Facts that differ between cells and do not follow from others: what labels say."""
+        """Facts that differ between cells and do not follow from others: those that labels name."""
         return [name for name in self.varying() if name not in CONSEQUENCES]
 
     def shared(self) -> dict[str, Value]:
-        """Facts that all cells share; cells that died too early to tell share what the others do."""
+        """Facts that all cells share; a cell whose runs died before they were known counts as sharing them."""
         varying = self.varying()
         return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
 
-    def in_words(self, cell: int, names: Sequence[str]) -> str:
-        """These facts of the cell, as people say them."""
-        return in_words(self.known[cell], names)
+    def describe(self, cell: int, names: Sequence[str]) -> str:
+        """The named facts of the cell, as people say them."""
+        return describe(self.facts[cell], names)
 
     def name(self, cell: int) -> str:
-        """The cell in words, by what people choose first."""
-        return self.in_words(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
+        """The cell in words, by the facts that people choose first."""
+        return self.describe(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
 
     def against(self, baseline: Mapping[str, Value]) -> Frame:
-        """The frame with the baseline of each cell: the cell whose facts are the same but for those of the baseline.
+        """The frame with the base of each cell: the cell with the baseline's facts whose other facts are the same.
 
-        Where no cell has the same facts, what a cell does not tell agrees: an axis that only some cells have, or a run
-        that died early.
+        If no cell has all of these facts, a missing fact counts as the same: of an axis that only some cells have, or
+        of a run that died early.
         """
         if not baseline:
             return self
-        untold = dict.fromkeys(CONSEQUENCES)
-        told = {cell: dict(facts, **untold) for cell, facts in self.known.items()}
-        baselines = [cell for cell in told if baseline.items() <= told[cell].items()]
+        ignored = dict.fromkeys(CONSEQUENCES)
+        compared = {cell: dict(facts, **ignored) for cell, facts in self.facts.items()}
+        candidates = [cell for cell, facts in compared.items() if baseline.items() <= facts.items()]
         base = {}
-        for cell, facts in told.items():
+        for cell, facts in compared.items():
             wanted = {**facts, **baseline}.items()
-            agreeing = [other for other in baselines if all(told[other].get(name, v) == v for name, v in wanted)]
-            # The one that tells most of it.
-            shared = [len(wanted & told[other].items()) for other in agreeing]
-            if shared:
-                base[cell] = agreeing[shared.index(max(shared))]
+            agreeing = [other for other in candidates if all(compared[other].get(name, v) == v for name, v in wanted)]
+            if agreeing:
+                # The candidate with the most of these facts; the first of several.
+                base[cell] = max(agreeing, key=lambda other: len(wanted & compared[other].items()))
         return replace(self, baseline=baseline, base=base)
 
 
 def make_frame(group: Group, is_profiled: bool = False) -> Frame:
-    """The group's runs and cells. A cell is what its axes or, without a sweep, its facts are; how it is looked at (a
-    profiler, a clock) is neither, so that every pass of a cell belongs to it.
+    """The frame of a group. A sweep's cells are told apart by their axes, cells outside sweeps by their facts.
+
+    The way in which a run is observed (a profiler, a clock) is neither, so that a cell has the runs of all its passes.
 
     Args:
-        is_profiled: show the profiled runs instead of those that are timed.
+        is_profiled: show the profiled runs instead of the timed ones.
     """
     gpus = {row.facts["gpu"] for row in group.rows if "gpu" in row.facts}
-    # A run that died before it could tell was on the only device.
-    only = gpus.pop() if len(gpus) == 1 else "device unknown"
-    numbers = dict[Any, int]()
-    cells, known = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
+    # A run that died before it recorded its device counts for the only device that there is.
+    default_gpu = gpus.pop() if len(gpus) == 1 else "device unknown"
+    cells = dict[Any, int]()
+    rows, cell_facts = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
     for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
-        facts = {"gpu": only, **row.facts}
-        place = row.row if group.home else json.dumps(facts, sort_keys=True)
-        cell = numbers.setdefault((facts["gpu"], place), len(numbers))
-        cells[cell].append(row._replace(is_shown=row.is_profiled) if is_profiled else row)
-        # Within a sweep another host or commit makes no other row: the axes do.
-        known[cell] = {n: fact for n, fact in facts.items() if not group.home or n not in ENVIRONMENT} | known[cell]
-    return Frame(cells, known)
+        facts = {"gpu": default_gpu, **row.facts}
+        identity = row.row if group.home else json.dumps(facts, sort_keys=True)
+        cell = cells.setdefault((facts["gpu"], identity), len(cells))
+        rows[cell].append(row._replace(is_shown=row.is_profiled) if is_profiled else row)
+        # Within a sweep, runs on another host or commit belong to the same cell.
+        stated = {name: fact for name, fact in facts.items() if not group.home or name not in ENVIRONMENT}
+        cell_facts[cell] = stated | cell_facts[cell]
+    return Frame(rows, cell_facts)
 
 
 def frame_of(runs: Iterable[Run], home: Path | None) -> Frame:
-    """Runs and the cells that they make, by their records alone; `home` is their sweep's folder, if they have one."""
+    """The frame of runs by their records alone; `home` is their sweep's folder, None outside sweeps."""
     group = Group(home, _Sweep())
     group.rows += [_row(run, group) for run in runs]
     return make_frame(group)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of facts in the order of FACT, others by name after them."""
+    """Names of facts in the order of FACT, then the others by name."""
     order = list(FACT)
     return sorted(names, key=lambda name: (order.index(name) if name in FACT else len(order), name))
 
 
 def outcome_label(run: Run) -> str:
-    """How a run ended, with the phase in which it did: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` of
-    attention that was found wrong."""
+    """How a run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if attention
+    gave wrong results."""
     word, error = outcome_word(run.outcome), run.record.error
     if error is not None and error.is_incorrect:
         return f"{word}: {INCORRECT}"
@@ -326,17 +332,17 @@ def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
     """A baseline from `precision=32-true,matmul=highest`.
 
     Raises:
-        UsageError: a fact that no cell has, or a value that none of them has.
+        UsageError: no cell has this fact or this value.
     """
     facts: dict[str, Value] = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in frame.values:
             raise UsageError(f"baseline fact {name!r} is unknown here; choose among {', '.join(sorted(frame.values))}")
-        # `highest` is that of `highest (fp32)`.
-        meant = [known for known in frame.values[name] if f"{known} ".startswith(f"{value} ")]
-        if not meant:
+        # `highest` matches `highest (fp32)`.
+        matching = [known for known in frame.values[name] if f"{known} ".startswith(f"{value} ")]
+        if not matching:
             choices = ", ".join(sorted(map(str, frame.values[name])))
             raise UsageError(f"baseline {name}={value}: no run has it; choose among {choices}")
-        facts[name] = meant[0]
+        facts[name] = matching[0]
     return facts

@@ -1,7 +1,8 @@
-"""A run as loggers show it: `section/name` for every number, in the unit that people read and that the name ends in.
+"""A run's numbers for loggers: each is named `section/name`, is in a unit that people read, and its name ends in the
+unit.
 
-A section is what W&B, TensorBoard and others group charts by: `time`, `host`, `lag`, `throughput`, `memory`, `train`.
-logged.csv has the name of each number of a run's record that decides; a phase's mean has the name of its series.
+W&B, TensorBoard and others group charts by section: `time`, `host`, `lag`, `throughput`, `memory`, `train`. logged.csv
+names the important numbers of a run's record; the mean of a phase has the same name as the series of its steps.
 """
 
 from __future__ import annotations
@@ -16,12 +17,9 @@ from lmbench.records.step import StepRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.report import shipped
 
-#: What a series is drawn over.
+#: The x axis of every series.
 STEP = "step"
-#: Share of the step in phases in which the device waited for the host.
-HOST_BOUND = "time/host_bound_percent"
-
-#: What a number in SI is multiplied by, by what its name ends in.
+#: The factor from an SI unit to the unit in which a logged name ends.
 _SCALES = {
     "_ms": 1e3, "_percent": 100.0, "_gib": 2.0**-30, "_tflops_per_s": 1e-12, "millijoules_per_token": 1e3,
 }  # fmt: skip
@@ -29,13 +27,13 @@ _SCALES = {
 
 @cache
 def run_names() -> Mapping[str, str]:
-    """The name of each number of a run's record that is logged."""
+    """The logged name of each field of a run's record that is logged."""
     return {row["field"]: row["name"] for row in csv.DictReader(shipped("logged.csv").splitlines())}
 
 
 @cache
 def step_names() -> Mapping[str, str]:
-    """The series of each number and flag of a step record."""
+    """The series name of each number and flag of a step record."""
     names = {}
     for field in fields("step").values():
         section = {"<phase>_host_s": "host", "lag_<border>_s": "lag"}.get(field.pattern)
@@ -53,7 +51,7 @@ def _scale(name: str) -> float:
 
 
 def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
-    """A step's numbers by the names of their series, with its own tokens/s; nothing that was not measured."""
+    """A step's measured numbers by the names of their series, and its tokens/s over all ranks."""
     logged = _scaled({field: getattr(step, field) for field in step_names()}, step_names())
     if step.tokens is not None and step.step_s:
         rate = step.tokens * (run.data_parallel_size or 1) / step.step_s
@@ -62,21 +60,21 @@ def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
 
 
 def of_run(run: RunRecord) -> dict[str, float]:
-    """What decides of a run, some 40 numbers; nothing that was not measured."""
+    """The important numbers of a run that were measured, some 40 of them."""
     logged = _scaled({field: value_at(run, field) for field in run_names()}, run_names())
     if (share := host_bound_fraction(run)) is not None:
-        logged[HOST_BOUND] = share * 100.0
+        logged["time/host_bound_percent"] = share * 100.0
     if run.kernels is not None and (step := run.kernels.phases.step) is not None:
-        for what, times_s in (("kind", step.kinds), ("part", step.parts)):
-            logged |= {kernel_name(what, name.removesuffix("_s")): value * 1e3 for name, value in times_s.items()}
+        for grouping, times_s in (("kind", step.kinds), ("part", step.parts)):
+            logged |= {kernel_name(grouping, name.removesuffix("_s")): value * 1e3 for name, value in times_s.items()}
     return logged
 
 
 def _scaled(values: Mapping[str, float | None], names: Mapping[str, str]) -> dict[str, float]:
-    """The values that there are by their logged names, in the units of those. Counts and flags stay whole numbers."""
+    """The values that are not None by their logged names, in the names' units. Counts and flags stay integers."""
     return {names[field]: value * _scale(names[field]) for field, value in values.items() if value is not None}
 
 
-def kernel_name(what: str, name: str) -> str:
-    """The name of a step's kernel time of a kind (`gemm`) or part of the model (`ffn`); `what` is `kind` or `part`."""
-    return f"kernels/{what}_{name}_ms"
+def kernel_name(grouping: str, name: str) -> str:
+    """The name of a kernel time per step; `grouping` is `kind` (names such as `gemm`) or `part` (such as `ffn`)."""
+    return f"kernels/{grouping}_{name}_ms"

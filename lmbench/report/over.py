@@ -1,5 +1,5 @@
-"""What `lmbench report --over commit` (or `time`) shows: a configuration's figures along its revisions or results, and
-where their level changes."""
+"""`lmbench report --over commit` or `--over time`: the figures of each configuration over commits or over time, and the
+points where their level changes."""
 
 from __future__ import annotations
 
@@ -32,66 +32,66 @@ _NOTE = (
 
 
 def over_view(over: Over) -> dict[str, Any]:
-    """The view of runs that are followed: the step's time and the peak with their changes."""
+    """The view for `--over`: step time and peak memory with their changes."""
     view: dict[str, Any] = parse_yaml(shipped("over.yaml").replace("OVER", over), "over.yaml")
     return view
 
 
 def frame_over(group: Group, over: Over) -> Frame:
-    """The ok runs of a group that is no sweep, each a cell of its configuration and of its commit, or of the time when
-    its sweep began; `course` has those in their order.
+    """The ok runs of a group outside sweeps, by configuration and point; `course` lists the points in order.
 
-    A setting that only some runs of a size have tells no configurations apart: the code gained or lost it meanwhile.
+    A point is a commit, or the start of a sweep or single run. A setting that only some runs of a size and GPU have
+    does not separate configurations, since the code gained or lost the setting between the runs.
 
     Raises:
-        UsageError: no configuration was measured at two commits or times.
+        UsageError: no configuration was measured at two points.
     """
-    rows, began, told = list[tuple[str, Any, RunRow]](), dict[str, str](), dict[Any, set[str]]()
+    rows, starts, settings = list[tuple[str, Any, RunRow]](), dict[str, str](), dict[Any, set[str]]()
     for row in group.rows:
         run, facts, kind = row.run, row.facts, (row.facts.get("gpu"), row.facts.get("size"))
         point = str(facts.get("commit") or "") if over == "commit" else str(sweep_of(run.path) or run.path)
         if run.outcome == "ok" and row.is_shown and point:
             start = (run.record.started_at or "")[:16].replace("T", " ")
-            began[point] = min(start, began.get(point, start))
-            told[kind] = told.get(kind, {*facts}) & {*facts} - ENVIRONMENT
+            starts[point] = min(start, starts.get(point, start))
+            names = facts.keys() - ENVIRONMENT
+            settings[kind] = settings.get(kind, names) & names
             rows.append((point, kind, row))
-    history = _by_git(began) if over == "commit" else {}
-    course = sorted(began, key=lambda point: (history.get(point.rstrip("+"), 0), began[point]))
-    label = {point: point if over == "commit" else began[point] for point in course}
-    placed = [
-        row._replace(facts={name: row.facts[name] for name in row.facts if name in told[kind]} | {over: label[point]})
-        for point, kind, row in rows
-    ]
-    frame = make_frame(replace(group, rows=placed)) if rows else None
-    frame = frame and replace(frame, course={over: list(dict.fromkeys(label.values()))})
-    if frame is None or all(len(part.known) < 2 for part in _courses(frame)):
+    history = _git_order(starts) if over == "commit" else {}
+    points = sorted(starts, key=lambda point: (history.get(point.rstrip("+"), 0), starts[point]))
+    label = {point: point if over == "commit" else starts[point] for point in points}
+    followed = []
+    for point, kind, row in rows:
+        facts = {name: fact for name, fact in row.facts.items() if name in settings[kind]}
+        followed.append(row._replace(facts=facts | {over: label[point]}))
+    frame = replace(make_frame(replace(group, rows=followed)), course={over: list(dict.fromkeys(label.values()))})
+    if all(len(part.facts) < 2 for part in _courses(frame)):
         raise UsageError(f"--over {over}: no configuration was measured at two of them; `lmbench list` shows what was")
     return frame
 
 
-def _by_git(commits: Iterable[str]) -> dict[str, int]:
-    """The places of commits in the history, where the repository here has them all; else none, and time decides."""
+def _git_order(commits: Iterable[str]) -> dict[str, int]:
+    """The positions of commits in the history of the repository here; empty if it lacks one, so that time decides."""
     hashes = [commit.rstrip("+") for commit in commits]
     words = ["git", "rev-list", "--no-walk=sorted", "--reverse", *filter(str.isalnum, hashes), "--"]
     try:
-        listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+        ordered = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError):
         return {}
-    return {commit[:9]: place for place, commit in enumerate(listed)}
+    return {commit[:9]: position for position, commit in enumerate(ordered)}
 
 
 def _courses(frame: Frame) -> Iterator[Frame]:
-    """The cells of each configuration, in their order."""
+    """The cells of each configuration, in the order of the course."""
     for part in frame.by([name for name in frame.differing() if name not in frame.course]):
         yield part.select(part.ordered(list(frame.course)))
 
 
 @lru_cache(maxsize=8)
 def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
-    """The changes of a number's level, each at the first cell of the new level, as a fraction with its interval."""
+    """The level changes of a number as fractions with intervals, each at the first cell of the new level."""
     changes = dict[int, Cell]()
     for part in _courses(frame):
-        numbers = {cell: part.numbers(cell, expression) for cell in part.known}
+        numbers = {cell: part.numbers(cell, expression) for cell in part.facts}
         means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
         for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
@@ -109,28 +109,28 @@ _COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_p
 
 
 def _headline(frame: Frame) -> Iterator[str]:
-    """Each configuration's changes, or that it has none."""
+    """For each configuration its changes, or the statement that it has none."""
     names, (over,) = [name for name in frame.differing() if name not in frame.course], frame.course
     for part in _courses(frame):
         changes = [
-            f"{column.title} {cell.text} at {part.known[place][over]}"
+            f"{column.title} {change.text} at {part.facts[cell][over]}"
             for column in _COLUMNS
-            for place, cell in column.of(part).items()
+            for cell, change in column.of(part).items()
         ]
-        none = f"no change over {len(part.known)} points{', and it takes four' if len(part.known) < 4 else ''}"
-        yield ": ".join(filter(None, [part.in_words(next(iter(part.known)), names), ", ".join(changes) or none]))
+        none = f"no change over {len(part.facts)} points{', and it takes four' if len(part.facts) < 4 else ''}"
+        yield ": ".join(filter(None, [part.describe(next(iter(part.facts)), names), ", ".join(changes) or none]))
 
 
 def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A number along the commits or times with its spread, and a line where its level changes."""
+    """A number over commits or time with its spread, and a vertical line at each change of its level."""
     column = column_of(spec.y)
-    points, known = points_of(column, frame), frame.known
-    marks = [{"series": "", "x": known[n].get(spec.x), **points[n]} for n in frame.ordered([spec.x]) if n in points]
-    # Not `sort`, which Vega-Lite gives up where layers have data of their own.
+    points, facts = points_of(column, frame), frame.facts
+    marks = [{"series": "", "x": facts[n].get(spec.x), **points[n]} for n in frame.ordered([spec.x]) if n in points]
+    # `domain` orders the axis, since Vega-Lite ignores `sort` where layers have data of their own.
     x = {"type": "nominal", "scale": {"domain": [mark["x"] for mark in marks]}, "title": spec.x,
          "axis": {"labelAngle": -45}}  # fmt: skip
     y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
-    changes = [{"change": known[cell][spec.x]} for cell in _changes(frame, column.expression)]
+    changes = [{"change": facts[cell][spec.x]} for cell in _changes(frame, column.expression)]
     rule = {"data": {"values": changes}, "mark": "rule", "encoding": {"x": {**x, "field": "change"}, "y": None}}
     return Chart("", picture("lines", marks, [rule], x=x, y=y)) if len(marks) > 1 else None
 

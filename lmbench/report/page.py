@@ -1,13 +1,12 @@
-"""An answer as one HTML page that needs and may load nothing else, as HTML for a notebook, and its charts as pictures.
+"""An answer as a single HTML page that loads nothing else, as HTML for a notebook, and a chart as an SVG picture.
 
-Specifications are plain mappings, not altair objects: altair takes 0.42 s to import and builds the same mappings;
-vl-convert takes 0.01 s. Its bundle of Vega, Vega-Lite and vega-embed is 0.9 MB of JavaScript, once in a page; plotly.js
-is 4 to 5 MB. A timeline of 20,000 spans adds 2 MB to the page. The bundle takes 1.5 s to make and is kept in the
-user's cache folder.
+Charts are plain mappings, not altair objects: altair takes 0.42 s to import and builds the same mappings, vl-convert
+takes 0.01 s. Its bundle of Vega, Vega-Lite and vega-embed adds 0.9 MB of JavaScript to a page; plotly.js is 4 to 5 MB.
+A timeline of 20,000 spans adds 2 MB. The bundle takes 1.5 s to make and is kept in the user's cache folder.
 
-Colours are the custom properties of page.css, such as `var(--of-forward)`, so that one specification serves light and
-dark pages, and a name has the same colour in every chart. Expressions are interpreted (vega-interpreter): the page's
-policy allows no `eval`.
+Colours are the custom properties of page.css, such as `var(--of-forward)`. So one specification serves light and dark
+pages, and a name has the same colour in every chart. Expressions are interpreted (vega-interpreter), since the page's
+content security policy allows no `eval`.
 """
 
 from __future__ import annotations
@@ -29,21 +28,16 @@ from lmbench.report.answer import Answer, Spec
 
 
 def page(answer: Answer) -> str:
-    """The whole page. The same answer gives the same text."""
+    """The text of the page. The same answer gives the same text."""
     from markupsafe import Markup
 
-    parts = (answer, *answer.sections)
-    drawn = [part.charts() for part in parts]
-    scripts = [*([javascript()] if any(drawn) else []), shipped("table.js")]
-    # What a content security policy calls these scripts.
+    sections = [(part, part.charts()) for part in (answer, *answer.sections)]
+    sections = [(part, charts) for part, charts in sections if part.title or part.headline or part.tables or charts]
+    scripts = [*([javascript()] if any(charts for _, charts in sections) else []), shipped("table.js")]
+    # The content security policy allows scripts by their hashes.
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    sections = [
-        (part, charts)
-        for part, charts in zip(parts, drawn, strict=True)
-        if part.title or part.headline or part.tables or charts
-    ]
     text = _html("answer.html").render(
-        title=", ".join(part.title for part in parts if part.title),
+        title=", ".join(part.title for part, _ in sections if part.title),
         style=Markup(shipped("page.css")),
         sections=sections,
         chart=lambda chart: Markup(chart_html(chart.spec)),
@@ -54,13 +48,13 @@ def page(answer: Answer) -> str:
 
 
 def notebook_html(answer: Answer) -> str:
-    """A piece of HTML for a notebook's cell: no script, no style sheet, everything in it escaped."""
+    """HTML for a notebook's cell, without script or style sheet, with all text escaped."""
     return str(_html("fragment.html").render(answer=answer))
 
 
 @cache
 def template(name: str, **syntax: Any) -> Any:
-    """A template beside the report's modules; `syntax` is how it differs from jinja's own."""
+    """A jinja template of this package; `syntax` changes jinja's delimiters and settings."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("lmbench.report", "")
@@ -77,16 +71,16 @@ def _html(name: str) -> Any:
 
 
 def chart_html(spec: Spec) -> str:
-    """The chart as HTML for a page that has `javascript()` once: the specification, until it is drawn.
+    """The chart as HTML: its specification, which the page's `javascript()` draws. An empty one gives no HTML.
 
-    With `usermeta: {zoom: {signal, start, end}}` it is as wide as the page and has buttons that move and zoom the
-    x axis; `signal` is Vega's name for the bound interval, such as `zoom_start` for a parameter `zoom` and a field
-    `start`. An empty specification, of a chart that cannot be drawn, is nothing.
+    With `usermeta: {zoom: {signal, start, end}}` the chart is as wide as the page and has buttons that move and zoom
+    the x axis. `signal` is Vega's name for the bound interval, such as `zoom_start` for a parameter `zoom` and a field
+    `start`.
     """
     if not spec:
         return ""
     text = shown_json(json.dumps(_themed(spec), separators=(",", ":"), allow_nan=False, ensure_ascii=False))
-    # Within a script element only `</script` and `<!--` mean anything.
+    # Within a script element, `</script` and `<!--` alone have a meaning to HTML.
     data = text.replace("<", "\\u003c")
     wide = " wide" if "usermeta" in spec else ""
     waiting = "<p>This picture is drawn by JavaScript.</p>"
@@ -94,24 +88,24 @@ def chart_html(spec: Spec) -> str:
 
 
 def svg(spec: Spec) -> str:
-    """The chart as a file of its own, 900 pixels wide, with the palette for light and dark viewers."""
+    """The chart as an SVG file, 900 pixels wide, with the palettes for light and dark viewers."""
     from vl_convert import vegalite_to_svg
 
     size = {"width": 900, "autosize": {"type": "fit-x", "contains": "padding"}}
-    head, tag, rest = shown_lines(vegalite_to_svg(_themed({**size, **spec}))).partition(">")
+    head, bracket, body = shown_lines(vegalite_to_svg(_themed({**size, **spec}))).partition(">")
     style = shipped("page.css").partition("* {")[0]
     surface = '<rect width="100%" height="100%" fill="var(--surface)"/>'
-    return f"{head}{tag}<style>{style}</style>{surface}{rest}\n"
+    return f"{head}{bracket}<style>{style}</style>{surface}{body}\n"
 
 
 def _themed(spec: Spec) -> dict[str, Any]:
-    """A specification with the look of lmbench's pages, as wide as its container where it gives no width."""
+    """The specification with lmbench's theme, as wide as its container unless it has a width."""
     return {"width": "container", **spec, "config": json.loads(shipped("vega_theme.json"))}
 
 
 @cache
 def javascript() -> str:
-    """The script of a page with charts: the libraries and what draws every chart."""
+    """The script of a page with charts: the libraries, and vega.js, which draws the charts."""
     loader = shipped("vega.js")
     key = hashlib.sha256(f"{version('vl-convert-python')} {loader}".encode()).hexdigest()[:16]
     cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lmbench", f"vega-{key}.js")
@@ -120,7 +114,7 @@ def javascript() -> str:
     from vl_convert import javascript_bundle
 
     text = shown_lines(javascript_bundle(loader))
-    # Without a folder to keep it in, it is made again for the next page.
+    # If the cache cannot be written, the next page makes the bundle again.
     with suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)
         write_whole(cached, text)

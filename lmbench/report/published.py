@@ -1,12 +1,12 @@
-"""What other measurements add to a report: columns beside those that they can be compared with, source by source.
+"""Columns with figures from elsewhere (`--reference`), each beside the report's own column of the same quantity.
 
-They are the figures of five write-ups, or those of a report's CSV: the one of an H200 that lmbench ships, or anybody's.
+The figures are those of five write-ups, or of a report's CSV file: the shipped one of an H200, or a user's.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,25 +21,26 @@ from lmbench.report.frame import Frame
 from lmbench.report.view import Feature
 
 _PUBLISHED = "published"
+#: Facts that a write-up may state.
 _STATED = ("size", "mode", "batch", "context", "matmul", "warmup", "attention")
-#: Where, when and how long was measured: a row of a report is compared with cells that differ in these.
+#: Facts of where, when and how long was measured: a row of another report may differ from a cell in these.
 _CIRCUMSTANCES = {"gpu", "warmup", "environment", "torch", "commit", "host"}
-#: What of a report stands beside another's; all of its columns would double each table.
+#: Columns shown of another report; all of its columns would double each table.
 _COMPARED = (STEP.name, "tokens_per_s", "peak_bytes")
 _MOST_BYTES = 2**24
 
-#: The figure of a source that a cell can be compared with.
-Find = Callable[[Frame, int], Cell | None]
+#: The labels of the sources of a column, and the function that finds a source's figure for a cell by its label.
+Sources = tuple[set[str], Callable[[str, Frame, int], Cell | None]]
 
 
 def reference(name: str) -> Feature:
-    """The feature that puts figures beside a report's own.
+    """The feature that adds a reference's figures to a report.
 
     Args:
         name: `published`, `h200`, or a file that `lmbench report --format csv` wrote.
 
     Raises:
-        UsageError: there is no such reference, or the file is no report's.
+        UsageError: the reference does not exist, or the file was not written by a report.
     """
     if name == _PUBLISHED:
         return _feature(_write_ups)
@@ -57,57 +58,58 @@ def reference(name: str) -> Feature:
     return _feature(partial(_report, rows))
 
 
-def _feature(sources: Callable[[str], Iterable[tuple[str, Find]]]) -> Feature:
+def _feature(sources_of: Callable[[str], Sources]) -> Feature:
+    """The feature that shows, beside each column, a column for each of its sources."""
+
     def beside(column: Column) -> Iterator[Column]:
-        for label, find in sources(column.name):
+        labels, find = sources_of(column.name)
+        for label in sorted(labels):
             title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
-            yield Column(f"reference {label}: {column.name}", title, find, column.unit, None)
+            name = f"reference {label}: {column.name}"
+            yield Column(name, title, partial(find, label), column.unit, None)
 
     return Feature(beside=beside)
 
 
-def _report(rows: list[dict[str, str]], column: str) -> Iterator[tuple[str, Find]]:
-    """The GPUs that rows of a report have a number for, with how a cell finds its own."""
-
+def _report(rows: list[dict[str, str]], column: str) -> Sources:
+    """The GPUs for which rows of a report have a number in this column."""
     configuration = FACT.keys() - _CIRCUMSTANCES
-    facts = [{name: row[name] for name in configuration if row.get(name)} for row in rows]
+    stated_facts = [{name: row[name] for name in configuration if row.get(name)} for row in rows]
 
-    def find(frame: Frame, cell: int, label: str) -> Cell | None:
-        known = {name: str(value) for name, value in frame.known[cell].items()}
-        for row, stated in zip(rows, facts, strict=True):
-            if row["gpu"] == label and stated.items() <= known.items():
-                # What is no number stands for itself, such as the outcome of a cell that ran out of memory.
+    def find(label: str, frame: Frame, cell: int) -> Cell | None:
+        facts = {name: str(value) for name, value in frame.facts[cell].items()}
+        for row, stated in zip(rows, stated_facts, strict=True):
+            if row["gpu"] == label and stated.items() <= facts.items():
+                # Rows of cells without a value, such as those that ran out of memory, have no number.
                 with suppress(ValueError, KeyError):
                     std = row.get(f"{column.removesuffix('_s')}_std_s")
                     return Cell(float(row[column]), float(std) if std else None)
         return None
 
-    for label in sorted({row["gpu"] for row in rows if column in _COMPARED and row.get(column)}):
-        yield label, partial(find, label=label)
+    return {row["gpu"] for row in rows if column in _COMPARED and row.get(column)}, find
 
 
-def _write_ups(column: str) -> Iterator[tuple[str, Find]]:
-    """The write-ups that state a figure of this column.
+def _write_ups(column: str) -> Sources:
+    """The write-ups that have a figure for this column.
 
-    What one states must be equal, and the cell must be as the figure is: eager or compiled, with attention written out,
-    nothing recomputed, one head (of attention by itself). What it does not state is a caveat; a figure of unknown size
-    or context stands beside a cell only where all cells have one. Of two for one cell the later one states more.
+    A figure matches a cell with the same precision and head_dim, compiled or not, and with all facts that its write-up
+    states. The cell must recompute nothing and have one head (in attention by itself). Unstated facts are caveats, but
+    if the cells differ in size or context, a figure must state that. Of several matches the last one states most.
     """
     figures = [figure for figure in load_rows("figures.csv", Figure) if figure.column == column]
 
-    def find(frame: Frame, cell: int, label: str) -> Cell | None:
+    def find(label: str, frame: Frame, cell: int) -> Cell | None:
         usual: dict[str, Value] = {"attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER}
-        facts = {**usual, "head_dim": None, **frame.known[cell]}
-        alike = (label, facts.get("precision"), facts["head_dim"], facts["compile"] != EAGER)
-        several = {name for name in ("size", "context") if len(frame.values.get(name, ())) > 1}
-        found = None
+        facts = {**usual, "head_dim": None, **frame.facts[cell]}
+        required = (label, facts.get("precision"), facts["head_dim"], facts["compile"] != EAGER)
+        differing = {name for name in ("size", "context") if len(frame.values.get(name, ())) > 1}
+        match = None
         for figure in figures if (facts["checkpoint"], facts["heads"]) == ("none", 1) else ():
             stated = {name: getattr(figure, name) for name in _STATED if getattr(figure, name) is not None}
-            is_alike = alike == (figure.label, figure.precision, figure.head_dim, figure.is_compiled)
-            if is_alike and stated.items() <= facts.items() and several <= stated.keys():
+            is_alike = required == (figure.label, figure.precision, figure.head_dim, figure.is_compiled)
+            if is_alike and stated.items() <= facts.items() and differing <= stated.keys():
                 notes = (f"ref. {label}: {figure.caveats}",) if figure.caveats else ()
-                found = Cell(figure.value, figure.std, text=figure.text, notes=notes)
-        return found
+                match = Cell(figure.value, figure.std, text=figure.text, notes=notes)
+        return match
 
-    for label in sorted({figure.label for figure in figures}):
-        yield label, partial(find, label=label)
+    return {figure.label for figure in figures}, find

@@ -1,4 +1,4 @@
-"""Every format of an answer, made in one place: terminal, Markdown, CSV, JSON, LaTeX and a page of HTML."""
+"""An answer in any format: terminal, Markdown, CSV, JSON, LaTeX, an HTML page, or its first chart as SVG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Output:
             `output` says.
         output: write to this file instead of the screen.
         table: only the table of this name.
-        all: every table and note, where the screen would hold the answer alone.
+        all: show every table and note; by default the screen has the answer alone.
     """
 
     format: str | None = None
@@ -53,7 +53,7 @@ class Output:
 
     @property
     def form(self) -> str:
-        """The format, or the one that the file's ending stands for."""
+        """The format asked for, or else the one that the file's ending stands for."""
         ending = self.output.suffix.lower() if self.output else ""
         return self.format or _SUFFIXES.get(ending, "terminal")
 
@@ -62,7 +62,7 @@ def give(answer: Answer, output: Output) -> int:
     """Print the answer, or write it to a file; returns the command's exit code.
 
     Raises:
-        UsageError: a table was asked for that there is none of, or the file cannot be written.
+        UsageError: `--table` names no table of the answer, or the file cannot be written.
     """
     chosen = _chosen(answer, output)
     if output.output is not None:
@@ -82,25 +82,25 @@ def give(answer: Answer, output: Output) -> int:
 
 
 def _chosen(answer: Answer, output: Output) -> Answer:
-    """The answer with what was asked for of it."""
-    tables = {table.name: table for table in answer.all_tables()}
+    """The part of the answer that the options ask for."""
+    names = list(dict.fromkeys(table.name for table in answer.all_tables()))
     if output.table:
-        if output.table not in tables:
-            raise unknown("--table", output.table, tables)
-        chosen = [table for table in answer.all_tables() if table.name == output.table]
-        return Answer(tables=chosen, title=answer.title)
+        if output.table not in names:
+            raise unknown("--table", output.table, names)
+        tables = [table for table in answer.all_tables() if table.name == output.table]
+        return Answer(tables=tables, title=answer.title)
     if output.all or output.form != "terminal":
         return answer
     answer = replace(answer, sections=[_chosen(section, output) for section in answer.sections])
     if answer.first is None:
         return answer
-    shown_tables = [table for table in answer.tables if table.name in answer.first]
-    more = [Line("tables", f"{', '.join(tables)}; --table NAME or --all")] if tables else []
-    return replace(answer, tables=shown_tables, notes=more)
+    first_tables = [table for table in answer.tables if table.name in answer.first]
+    hint = [Line("tables", f"{', '.join(names)}; --table NAME or --all")] if names else []
+    return replace(answer, tables=first_tables, notes=hint)
 
 
 def render(answer: Answer, form: str) -> str:
-    """The whole answer in a format, as text that ends in a line feed."""
+    """The whole answer in this format, as text that ends in a line feed."""
     return FORMATS[form](answer)
 
 
@@ -119,8 +119,8 @@ def print_answer(answer: Answer, console: Any) -> None:
     if answer.tables and answer.notes:
         console.print()
     print_lines(answer.notes, console)
-    for place, section in enumerate(answer.sections):
-        if place or answer.headline or answer.tables:
+    for index, section in enumerate(answer.sections):
+        if index or answer.headline or answer.tables:
             console.print()
         print_answer(section, console)
 
@@ -144,24 +144,26 @@ def _markdown(answer: Answer) -> str:
 
 
 def _markdown_lines(lines: Iterable[Line]) -> list[str]:
-    """A list with an item for each label; what goes on with a line stays in its item, after a line break."""
-    written: list[str] = []
+    """A list with an item for each label; a line without a label continues the item, after a line break."""
+    items: list[str] = []
     for line in lines:
         text = escaped(masked_message(line.text))
         if line.label:
-            written.append(f"- **{escaped(line.label)}**: {text}")
-        elif text and written and written[-1]:
-            written[-1:] = [f"{written[-1]}  ", f"  {text}"]
+            items.append(f"- **{escaped(line.label)}**: {text}")
+        elif text and items and items[-1]:
+            items[-1:] = [f"{items[-1]}  ", f"  {text}"]
         else:
-            written.append(text)
-    return written
+            items.append(text)
+    return items
 
 
 def _markdown_table(table: Table) -> list[str]:
     columns = table.columns
     texts = [[escaped(text) for text in row] for row in ([column.heading for column in columns], *table.texts())]
     widths = [max(3, *map(len, values)) for values in zip(*texts, strict=True)]
-    rule = [f"{'-' * (width - 1)}{'-:'[column.is_number]}" for column, width in zip(columns, widths, strict=True)]
+    rule = [
+        "-" * (width - 1) + (":" if column.is_number else "-") for column, width in zip(columns, widths, strict=True)
+    ]
     lines = [f"| {' | '.join(map(Column.padded, columns, row, widths))} |" for row in (texts[0], rule, *texts[1:])]
     caption = f": {escaped(table.caption)}" if table.caption else ""
     notes = [f"[{number}] {escaped(note)}" for number, note in enumerate(table.notes, start=1)]
@@ -169,9 +171,9 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, on one line: no tag, entity, table cell, link or picture of its own."""
+    """The text on one line, escaped so that Markdown makes no tag, entity, table cell, link or picture of it."""
     text = re.sub(r"&(?=#?\w+;)", "&amp;", one_line(text))
-    for character, written in (
+    for markup, escape in (
         ("\\", "\\\\"),
         ("|", "\\|"),
         ("<", "&lt;"),
@@ -180,7 +182,7 @@ def escaped(text: str) -> str:
         ("]:", "]\\:"),
         ("![", "!\\["),
     ):
-        text = text.replace(character, written)
+        text = text.replace(markup, escape)
     return text
 
 
@@ -188,24 +190,24 @@ def escaped(text: str) -> str:
 
 
 def _latex(answer: Answer) -> str:
-    """The tables, for a document with the package booktabs."""
-    signs = str.maketrans(json.loads(shipped("latex.json")))
-    table = template(
-        "table.tex", keep_trailing_newline=True, finalize=lambda value: shown(str(value)).translate(signs),
+    """The tables, for a document that uses the package booktabs."""
+    escapes = str.maketrans(json.loads(shipped("latex.json")))
+    tex = template(
+        "table.tex", keep_trailing_newline=True, finalize=lambda value: shown(str(value)).translate(escapes),
         block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
     )  # fmt: skip
-    return "\n".join(table.render(table=each) for each in answer.all_tables())
+    return "\n".join(tex.render(table=table) for table in answer.all_tables())
 
 
 # CSV and JSON
 
-#: How a formula begins (https://owasp.org/www-community/attacks/CSV_Injection), the wide forms of East Asia included.
 _NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?", re.IGNORECASE)
+#: The first characters of a formula (https://owasp.org/www-community/attacks/CSV_Injection), fullwidth forms included.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def _csv(answer: Answer) -> str:
-    """The answer's data, or its first table, in SI units (RFC 4180 but for plain line feeds)."""
+    """The answer's data, or else its first table, in SI units (RFC 4180, but with plain line feeds)."""
     stream = io.StringIO()
     for table in ([answer.data()] if answer.data is not None else answer.all_tables())[:1]:
         writer = csv.writer(stream, lineterminator="\n")
@@ -217,8 +219,8 @@ def _csv(answer: Answer) -> str:
 
 
 def csv_field(value: Any) -> Any:
-    """A value as a field of CSV. Text that a spreadsheet would take for a formula has an apostrophe before it, which
-    makes it text there; a number that is written as text stays one."""
+    """A value as a field of CSV. Text that a spreadsheet would take for a formula gets an apostrophe before it, which
+    makes it text there; a number in a string stays a number."""
     if not isinstance(value, str):
         return value
     text = shown(value)
@@ -227,20 +229,22 @@ def csv_field(value: Any) -> Any:
 
 
 def _json(answer: Answer) -> str:
-    # JSON knows neither NaN nor infinity: msgspec writes null. NumPy's scalars are Python's.
+    # msgspec writes null for NaN and infinity, which JSON lacks. NumPy scalars become Python's.
     text = msgspec.json.encode(_plain(answer), enc_hook=lambda scalar: scalar.item())
     return shown_json(msgspec.json.format(text, indent=1).decode()) + "\n"
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
-    """An answer as plain values: the headline's sentences, its figures, and every table as rows of SI values; of
-    several tables of one name (a table a phase) each row says which."""
+    """An answer as plain values: the headline, the figures, and every table as rows of SI values.
+
+    Tables of the same name (one for each phase) are joined; each row then has the title of its table.
+    """
     tables = [*answer.tables, *([answer.data()] if answer.data is not None else [])]
     names = Counter(table.name for table in tables)
     rows: dict[str, list[Any]] = {name: [] for name in names}
     for table in tables:
-        which = {"table": table.title} if names[table.name] > 1 else {}
-        rows[table.name] += [which | record for record in table.records()]
+        title = {"table": table.title} if names[table.name] > 1 else {}
+        rows[table.name] += [title | record for record in table.records()]
     plain: dict[str, Any] = {
         "title": answer.title,
         **answer.figures,
@@ -256,7 +260,7 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 
 def _svg(answer: Answer) -> str:
-    """The first chart, as a picture of its own."""
+    """The first chart as a picture."""
     charts = [chart for part in (answer, *answer.sections) for chart in part.charts()]
     if not charts:
         raise UsageError("there is no chart here; choose another format")

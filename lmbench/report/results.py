@@ -1,4 +1,4 @@
-"""Results as one answer: a section for each group of runs, by the view of its study; a row for each cell as data."""
+"""Results as one answer: a section for each group of runs, shown by its study's view. CSV has a row for each cell."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from lmbench.report.run import lines
 from lmbench.report.tables import failed_guards, sentences, view_tables
 from lmbench.report.view import GENERIC, Catalogue, View
 
-#: Cells or runs named of those that met the same end, and environments.
+#: Most cells that are named with one failure, and most environments that are listed.
 _MOST_NAMED = 6
 
 
 class _Section(NamedTuple):
-    """A group with the view that shows it: `frame` shows the runs that the view is about, `note` is said of it."""
+    """A group with its view, the frame of the runs that the view shows, and a note on the choice of the view."""
 
     group: Group
     view: View
@@ -56,26 +56,30 @@ def report_on(
     baseline: str | None = None,
     over: Over | None = None,
 ) -> Answer:
-    """Everything at or below the paths as an answer.
+    """All results at or below the paths as an answer.
 
     Args:
-        view, baseline: asked for instead of a group's own.
-        over: show all runs as configurations that are followed over commits or time.
+        view, baseline: used instead of each group's own.
+        over: follow the configurations of all runs over commits or time.
 
     Raises:
-        UsageError: no result, an unknown view, a baseline that a group lacks, or nothing that can be followed.
+        UsageError: there is no result, the view is unknown, a group lacks the baseline, or no configuration can be
+            followed.
     """
     groups = read_groups(paths, is_by_sweep=over is None)
-    asked = over_view(over) if over else view
-    wanted = catalogue.view(asked, (over,) if over else ()) if asked is not None else None
+    common_view: View | None = None
+    if over:
+        common_view = catalogue.view(over_view(over), (over,))
+    elif view is not None:
+        common_view = catalogue.view(view)
     sections = list[_Section]()
     for group in groups:
-        shown_by, note = (wanted, "") if wanted else _own_view(group, catalogue)
-        frame = frame_over(group, over) if over else make_frame(group, shown_by.is_profiled)
-        frame = frame.against(parse_baseline(baseline, frame) if baseline else shown_by.baseline)
-        # A fact that a view sorts by comes before those that it does not name.
-        frame = frame.select(frame.ordered([*shown_by.tables[0].rows, *frame.varying()]))
-        sections.append(_Section(group, shown_by, frame, note))
+        group_view, note = (common_view, "") if common_view else _view_of(group, catalogue)
+        frame = frame_over(group, over) if over else make_frame(group, group_view.is_profiled)
+        frame = frame.against(parse_baseline(baseline, frame) if baseline else group_view.baseline)
+        # Sort by the facts that the view names, then by the others.
+        frame = frame.select(frame.ordered([*group_view.tables[0].rows, *frame.varying()]))
+        sections.append(_Section(group, group_view, frame, note))
     rows = [
         (run.run_id, run.outcome, masked_message(run.record.replay_command or ""))
         for section in sections
@@ -85,13 +89,13 @@ def report_on(
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
     return Answer(
         sections=[*(_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
-        # Worked out for CSV and JSON alone: of 1,000 cells it takes a second.
+        # Computed for CSV and JSON alone, since it takes a second for 1,000 cells.
         data=lambda: _data(sections, catalogue),
     )
 
 
-def _own_view(group: Group, catalogue: Catalogue) -> tuple[View, str]:
-    """The view of a group that nobody asked for another one of, and what must be said of it."""
+def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
+    """A group's own view, and a note if that cannot be used and the generic view stands in."""
     if group.sweep.view is None:
         return GENERIC, ""
     try:
@@ -104,22 +108,23 @@ def _own_view(group: Group, catalogue: Catalogue) -> tuple[View, str]:
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, note = section
     timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
-    # Where rows tell the commits, they differ in nothing else.
+    # If rows name their commits, the line of an environment leaves the code out, so that each is listed once.
     changes = {"code": Code()} if "commit" in frame.varying() else {}
-    measured = {
+    environments = {
         line.text
         for row in frame.runs
         if (environment := row.run.record.environment) is not None
         for line in lines("environment", replace(environment, **changes), device=row.facts.get("gpu"))
     }
-    # What answers the view's question: the view's own sentences, then those of features.
+    # The view's question is answered by the view's own sentences, then by those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
-    texts = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
+    answers = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
     runs = [run for runs in frame.ok.values() for run in runs]
-    warnings = defaultdict[bool, list[str]](list)
+    # A warning that all runs have goes into the headline, another into the notes.
+    headline_warnings, note_warnings = list[str](), list[str]()
     for guards in _warned(runs).values():
-        text = f"{len(guards)} of {_count(len(runs), 'run')}, the first: {guards[0].message}"
-        warnings[len(guards) == len(runs)].append(text)
+        warnings = headline_warnings if len(guards) == len(runs) else note_warnings
+        warnings.append(f"{len(guards)} of {_count(len(runs), 'run')}, the first: {guards[0].message}")
     outcomes = Counter(outcome_word(row.run.outcome) for row in frame.runs)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
@@ -128,10 +133,10 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
             *([Line("question", view.question)] if view.question else []),
-            *(Line("answer", text) for text in chain.from_iterable(texts)),
-            *(Line("WARN", text) for text in warnings[True]),
-            Line("cells", f"{_count(len(frame.known), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
-            *(Line("measured", line) for line in _first(sorted(measured))),
+            *(Line("answer", text) for text in chain.from_iterable(answers)),
+            *(Line("WARN", text) for text in headline_warnings),
+            Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
+            *(Line("measured", line) for line in _first(sorted(environments))),
         ],
         tables=view_tables(view, timed, catalogue),
         charts=lambda: [
@@ -141,7 +146,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         ],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in filter(None, (note, *_notes(group, frame), *warnings[False]))),
+            *(Line("note", note) for note in filter(None, (note, *_notes(group, frame), *note_warnings))),
         ],
     )
 
@@ -151,28 +156,29 @@ def _count(number: int, word: str) -> str:
 
 
 def _failures(frame: Frame) -> Iterator[str]:
-    """What did not end well, each reason once with the cells that it was met in."""
-    names, met = frame.differing(), defaultdict[str, list[str]](list)
-    for cell in frame.known:
+    """Each reason why runs did not end well, with the cells of these runs."""
+    names, cells_of = frame.differing(), defaultdict[str, list[str]](list)
+    for cell in frame.facts:
         for run in frame.runs_of(cell, is_shown=None):
             if run.outcome != "ok":
-                error = run.record.error
-                message = shorten(run.damage or (error and error.message) or "", 160, placeholder=" ...")
-                met[": ".join(filter(None, [outcome_label(run), message]))].append(frame.in_words(cell, names))
-    for reason, cells in met.items():
+                message = run.damage or value_at(run.record, "error.message") or ""
+                shortened = shorten(message, 160, placeholder=" ...")
+                reason = ": ".join(filter(None, [outcome_label(run), shortened]))
+                cells_of[reason].append(frame.describe(cell, names))
+    for reason, cells in cells_of.items():
         yield ": ".join(filter(None, ["; ".join(_first(list(dict.fromkeys(cells)))), reason]))
 
 
 def _first(names: Sequence[str]) -> list[str]:
-    """All of a few names, of many the first ones and how many more there are."""
+    """The names if they are few, else the first ones and how many more there are."""
     more = len(names) - _MOST_NAMED
     return [*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _notes(group: Group, frame: Frame) -> Iterator[str]:
-    """The baseline that no run is, runs in no timing table, and cells without a run."""
+    """Notes on a baseline that no run has, on runs that no timing table shows, and on cells without a run."""
     baseline, cells = frame.baseline, group.sweep.cells
-    if frame.known and not any(baseline.items() <= known.items() for known in frame.known.values()):
+    if frame.facts and not any(baseline.items() <= facts.items() for facts in frame.facts.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
     passes = Counter(pass_of(row.run.record).name for row in frame.runs)
     for look in PASSES:
@@ -185,7 +191,7 @@ def _notes(group: Group, frame: Frame) -> Iterator[str]:
 
 
 def _warned(runs: Iterable[Run]) -> dict[str, list[Guard]]:
-    """The guards that warn, by their names."""
+    """The guards that warn, by name."""
     guards = defaultdict[str, list[Guard]](list)
     for run in runs:
         for guard in run.record.guards:
@@ -195,19 +201,18 @@ def _warned(runs: Iterable[Run]) -> dict[str, list[Guard]]:
 
 
 def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
-    """The cells of all sections as one table: where each belongs, its facts, how it ended, and the columns of its view,
-    published ones among them."""
-    facts = in_order({name for section in sections for known in section.frame.known.values() for name in known})
+    """The cells of all sections as one table: sweep, facts, outcome, and the columns of the view and of references."""
+    names = in_order({name for section in sections for facts in section.frame.facts.values() for name in facts})
     rows = []
     for group, view, frame, _ in sections:
         columns = [column for table in view.tables for column in catalogue.columns_of(table)]
         figures = {column.name: column.of(frame) for column in columns}
-        for cell in frame.known:
+        for cell in frame.facts:
             runs, ok = frame.runs_of(cell), frame.runs_of(cell, "ok")
             first = next(iter(ok or runs), None)
             rows.append({
                 "sweep": group.name,
-                **{name: frame.known[cell].get(name) for name in facts},
+                **{name: frame.facts[cell].get(name) for name in names},
                 "outcome": first.outcome if first else "ok",
                 "reason": first.damage or value_at(first.record, "error.message") if first else None,
                 "runs": len(runs),
@@ -218,6 +223,6 @@ def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
                 **{name: cells.get(cell) for name, cells in figures.items() if cells},
                 "baseline": frame.base_name or None,
             })  # fmt: skip
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    keys = [answer.Column(name, name=name) for name in names]
-    return Table("cells", "Cells", keys, [[row.get(name) for name in names] for row in rows])
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    headings = [answer.Column(key, name=key) for key in keys]
+    return Table("cells", "Cells", headings, [[row.get(key) for key in keys] for row in rows])

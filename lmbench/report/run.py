@@ -1,4 +1,4 @@
-"""A run as an answer: what was measured, the answer with its warnings, the phases, the rest, and how to repeat it."""
+"""A run as an answer: its configuration, its speed with warnings, its phases, further details, and how to repeat it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Tabl
 from lmbench.report.facts import choices_of
 from lmbench.report.units import GIB, MS, PERCENT, mean_and_std, milliseconds, percent, plain
 
-#: From this share of the step on it is the host that sets its time.
-_HOST_SETS_FRACTION = 0.5
-#: The title of the table says the unit, once for five columns.
+#: The host limits a step if the device waits for it in phases that take at least this share of the step.
+_HOST_LIMITED_FRACTION = 0.5
+#: Milliseconds without the word, which the table's title says once for five columns.
 _MS = replace(MS, word="")
 _STATISTICS = ("mean", "std", "median", "min", "max")
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
 
 
 def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), with_banner: bool = True) -> Answer:
-    """A run as `lmbench fit` ends with and `lmbench show` repeats it.
+    """A run as `lmbench fit` prints it at the end and `lmbench show` prints it again.
 
     Args:
         run: its record.
-        path: its result folder, None where nothing was kept.
+        path: its result folder, None if nothing was kept.
         notes: lines about how the run ended.
-        with_banner: whether the configuration is told again.
+        with_banner: whether to print the configuration, too.
     """
     has_times = run.error is None or not run.error.is_incorrect
     step = run.phases.step if has_times else None
@@ -51,7 +51,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
             *(banner(run) if with_banner else []),
             *([BLANK] if run.mode else []),
             *(_speed(run) if has_times else []),
-            # The peak of the device's memory, or of the host's; what was refused; how the run ended, if not `ok`.
+            # The device's peak memory, or the host's on a CPU; a refused allocation; the outcome, if not `ok`.
             *lines(
                 "ending",
                 run,
@@ -69,7 +69,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
 
 
 def _charts(path: Path | None) -> list[Chart]:
-    # Here: a terminal does without what draws.
+    # Imported here, since a terminal needs no charts.
     from lmbench.report.charts import steps_charts
 
     return steps_charts(path) if path is not None else []
@@ -80,7 +80,7 @@ def _listed(*parts: object) -> str:
 
 
 def banner(run: RunRecord) -> list[Line]:
-    """The configuration in a few labelled lines; none of a run that left no record of it."""
+    """The configuration in a few labelled lines; none for a run that did not record it."""
     if not run.mode:
         return []
     model, data, window, look = run.model, run.data, run.window, pass_of(run)
@@ -108,7 +108,7 @@ def banner(run: RunRecord) -> list[Line]:
 
 
 def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
-    """Phases by mean, spread and share of the step, in milliseconds, with the verdict of the lag probes."""
+    """The mean, spread and share of the step of each phase, in milliseconds, with the verdict of the lag probes."""
     window, verdicts = run.window, run.probe.verdicts
     columns = [
         Column("phase"),
@@ -129,30 +129,33 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
 
 
 def rank_tables(run: RunRecord) -> list[Table]:
-    """Of several ranks each one's mean step and phases, and how far these are apart."""
-    ranks, spans = run.per_rank or [], (*PHASES, SPANS[0])
+    """A table of each rank's mean step and phases and their skew over ranks; no table for a single rank."""
+    if not run.per_rank:
+        return []
+    spans = (*PHASES, SPANS[0])
     rows: list[list[Any]] = [
-        [str(rank.rank), *(rank.mean_s.get(span) for span in spans), rank.run_peak_allocated_bytes] for rank in ranks
+        [str(rank.rank), *(rank.mean_s.get(span) for span in spans), rank.run_peak_allocated_bytes]
+        for rank in run.per_rank
     ]
     columns = [Column("rank"), *(Column(span, _MS, f"{span}_s") for span in spans), Column("peak", GIB, "peak_bytes")]
     series = [[value for value in values if value is not None] for values in zip(*rows, strict=True)]
-    rows.append(["skew", *(max(known) - min(known) if known else None for known in series[1:])])
+    rows.append(["skew", *(max(values) - min(values) if values else None for values in series[1:])])
     title = "mean of each rank in ms; skew is the longest less the shortest"
-    return [Table("ranks", title, columns, rows, has_total=True).without_empty_columns()] if ranks else []
+    return [Table("ranks", title, columns, rows, has_total=True).without_empty_columns()]
 
 
 def _speed(run: RunRecord) -> list[Line]:
-    """The step with its spread, where most of it goes, whether the host or the device sets it, throughput and MFU."""
+    """The step with its spread and its longest phases, what limits it (host or device), throughput and MFU."""
     step, rate, bound = run.phases.step or PhaseSummary(), run.throughput, host_bound_fraction(run)
     shares = {
         span: phase.share_fraction for span, phase in run.phases.items() if span in PHASES and phase.share_fraction
     }
     longest = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
     most = _listed(*(f"{span} {percent(shares[span])}" for span in longest))
-    words = {span: lag.verdict for span, lag in run.probe.verdicts.items()} if run.probe.verdicts else {}
-    waiting = _listed(*(span for span in PHASES if words.get(span) == "host-bound"))
+    verdicts = {span: lag.verdict for span, lag in run.probe.verdicts.items()} if run.probe.verdicts else {}
+    waiting = _listed(*(span for span in PHASES if verdicts.get(span) == "host-bound"))
     limit = "the device: it always has work queued"
-    if (bound or 0.0) >= _HOST_SETS_FRACTION:
+    if (bound or 0.0) >= _HOST_LIMITED_FRACTION:
         limit = f"the host: the device waits for it in {percent(bound)} of the step ({waiting})"
     elif waiting:
         limit = f"the device, but in {waiting} ({percent(bound)} of the step), where it waits for the host"
@@ -170,8 +173,7 @@ def _speed(run: RunRecord) -> list[Line]:
 
 
 def details(run: RunRecord) -> list[Line]:
-    """Unseen phases, what compiling did, what was found of kernels and memory, power and loss, a line each
-    where there is something to say; and how many guards passed."""
+    """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     tally = Counter[str](guard.status for guard in run.guards).most_common()
     return lines(
         "details", run,
@@ -180,17 +182,21 @@ def details(run: RunRecord) -> list[Line]:
 
 
 def _where(run: RunRecord, path: Path) -> list[Line]:
-    """The folder, and the commands that look into its trace and that repeat the run, each with its label."""
+    """The folder, the commands that analyse what the run recorded, and the command that repeats it, each labelled."""
     commands = [look.command for look in PASSES if look.recorded(run)]
     if run.outcome == "oom" and run.memory.refused is not None:
         commands.append("memory")
-    again = [f"lmbench {command} {shlex.quote(str(path))}" for command in dict.fromkeys(commands)]
-    told = [("result", str(path)), *(("next", command) for command in again), ("repeat", run.replay_command)]
-    return [Line(label, text, is_whole=True) for label, text in told if text]
+    next_steps = [("next", f"lmbench {command} {shlex.quote(str(path))}") for command in dict.fromkeys(commands)]
+    texts = [("result", str(path)), *next_steps, ("repeat", run.replay_command)]
+    return [Line(label, text, is_whole=True) for label, text in texts if text]
 
 
 class _Wording(string.Formatter):
-    """Takes a field of the record where there is no word of that name."""
+    """Fills placeholders from the caller's words, or else from the record's field of that name.
+
+    Raises:
+        LookupError: the word or field is empty, unknown or zero.
+    """
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         value = kwargs[field_name] if field_name in kwargs else value_at(args[0], field_name)
@@ -201,21 +207,21 @@ class _Wording(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if value is True:
             return ""
-        of_unit = getattr(units, format_spec, None)
-        return of_unit(value) if of_unit else format(value, format_spec)
+        unit_function = getattr(units, format_spec, None)
+        return unit_function(value) if unit_function else format(value, format_spec)
 
 
 _SECTIONS: dict[str, list[list[str]]] = tomllib.loads(shipped("lines.toml"))
 
 
 def lines(section: str, record: Struct, **words: Any) -> list[Line]:
-    """The lines of a section of lines.toml, without those that the record and the words know nothing for."""
-    told, wording = [], _Wording()
+    """The lines of a section of lines.toml, without pieces and lines whose placeholders have no value."""
+    filled, wording = [], _Wording()
     for label, *pieces in _SECTIONS[section]:
         texts = [""] * len(pieces)
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             with suppress(LookupError):
-                texts[place] = wording.vformat(piece, (record,), words)
+                texts[index] = wording.vformat(piece, (record,), words)
         if texts[0]:
-            told.append(Line(label, "".join(texts)))
-    return told
+            filled.append(Line(label, "".join(texts)))
+    return filled

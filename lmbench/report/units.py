@@ -1,4 +1,4 @@
-"""SI figures of records as people read them: ms, GiB, %, thousands."""
+"""The SI numbers of records as people read them: in ms, GiB and %, with separated thousands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MISSING = "-"
 
 
 def _text(template: str, scale: float = 1.0, limit: float = math.inf, above: str = "") -> Callable[[float | None], str]:
-    """A function that shows a number times `scale` by the template, from `limit` on by `above`; no number is `-`."""
+    """A function that formats a number times `scale` by the template, or by `above` from `limit` on; None is `-`."""
 
     def text(value: float | None) -> str:
         if value is None:
@@ -22,9 +22,9 @@ def _text(template: str, scale: float = 1.0, limit: float = math.inf, above: str
 
 
 percent = _text("{:z.1f} %", 100)
-#: Percent for a column that names the unit.
+#: Percent without the sign, for a column that names the unit.
 percent_number = _text("{:.1f}", 100)
-#: A limit or floor in percent with the digits that matter: `1 %`, `0.31 %`, `105 %`.
+#: A limit or floor in percent with three significant digits at most: `1 %`, `0.31 %`, `105 %`.
 percent_short = _text("{:.3g} %", 100, 100, "{:,.0f} %")
 #: A difference of two shares: `+1.2 %`.
 signed_percent = _text("{:+.1f} %", 100)
@@ -36,13 +36,13 @@ microseconds = _text("{:,.1f}", 1e6, 1000, "{:,.0f}")
 times = _text("{:.2f}x")
 millijoules = _text("{:.3g}", 1e3)
 whole = _text("{:,.0f}")
-#: A number in whatever unit its column names: four significant digits, from 1000 on whole and thousands apart.
+#: A number in the unit that its column names: four significant digits, from 1000 on a whole number.
 plain = _text("{:.4g}", 1, 1000, "{:,.0f}")
 
 
 def milliseconds(time_s: float | None, spread_s: float | None = None) -> str:
-    """Milliseconds with three decimals under 10, two under 1000, none above; with a spread no more than its second
-    digit."""
+    """Milliseconds with three decimals under 10, two under 1000 and none above; never more than the spread's first two
+    digits."""
     if time_s is None:
         return MISSING
     value = time_s * 1e3
@@ -53,7 +53,7 @@ def milliseconds(time_s: float | None, spread_s: float | None = None) -> str:
 
 
 def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
-    """`50.59 ± 0.12` or `443 ± 112` in ms: no digits beyond the spread's second; the mean alone where there is none."""
+    """`50.59 ± 0.12` or `443 ± 112` in ms, with no digits beyond the spread's second; the mean alone if std is None."""
     text = milliseconds(mean_s, std_s)
     if mean_s is None or std_s is None:
         return text
@@ -62,14 +62,16 @@ def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
 
 
 def gib(size_bytes: float | None) -> str:
-    """GiB (2^30 bytes); MiB under a tenth of one."""
-    if size_bytes is not None and abs(size_bytes) < 0.1 * 2**30:
+    """A size in GiB (2^30 bytes), or in MiB below 0.1 GiB."""
+    if size_bytes is None:
+        return MISSING
+    if abs(size_bytes) < 0.1 * 2**30:
         return f"{size_bytes / 2**20:.1f} MiB"
-    return MISSING if size_bytes is None else f"{size_bytes / 2**30:.2f} GiB"
+    return f"{size_bytes / 2**30:.2f} GiB"
 
 
 def gib_number(size_bytes: float | None) -> str:
-    """GiB (2^30 bytes) without its unit, for a column that names it; three decimals under 1, two digits under 0.01."""
+    """A size in GiB (2^30 bytes) for a column that names the unit: three decimals under 1, two digits under 0.01."""
     if size_bytes is None:
         return MISSING
     value = size_bytes / 2**30
@@ -88,7 +90,7 @@ def count(number: int | None) -> str:
 
 
 def instances(value: float) -> str:
-    """A mean number of things: whole numbers as such, others with one decimal, as steps need not be alike."""
+    """A mean count over steps, which may differ: a whole number as such, another with one decimal."""
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
 
 
@@ -99,13 +101,17 @@ def change_range(low: float, high: float) -> str:
 
 def signed(value: float | None) -> str:
     """A small difference with its sign, two significant digits: `+0.0031`, `0`."""
-    return "0" if value == 0 else MISSING if value is None else f"{value:+.2g}"
+    if value is None:
+        return MISSING
+    return f"{value:+.2g}" if value else "0"
 
 
 def duration(time_s: float) -> str:
-    """Seconds in words that are short: 4.2 s, 3 min, 1 h 5 min."""
+    """A short text for a time: `4.2 s`, `3 min`, `1 h 5 min`."""
+    if time_s < 9.95:
+        return f"{time_s:.1f} s"
     if time_s < 99.5:
-        return f"{time_s:.{int(time_s < 9.95)}f} s"
+        return f"{time_s:.0f} s"
     hours, minutes = divmod(round(time_s / 60), 60)
     if not hours:
         return f"{minutes} min"
@@ -114,16 +120,16 @@ def duration(time_s: float) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit that a column shows: its word for the heading, what SI is multiplied by, and a number as text."""
+    """The unit of a column: its word in the heading, the factor from SI, and the function that formats an SI number."""
 
     word: str
     scale: float
     text: Callable[[float], str]
 
 
-#: A column of words; its unit is compared by identity.
+#: The unit of a column of words; code compares it by identity.
 WORDS = Unit("", 1.0, str)
-#: A number that tells rows apart, and is aligned like one.
+#: The unit of a setting that is a number: it is shown as it is, but aligned to the right.
 SETTING = Unit("", 1.0, str)
 MS = Unit("ms", 1e3, milliseconds)
 SECONDS = Unit("s", 1.0, seconds)
@@ -144,5 +150,5 @@ _OF_FIELDS = {
 
 
 def unit_of(field_unit: str) -> Unit:
-    """The unit in which a field of the schema is shown, by the unit that it is recorded in."""
+    """The unit in which a field of the schema is shown, by the unit in which it is recorded."""
     return _OF_FIELDS.get(field_unit, Unit(field_unit, 1.0, plain))

@@ -1,11 +1,13 @@
-// Draws each specification of the page, one after the other, in the page's colours, light or dark.
-const ROWS_ON_CANVAS = 2000;
+// Draws each specification of the page, one after the other, in the page's light or dark colours.
+
+// Charts with more rows of data than this are drawn on a canvas, others as SVG.
+const MAX_SVG_ROWS = 2000;
 const coloured = text => {
   const style = getComputedStyle(document.documentElement);
   const value = name => name && style.getPropertyValue(name).trim();
-  return text.replace(/var\((--[\w-]+)(?:, var\((--[\w-]+)\))?\)/g, (_, name, other) => value(name) || value(other));
+  return text.replace(/var\((--[\w-]+)(?:, var\((--[\w-]+)\))?\)/g, (_, name, fallback) => value(name) || value(fallback));
 };
-// The specification, and how many rows of data it has.
+// The specification and its number of rows of data.
 const parse = text => {
   let rows = 0;
   const spec = JSON.parse(coloured(text), (key, value) => {
@@ -14,14 +16,17 @@ const parse = text => {
   });
   return [spec, rows];
 };
-// Buttons and keys that move the part of the time axis that is seen.
+// Buttons and keys that zoom and move the visible part of the time axis.
 const controls = (box, view, {signal, start, end}) => {
   const show = (from, range) => {
     range = Math.min(Math.max(range, (end - start) * 1e-5), end - start);
     from = Math.min(Math.max(from, start), end - range);
     view.signal(signal, [from, from + range]).runAsync();
   };
-  const move = (factor, share) => { const [from, to] = view.scale("x").domain(), range = (to - from) * factor; show((from + to - range) / 2 + share * (to - from), range); };
+  const move = (zoom, shift) => {
+    const [from, to] = view.scale("x").domain(), range = (to - from) * zoom;
+    show((from + to - range) / 2 + shift * (to - from), range);
+  };
   const actions = {"+": () => move(.5, 0), "\u2212": () => move(2, 0), "\u2190": () => move(1, -.25), "\u2192": () => move(1, .25), "whole": () => show(start, end - start)};
   const bar = document.createElement("div");
   bar.className = "vega-controls";
@@ -37,7 +42,7 @@ const controls = (box, view, {signal, start, end}) => {
 };
 const draw = async (box, text) => {
   const [spec, rows] = parse(text);
-  const options = {mode: "vega-lite", actions: false, ast: true, renderer: rows > ROWS_ON_CANVAS ? "canvas" : "svg"};
+  const options = {mode: "vega-lite", actions: false, ast: true, renderer: rows > MAX_SVG_ROWS ? "canvas" : "svg"};
   const target = document.createElement("div");
   box.replaceChildren(target);
   const {view} = await vegaEmbed(target, spec, options);

@@ -1,5 +1,8 @@
-"""A view: which tables and charts show a study, in which rows and columns, against which baseline; read from YAML. And
-what it may name: columns and kinds of charts of the report itself, and what features (kernels, ...) add."""
+"""Views and the catalogue of what they may name.
+
+A view says, in YAML, which tables and charts show a study, in which rows and columns, against which baseline. The
+catalogue has the columns and kinds of charts of the report itself and of its features (kernels, memory, ...).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ ColumnOf = Callable[[str], Column]
 
 
 class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table with a row for each cell; `rows` are facts, in the order of sorting.
+    """A table with a row for each cell, sorted by the facts `rows`.
 
-    `columns` are names of columns, fields of a run's record by their dotted names, or patterns such as
-    `forward_*_fraction`. Facts that differ between cells and are not named become rows too, and those that all cells
-    share go to the caption. Cells that have none of the columns are left out. With `among`, a row for each combination
-    of the other facts, and by which of those named the only one of `columns` is the smallest, and how surely.
+    `columns` are names of columns, dotted names of fields of a run's record, or patterns such as `forward_*_fraction`.
+    Other facts that differ between cells are added to the row facts; facts that all cells share go to the caption.
+    Cells without a value in any column are left out. With `among`, a row stands for each combination of the other facts
+    and says for which values of the facts `among` the only column is smallest, and how certain that is.
     """
 
     title: str
@@ -41,11 +44,11 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A chart for each combination of the facts that it does not name.
+    """A chart for each combination of the facts that the spec does not name.
 
-    `bars`: `y` by the values of `x`, side by side for each of `series`; `rows`: the same lying, a bar for each cell,
-    labelled with what differs; `lines`: `y` over the number `x`, both log, a line for each of `series`; `stack`: the
-    columns `of` on top of each other, for each cell. Features add kinds of their own.
+    The kinds are `bars` (`y` by the values of `x`, side by side for `series`), `rows` (a horizontal bar of `y` for each
+    cell, labelled with what differs), `lines` (`y` over the number `x` on logarithmic axes, a line for each of
+    `series`), `stack` (for each cell a bar made of the columns `of`), and those of features.
     """
 
     title: str
@@ -57,11 +60,11 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """A sentence that answers the question by `y`, and the columns `also`, of the cells that decide it.
+    """A sentence that answers a view's question by the column `y`, and the columns `also`, of the cells that decide.
 
-    `against`: every way but the baseline, with its speed-up; `best`: the `x` that has the most `y`; `fastest`: which
-    of the ways that the facts `among` tell apart has the least `y`, a time, and for how many of the others; `parts`:
-    the largest cell, and which of the columns `of` its `y` is mostly.
+    The kinds are `against` (every way but the baseline, with its speed-up), `best` (the `x` with the largest `y`),
+    `fastest` (how often each combination of the facts `among` takes the least time `y`), and `parts` (the largest cell,
+    with those of the columns `of` that make up most of its `y`).
     """
 
     kind: Literal["against", "best", "fastest", "parts"]
@@ -73,8 +76,8 @@ class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class View(Struct, frozen=True, forbid_unknown_fields=True):
-    """A study's view. `question` is what it answers, in a sentence, and `answers` are how; `baseline` are the
-    facts that rows are compared with; `is_profiled` says that it shows profiled runs; `name` is its study's."""
+    """The view of a study, whose name is `name`. `question` is a sentence that `answers` answer; `baseline` are the
+    facts with which rows are compared; `is_profiled` shows profiled runs instead of timed ones."""
 
     title: str
     tables: Annotated[tuple[TableSpec, ...], Meta(min_length=1)]
@@ -86,16 +89,16 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
 
 
-#: For a sweep that names no view, and for runs that have nothing to do with each other: a row for whatever differs.
+#: The view of sweeps without one and of runs outside sweeps: a row for whatever differs.
 GENERIC = msgspec.convert(parse_yaml(shipped("sweep.yaml"), "sweep.yaml"), View)
 
 
 @dataclass(frozen=True)
 class ChartKind:
-    """A kind of charts. `build` makes one of cells that share all facts that the spec does not name.
+    """A kind of charts. `build` makes one chart of cells that share all facts that the spec does not name.
 
-    `has_rows` says that it has a row for each cell, labelled with whatever differs; `by_baseline` that it has those of
-    one baseline.
+    With `has_rows` a chart has a row for each cell, whatever differs. With `by_baseline` it has the cells of one
+    baseline.
     """
 
     build: Callable[[ChartSpec, Frame, ColumnOf], Chart | None]
@@ -105,11 +108,11 @@ class ChartKind:
 
 @dataclass(frozen=True)
 class Feature:
-    """What one feature adds.
+    """The additions of one feature to a report.
 
-    `row_notes` are said of a cell in a table that has one of the feature's columns; `headline` are sentences that
-    answer the question of a view with such a table, from the cells of one device. `beside` gives columns that
-    stand in every table that has a column.
+    `row_notes` are notes on a cell in tables that have one of the feature's columns. `headline` are sentences that
+    answer the question of a view with such a table. `beside` gives, for any column of a table, further columns to show
+    beside it.
     """
 
     columns: tuple[Column, ...] = ()
@@ -120,7 +123,7 @@ class Feature:
 
 
 class Catalogue:
-    """Columns and kinds of charts by name."""
+    """The columns and kinds of charts of all features, by name."""
 
     def __init__(self, *features: Feature) -> None:
         self.features = features
@@ -128,10 +131,10 @@ class Catalogue:
         self.chart_kinds = {name: kind for feature in features for name, kind in feature.chart_kinds.items()}
 
     def column(self, name: str) -> Column:
-        """The column of that name, or of the field of a run's record with that dotted name.
+        """The column of this name, or of the field of a run's record with this dotted name.
 
         Raises:
-            UsageError: there is none, or the field is no number.
+            UsageError: there is neither, or the field is not a number.
         """
         column = self.columns.get(name) or schema_column(name)
         if column is None:
@@ -140,28 +143,28 @@ class Catalogue:
         return column
 
     def columns_of(self, spec: TableSpec) -> list[Column]:
-        """The columns of a table, and what stands beside them; that of the fastest has but one."""
+        """The columns of a table, and those that features put beside them; a table with `among` has one column."""
         columns = list(map(self.column, spec.columns))
         features = () if spec.among else self.features
         return [*columns, *(other for column in columns for feature in features for other in feature.beside(column))]
 
     def features_of(self, columns: Iterable[Column]) -> list[Feature]:
-        """The features that one of the columns is of."""
-        shown = {*columns}
-        return [feature for feature in self.features if shown & {*feature.columns}]
+        """The features to which one of the columns belongs."""
+        used = {*columns}
+        return [feature for feature in self.features if used & {*feature.columns}]
 
     def view(self, named: Any, axes: Iterable[str] = (), places: Mapping[str, str] = {}) -> View:
-        """A view by its study's name, by the path of a study's file, or from the mapping under `view:` of one, with its
-        patterns of columns written out.
+        """A view by the name of its study, by the path of a study's file, or from the mapping under `view:` of such a
+        file, with the patterns of columns expanded.
 
         Args:
-            named: any of these; what somebody wrote into a file may be anything.
+            named: the name, path or mapping; read from a file, it may be anything.
             axes: the study's axes, which rows may name beside the facts.
-            places: where the settings of its file stand.
+            places: the place of each setting in the study's file, for messages.
 
         Raises:
-            UsageError: it is none of these, a mapping with mistakes, or names columns, facts or kinds of charts that
-                do not exist.
+            UsageError: there is no such study, the mapping has mistakes, or it names columns, facts or kinds of charts
+                that do not exist.
         """
         if named == GENERIC.name:
             return GENERIC
@@ -170,25 +173,24 @@ class Catalogue:
             name, content, axes, places = _view_of_study(named)
         try:
             view = msgspec.convert(content, View)
-            wrong = [*self._mistakes(view, axes)]
+            mistakes = [*self._mistakes(view, axes)]
         except msgspec.ValidationError as error:
-            wrong = [str(error)]
-        if wrong:
-            raise UsageError("; ".join(placed(line, places, "view") for line in dict.fromkeys(wrong)))
-        tables = tuple(replace(table, columns=self._names(table.columns)) for table in view.tables)
+            mistakes = [str(error)]
+        if mistakes:
+            raise UsageError("; ".join(placed(mistake, places, "view") for mistake in dict.fromkeys(mistakes)))
         return replace(
             view,
-            tables=tables,
+            tables=tuple(replace(table, columns=self._names(table.columns)) for table in view.tables),
             answers=tuple(replace(answer, of=self._names(answer.of)) for answer in view.answers),
             charts=tuple(replace(chart, of=self._names(chart.of)) for chart in view.charts),
-            # `matmul: highest` is `highest (fp32)`.
+            # `matmul: highest` becomes `highest (fp32)`.
             baseline={name: FACT[name].labelled(v) if name in FACT else plain(v) for name, v in view.baseline.items()},
             name=view.name or name,
         )
 
     def _mistakes(self, view: View, axes: Iterable[str]) -> Iterator[str]:
-        """What is said of each name in a view that stands for nothing."""
-        known = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
+        """A message for each name in a view that does not exist or cannot be used there."""
+        facts = [*FACT, *(axis for axis in map(str, axes) if fact_of(axis) == axis)]
 
         def named(*keys: str) -> list[str]:
             parts = view, *view.tables, *view.answers, *view.charts
@@ -197,8 +199,8 @@ class Catalogue:
 
         for option in named("baseline", "rows", "among", "x", "series"):
             fact = fact_of(option)
-            if option not in known and (fact != option or "." not in option):
-                yield f"fact {option!r} is unknown; choose among {', '.join(known)}{suggest(fact, known)}"
+            if option not in facts and (fact != option or "." not in option):
+                yield f"fact {option!r} is unknown; choose among {', '.join(facts)}{suggest(fact, facts)}"
         for chart in view.charts:
             if chart.kind not in self.chart_kinds:
                 yield str(unknown("chart kind", chart.kind, self.chart_kinds))
@@ -210,12 +212,17 @@ class Catalogue:
         for pattern in named("columns", "y", "of", "also"):
             try:
                 (name, *_) = self._names([pattern])
-                if pattern in compared and not self.column(name).is_of_one_process:
+                if pattern in compared and not self.column(name).is_process_mean:
                     yield f"column {name!r} is no number of one process, which can be compared"
             except UsageError as error:
                 yield str(error)
 
     def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """The names of columns that match the patterns.
+
+        Raises:
+            UsageError: a column does not exist, or a pattern matches none.
+        """
         names: list[str] = []
         for pattern in patterns:
             matching = fnmatch.filter(self.columns, pattern) if "*" in pattern else [pattern]
@@ -226,7 +233,7 @@ class Catalogue:
 
 
 def _view_of_study(name: str) -> tuple[str, Any, Iterable[str], Mapping[str, str]]:
-    """The name of a study, its view as it was written, its axes, and where its settings stand."""
+    """The name of a study, its view as its file has it, its axes, and the places of its settings in the file."""
     path = Path(name) if Path(name).suffix in (".yaml", ".yml") else shipped_studies().get(name)
     if path is None:
         names = [GENERIC.name, *(study for study in shipped_studies() if not study.startswith("tiny_"))]

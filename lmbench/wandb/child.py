@@ -1,8 +1,8 @@
-"""Results as offline W&B runs beside them: `python -m lmbench.wandb.child RESULT...`, in a process of its own.
+"""Writes results as offline W&B runs beside them, in a separate process: `python -m lmbench.wandb.child RESULT...`.
 
-Only this module imports wandb. A run there has a name, a flat configuration, series, a summary of what decides, and
-tables. Measured on two busy cores: a process that writes 1 step takes 1.7 s, 100 steps 2.1 s, 10 000 steps 5.4 s (1.5 s
-of it are start-up), for files of 0.01, 0.09 and 7.8 MB.
+A W&B run has a name, a flat configuration, series, a summary of the important numbers, and tables. Measured on two busy
+cores, the process takes 1.7 s for 1 step, 2.1 s for 100 steps and 5.4 s for 10 000 steps (1.5 s of it are start-up).
+The files have 0.01, 0.09 and 7.8 MB.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, WandbFiling
 from lmbench.records.schema import recorded, value_at
 from lmbench.report import logged
-from lmbench.report.facts import Value, fact_of, in_words, other_axes, read_facts
+from lmbench.report.facts import Value, describe, fact_of, other_axes, read_facts
 from lmbench.report.logged import STEP
 from lmbench.report.run import phase_table, rank_tables
 from lmbench.wandb.publish import SERVER
 
-#: Facts that a run's name tells first; then those of its sweep's axes.
+#: The facts that come first in a run's name, before those of its sweep's axes.
 _NAMED = ("size", "mode", "precision", "compile", "batch", "context")
 
 
 def _facts_of(record: RunRecord) -> dict[str, Value]:
-    """What tells this run from others: the facts of a report, and axes of its sweep that no fact stands for."""
+    """The facts of the run, and its sweep's axes that set no fact."""
     return read_facts(record) | other_axes(_axes(record))
 
 
@@ -47,25 +47,25 @@ def _axes(record: RunRecord) -> Mapping[str, Any]:
 
 
 def name_of(record: RunRecord) -> str:
-    """`small, bf16-mixed, compiled, batch 4, context 512 r0`: what was measured, and which repeat in a sweep."""
+    """The label of the run, in a sweep with its repeat: `small, bf16-mixed, compiled, batch 4, context 512 r0`."""
     repeat = value_at(record, "sweep.repeat")
-    return f"{label_of(record)}{'' if repeat is None else f' r{repeat}'}"
+    return label_of(record) if repeat is None else f"{label_of(record)} r{repeat}"
 
 
 def label_of(record: RunRecord) -> str:
-    """What was measured, the same for all repeats of a cell."""
+    """The run's configuration in words, the same for all repeats of a cell."""
     facts, axes = _facts_of(record), _axes(record)
     if facts.get("mode") == "train_step":
         del facts["mode"]
-    words = in_words(facts, list(dict.fromkeys([*_NAMED, *map(fact_of, axes)])))
-    if (looked_at := pass_of(record, axes).name) != TIMING:
-        words += f", {looked_at}"
+    words = describe(facts, list(dict.fromkeys([*_NAMED, *map(fact_of, axes)])))
+    if (run_pass := pass_of(record, axes).name) != TIMING:
+        words += f", {run_pass}"
     return shown(words)[:120] or str(record.run_id)
 
 
 def config_of(record: RunRecord) -> dict[str, Any]:
-    """Facts by their names (`size`, `precision`, `batch`), then fields as config.csv names them, and all options, as
-    `trainer/max_steps`.
+    """Facts by their names (`size`, `precision`, `batch`), then fields as config.csv names them, then all options, such
+    as `trainer/max_steps`.
 
     No name has a dot, which W&B would take for a path.
     """
@@ -85,9 +85,9 @@ def config_of(record: RunRecord) -> dict[str, Any]:
 
 
 def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
-    """What decides, by the names of logged.py; how the run ended; which guards did not pass; and verdicts.
+    """The important numbers by the names of logged.py, the outcome, the guards that did not pass, and verdicts.
 
-    `outcome` is the outcome as a reader sees it: a run that was killed says `running` itself.
+    `outcome` is the outcome as a reader sees it, since the record of a killed run still says `running`.
     """
     summary: dict[str, Any] = {"outcome": outcome, **logged.of_run(record)}
     if record.error is not None:
@@ -101,8 +101,8 @@ def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
 
 
 def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the phases with their statistics, of several ranks, of the guards, and of the whole record in SI units;
-    of a run that did not come so far those that there are."""
+    """The rows of tables of the phases, of several ranks, of the guards, and of the whole record in SI units; empty
+    tables are left out."""
     values: dict[str, Any] = masked(recorded(record))
     values |= {"argv": masked_words(record.argv)} if record.argv else {}
     values.pop("guards", None)
@@ -117,16 +117,16 @@ def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
 
 
 def main(results: list[str]) -> int:
-    """Write each; returns 1 if one could not be written. The last line printed says why."""
-    # An offline run needs no key, so that none can get into its files.
+    """Write every result as a W&B run; returns 1 after a failure, which the last line explains."""
+    # An offline run needs no key, and without one none can get into its files.
     os.environ.pop("WANDB_API_KEY", None)
-    # A full disk would otherwise be told of again with every line that wandb logs.
+    # On a full disk, logging would otherwise print an error for every line of wandb's log.
     logging.raiseExceptions = False
-    works: list[Callable[[], None]] = [_tell_server, *(partial(write_run, Path(result)) for result in results)]
+    tasks: list[Callable[[], None]] = [_tell_server, *(partial(write_run, Path(result)) for result in results)]
     code = 0
-    for work in works:
+    for task in tasks:
         try:
-            work()
+            task()
         except Exception as error:
             is_missing = isinstance(error, ModuleNotFoundError) and error.name == "wandb"
             problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
@@ -136,29 +136,34 @@ def main(results: list[str]) -> int:
 
 
 def _tell_server() -> None:
-    """Print where an upload goes: the settings of a working directory are read too, and this one is empty."""
+    """Print the address of the server to which an upload goes.
+
+    wandb also reads settings in the working directory; that of this process is empty.
+    """
     import wandb
 
     print(f"{SERVER}{wandb.setup(wandb.Settings(silent=True)).settings.base_url}", flush=True)
 
 
 def write_run(result: Path) -> None:
-    """Write a result's offline run, in the place of one that is there.
+    """Write a result's offline run; an earlier one is replaced.
 
-    W&B's own "created" is when it is uploaded: its interface takes no other time (UpsertBucket has no such input). The
-    runtime is the run's, and `started_at` is in the configuration.
+    W&B's "created" is the time of the upload, since its interface takes no other time (UpsertBucket has no such input).
+    The runtime is that of the measured run, and its `started_at` is in the configuration.
 
-    Raises OSError, or whatever wandb raises.
+    Raises:
+        OSError: the files cannot be written.
+        Exception: whatever wandb raises.
     """
     import wandb
 
     loaded = load_run(result)
     record, folder = loaded.record, result / "wandb"
     filed = record.wandb or WandbFiling()
-    # Never through a link: what is removed, and then sent, is the result's. (rmtree raises for a link.)
+    # rmtree raises for a link, so that nothing outside of the result is removed, and then sent.
     if os.path.lexists(folder):
         shutil.rmtree(folder)
-    # By itself wandb would leave what it keeps of tables and artifacts in the user's home.
+    # By default wandb stages tables and artifacts in the user's home.
     os.environ["WANDB_DATA_DIR"] = str(folder.resolve() / "staging")
     run: Any = wandb.init(
         id=stable_id(record),
@@ -169,7 +174,7 @@ def write_run(result: Path) -> None:
         tags=filed.tags,
         dir=str(result.resolve()),
         config=config_of(record),
-        # Without `x_server_side_derived_summary` wandb takes the time of this writing for the run's.
+        # Without `x_server_side_derived_summary` wandb would take the times of this writing for those of the run.
         settings=wandb.Settings(**json.loads((files("lmbench.wandb") / "settings.json").read_bytes())),
     )
     run.define_metric(STEP, summary="none")
@@ -185,20 +190,20 @@ def write_run(result: Path) -> None:
     if filed.artifact:
         artifact = wandb.Artifact(f"result-{run.id}", type="lmbench-result")
         for path in own_files(result):
-            # By name: a copy would lie beside it until it is uploaded.
+            # `immutable` refers to the file, where wandb would otherwise keep a copy beside it until the upload.
             artifact.add_file(str(path), policy="immutable")
         run.log_artifact(artifact)
     run.finish(exit_code=0 if loaded.outcome == "ok" else 1)
 
 
 def own_files(result: Path) -> list[Path]:
-    """The files of a result that go along as its artifact: no links, which may lead to somebody else's."""
+    """The files of a result that its artifact holds: without links, which may lead to files outside of the result."""
     paths = sorted(path for path in result.iterdir() if not path.name.startswith("."))
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def stable_id(record: RunRecord) -> str:
-    """What W&B knows a run by: the same at every upload, and another one for another run of the same name."""
+    """W&B's id of a run: the same at every upload, and different for another run of the same name."""
     process = f"{record.run_id} {record.started_at} {record.boot_id} {record.pid}"
     return sha256(process.encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Charts of a report, and the page that has them: self-contained, and readable in a real browser."""
+"""Charts of a report and their page, which is self-contained and readable in a real browser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path):
     assert any("left out" in chart.caption for chart in section.charts())
 
 
-def test_a_picture_of_a_file_has_its_colours_and_neither_script_nor_what_is_not_drawn():
+def test_an_svg_file_has_the_palette_and_no_script_and_a_chart_escapes_its_texts():
     rows = [{"x": 1, "text": "<b> </script> \u202e"}]
     encoding = {"x": {"field": "x", "type": "quantitative"}, "color": {"field": "text", "type": "nominal"}}
     spec = {"data": {"values": rows}, "mark": "point", "encoding": encoding}

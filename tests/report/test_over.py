@@ -1,4 +1,4 @@
-"""Figures over revisions and over time, with change points that were planted, and none where nothing was."""
+"""Figures over commits and over time: planted change points are found, and none where nothing was planted."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from lmbench.records.statistics import level_changes
 )
 def test_planted_levels_are_found_with_their_size(levels):
     rng = random.Random(2)
-    found = level_changes([level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)])
-    assert [change.index for change in found] == list(itertools.accumulate(count for count, _ in levels))[:-1]
-    for change, (before, after) in zip(found, itertools.pairwise(level for _, level in levels), strict=True):
+    changes = level_changes([level * rng.gauss(1, 0.004) for count, level in levels for _ in range(count)])
+    assert [change.index for change in changes] == list(itertools.accumulate(count for count, _ in levels))[:-1]
+    for change, (before, after) in zip(changes, itertools.pairwise(level for _, level in levels), strict=True):
         assert change.low < change.point < change.high
         assert change.point == pytest.approx(after / before, abs=0.02)
 
 
 @pytest.mark.parametrize("tails", ["normal", "heavy"])
-def test_of_noise_alone_at_most_a_few_series_in_a_hundred_show_a_change(tails):
+def test_at_most_a_few_in_a_hundred_series_of_noise_show_a_change(tails):
     rng = np.random.default_rng(3)
     for count in (4, 8, 30):
         draws = rng.normal(size=(300, count)) if tails == "normal" else rng.standard_t(3, size=(300, count))
-        # 5 %, and three standard deviations of 300 draws.
+        # 15 of 300 is 5 %; 11 more are three standard deviations.
         assert sum(bool(level_changes(np.exp(0.01 * series))) for series in draws) <= 26
 
 
 def test_the_interval_of_a_size_holds_it_as_often_as_it_says():
     rng = np.random.default_rng(4)
-    found = [level_changes(np.exp([*rng.normal(0, 0.01, 8), *rng.normal(0.06, 0.01, 6)])) for _ in range(200)]
-    right = [changes[0] for changes in found if [change.index for change in changes] == [8]]
+    drawn = [level_changes(np.exp([*rng.normal(0, 0.01, 8), *rng.normal(0.06, 0.01, 6)])) for _ in range(200)]
+    right = [changes[0] for changes in drawn if [change.index for change in changes] == [8]]
     assert len(right) > 180
     assert sum(change.low < math.exp(0.06) < change.high for change in right) > 0.9 * len(right)
 
@@ -50,8 +50,8 @@ def test_the_interval_of_a_size_holds_it_as_often_as_it_says():
 def test_equal_values_have_no_change_and_an_exact_one_has_no_width():
     assert level_changes([3.0] * 9) == []
     assert level_changes([1.0, 2.0, 2.0]) == []
-    # One that stands out is an outlier, but where it is the newest.
-    noisy = [1 + 0.001 * (place % 3) for place in range(12)]
+    # A single deviating value is an outlier, unless it is the newest.
+    noisy = [1 + 0.001 * (index % 3) for index in range(12)]
     assert level_changes([*noisy[:6], 1.2, *noisy[6:]]) == []
     assert [change.index for change in level_changes([*noisy, 1.2])] == [12]
     (change,) = level_changes([1e9] * 4 + [2e9] * 4)
@@ -67,29 +67,29 @@ def history(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "140")
     rng = random.Random(5)
-    for place, commit in enumerate(COMMITS):
+    for index, commit in enumerate(COMMITS):
         for size, repeat in itertools.product(("small", "medium"), range(3)):
-            is_slower = size == "small" and place >= 6
+            is_slower = size == "small" and index >= 6
             changes = {
-                "started_at": f"2026-11-{place + 1:02}T0{repeat}:00:00+00:00",
+                "started_at": f"2026-11-{index + 1:02}T0{repeat}:00:00+00:00",
                 "phases.step.mean_s": 0.1 * (1.06 if is_slower else 1.0) * rng.gauss(1, 0.003),
                 "memory.run_peak_allocated_bytes": 2**31 if is_slower else 2**30,
                 "environment.code.project.commit": commit,
                 "environment.code.project.is_dirty": False,
             }
-            # For how long, makes no other configuration.
-            settings = {"model.size": size, "measure.min_window_s": place + 1.0}
-            make_run(tmp_path / "results" / f"{size}-{place}-{repeat}", settings, changes)
-    # Of neither a time can be told.
+            # The length of the window makes no other configuration.
+            settings = {"model.size": size, "measure.min_window_s": index + 1.0}
+            make_run(tmp_path / "results" / f"{size}-{index}-{repeat}", settings, changes)
+    # Neither of these has a time to show.
     make_run(tmp_path / "results" / "broken", {"model.size": "small"}, {"outcome": "error"})
     make_run(tmp_path / "results" / "profiled", {"model.size": "small"}, {"is_profiled": True})
 
 
 def test_a_configuration_is_shown_over_commits_with_its_change_points(history, printed):
-    told = " ".join(printed("report", "results", "--over=commit").split())
-    assert told.count("(+100.00 .. +100 %) at 070707070") == 1
-    assert told.count("medium: no change over 10 points") == 1
-    assert "code at" not in told
+    text = " ".join(printed("report", "results", "--over=commit").split())
+    assert text.count("(+100.00 .. +100 %) at 070707070") == 1
+    assert text.count("medium: no change over 10 points") == 1
+    assert "code at" not in text
     rows = list(csv.DictReader(printed("report", "results", "--over=commit", "--format=csv").splitlines()))
     assert [row["commit"] for row in rows] == [commit[:9] for commit in COMMITS] * 2
     (marked,) = [row for row in rows if row["step_change_fraction"]]

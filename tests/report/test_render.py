@@ -1,4 +1,4 @@
-"""One answer in every format: the same figures, nothing that obeys or hides, no cell cut."""
+"""One answer in every format: the same figures, no text that acts as markup or control characters, no cell cut."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def test_csv_and_json_hold_every_figure_in_si_units():
     assert plain["headline"][1] == ["WARN", "drifts"]
 
 
-def test_latex_escapes_what_it_would_obey():
+def test_latex_escapes_its_special_characters():
     text = render(Answer(tables=[Table("t", "50 % of a_b", [Column("x")], [["\\input{y} & #1"]])]), "latex")
     assert r"\caption{50 \% of a\_b}" in text
     assert r"\textbackslash{}input\{y\} \& \#1 \\" in text
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "svg"])
-def test_no_format_lets_text_obey(form):
+def test_no_format_lets_text_act_as_markup_or_control_characters(form):
     evil = "\x1b[31m</script><img src=x> ![p](http://x) \u0007"
     text = render(Answer([Line("run", evil)], [Table("t", evil, [Column(evil)], [[evil]])], title=evil), form)
     assert "\x1b" not in text
@@ -156,7 +156,7 @@ def test_fields_of_csv_are_no_formulas_and_markdown_has_no_markup_of_its_own():
     texts = ["=1+1", "+x", "@x", "\uff1dx", "-1.5", "x" * 50 + "end"]
     assert [csv_field(text)[0] for text in texts] == ["'", "'", "'", "'", "-", "x"]
     assert escaped("a*b|c `d` <e> [f](g)") == "a\\*b\\|c `d` &lt;e> [f]\\(g)"
-    # A reference definition, in whatever line, makes pictures and links of `![p]` and `[p]` in others.
+    # A reference definition in any line would turn `![p]` and `[p]` in other lines into pictures and links.
     title = "![p]\\![p] [p]: http://host/x.png"
     page = MarkdownIt().render(render(Answer([Line("", "[p]: http://host/x.png")], title=title), "markdown"))
     assert not {"<img", "<a "} & set(re.findall("<a |<img", page))

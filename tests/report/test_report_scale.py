@@ -20,9 +20,9 @@ measure.warmup_steps: [1, 5]
 
 
 def timed_report(*words):
-    """Processor seconds and peak resident bytes of `lmbench report` in a process of its own.
+    """The processor seconds and peak resident bytes of a separate process with `lmbench report`.
 
-    It works in one thread and waits for nothing but the disk; other processes of the machine do not count.
+    The process has one thread and waits for the disk alone; other processes of the machine do not count.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "lmbench", "report", *words], check=True, stdout=subprocess.DEVNULL)
@@ -41,7 +41,7 @@ def large(tmp_path_factory):
     return home
 
 
-# Processor time, which doubles where two processes share a core: tables 3.5 s by themselves, pages up to 10 s.
+# On an idle core tables take 3.5 s of processor time and pages up to 10 s; two processes on a core take twice as long.
 @pytest.mark.parametrize(
     ("view", "words", "limit_s"),
     yaml.safe_load("""

@@ -1,4 +1,4 @@
-"""The figures of a report against the records that they come from, and what is no result, damaged or foreign."""
+"""The figures of a report against the records that they come from; damaged sweep files and unknown views."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
         step_s, peak = (0.2, 8000) if run["precision"] == "32-true" else (0.1, 6000)
         step_s *= 1 + 0.01 * repeat
         rate = run["data"]["batch_size"] * 512 / step_s
-        # One of them stands out.
+        # One rate is an outlier.
         rate *= 3 if rate == 40960 else 1
         return {STEP: step_s, "throughput.tokens_per_s": rate, "memory.run_peak_allocated_bytes": peak}
 
@@ -59,7 +59,7 @@ def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):
     assert (base["speedup"], faster["baseline"]) == (pytest.approx(1.0), "fp32 eager")
     assert (faster["speedup"], faster["memory_change_fraction"]) == pytest.approx((2.0, -0.25))
     assert faster["speedup_low"] < 2 < faster["speedup_high"]
-    # A step of twice as many tokens is twice as much work; the ratio is that of the rates beside it.
+    # A step of twice as many tokens is twice as much work, so the speed-up is the ratio of the rates.
     by_tokens = rows_of(home, baseline="precision=32-true,batch=4")
     expected = pytest.approx(rows["bf16-mixed", 8]["tokens_per_s"] / base["tokens_per_s"])
     assert [row["speedup"] for row in by_tokens if row["batch"] == 8] == [expected]
@@ -75,11 +75,11 @@ def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path
     rows = {row["precision"]: row for row in rows_of(make_sweep(tmp_path / "s", axes, view="precision", change=change))}
     names = ("first_loss_difference", "gradient_norm_difference_fraction")
     assert [rows["bf16-mixed"][name] for name in names] == pytest.approx([0.01, 0.05])
-    # Another seed began with other weights.
+    # A run with another seed began with other weights.
     assert [rows["bf16-true"][name] for name in names] == [None, None]
 
 
-def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_called_faster(tmp_path):
+def test_a_difference_that_may_be_none_by_its_repeats_is_marked_and_not_called_faster(tmp_path):
     steps = {False: [0.105, 0.106, 0.107], True: [0.100, 0.110, 0.120]}
     home = make_sweep(
         tmp_path / "compile", {"model.size": ["small", "large"], "trainer.compile": [False, True]}, view="compile",
@@ -95,7 +95,7 @@ def test_a_difference_that_repeats_cannot_tell_from_none_is_marked_and_not_calle
     assert cold["warm_first_step_s"] == pytest.approx(0.2 * cold["cold_first_step_s"])
 
 
-# what is no result, damaged or foreign
+# damaged sweep files and unknown views
 
 
 def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_path):
@@ -109,7 +109,7 @@ def test_a_damaged_sweep_file_leaves_its_runs_and_a_missing_cell_is_counted(tmp_
     assert any("2 cells, 4 runs (4 ok)" in line.text for line in section_of(home).headline)
 
 
-def test_an_unknown_view_in_a_sweep_is_said_and_the_sweep_shown(tmp_path):
+def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):
     view = {"title": "Later", "tables": [{"title": "T", "columns": ["later"]}]}
     section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view))
     assert (section.title, section.tables[0].title) == ("new", "Step times")

@@ -38,7 +38,7 @@ def shown(run, path=DEEP):
     return render(run_answer(run, path), "terminal")
 
 
-def test_what_decides_comes_before_the_table_and_only_what_is_to_be_copied_is_longer_than_a_line():
+def test_the_answer_comes_before_the_table_and_only_paths_and_commands_are_longer_than_a_line():
     run = decode_run(DATA)
     run.guards = [*run.guards, Guard("spread", "warn", message="steps vary", advice="look at [steps]")]
     text = shown(run)

@@ -1,4 +1,4 @@
-"""Tables of attention by itself and of published figures: bytes, what really ran, the fastest, and what is alike."""
+"""Tables of attention by itself (rates, the fastest way), choices of the model, and published figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tables_of(home, view=None):
     return list(section_of(home, view=view).tables)
 
 
-def test_the_rate_of_a_causal_pass_is_that_of_the_half_which_is_needed(tmp_path):
+def test_the_rate_of_a_causal_pass_counts_the_needed_half_of_the_flops(tmp_path):
     home = make_attention(tmp_path / "a", [16384], repeats=1)
     row = next(row for row in rows_of(home) if row["attention"] == "sdpa")
     flops = 2 * 8 * 16384**2 * 64
@@ -59,7 +59,7 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
 
 def test_choices_of_the_model_are_one_column_against_the_plain_one(tmp_path):
     def change(run, _repeat):
-        # A run that died before it could tell of its model has them from its plan.
+        # The choices of a run that died before it recorded its model come from its plan.
         return {**ended("error", "setup"), "model": {}} if run["model"]["residual_dtype"] else {}
 
     names = ("model.residual_dtype", "model.fused_projections", "model.loss")
@@ -78,8 +78,8 @@ PUBLISHED = yaml.safe_load((DATA / "published.yaml").read_text())
 CELLS = PUBLISHED["cells"]
 
 
-def beside(column, *cells):
-    """Published figures beside the first of these cells, by source."""
+def published(column, *cells):
+    """The published figures that stand beside the first of these cells, by source."""
     frame = Frame(dict.fromkeys(range(len(cells)), ()), dict(enumerate(cells)))
     _, *others = make_catalogue("published").columns_of(TableSpec("T", (column,)))
     figures = {other.title.removeprefix("ref. ").partition(",")[0]: other.of(frame) for other in others}
@@ -87,8 +87,8 @@ def beside(column, *cells):
 
 
 @pytest.mark.parametrize(("column", "cell", "other", "source", "value"), PUBLISHED["beside"])
-def test_a_published_figure_stands_beside_what_it_can_be_compared_with_alone(column, cell, other, source, value):
-    figure = beside(column, CELLS[cell] | other).get(source)
+def test_a_published_figure_stands_only_beside_cells_that_it_can_be_compared_with(column, cell, other, source, value):
+    figure = published(column, CELLS[cell] | other).get(source)
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
 
 
@@ -107,9 +107,9 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, caps
 
 def test_every_figure_of_the_shipped_report_is_found_again():
     rows = [dict(row) for row in csv.DictReader((FOLDER / "h200.csv").read_text().splitlines())]
-    known = [{name: row[name] or None for name in FACT if name in row} | {"gpu": "another"} for row in rows]
-    frame = Frame(dict.fromkeys(range(len(rows)), ()), dict(enumerate(known)))
+    facts = [{name: row[name] or None for name in FACT if name in row} | {"gpu": "another"} for row in rows]
+    frame = Frame(dict.fromkeys(range(len(rows)), ()), dict(enumerate(facts)))
     (step,) = reference("h200").beside(STEP)
-    assert {cell: found.value for cell, found in step.of(frame).items()} == {
+    assert {cell: figure.value for cell, figure in step.of(frame).items()} == {
         cell: float(row["step_s"]) for cell, row in enumerate(rows)
     }
