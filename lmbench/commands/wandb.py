@@ -1,4 +1,4 @@
-"""What W&B gets: `lmbench upload RESULTS...` brings it results, `lmbench board [STUDY...]` a board for each study."""
+"""`lmbench upload RESULTS...` uploads results to W&B; `lmbench board [STUDY...]` makes a board there for each study."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def upload(
         timeout_s: seconds for each result
     """
     options = {name: value for name, value in (("project", project), ("entity", entity)) if value}
-    due: list[Path] = []
+    pending: list[Path] = []
     code = ExitCode.OK
     for folder in find_runs(results):
         run = load_known(folder)
-        places = {name: value for name, value in elsewhere(run.record.wandb).items() if name not in options}
+        unconfirmed = {name: value for name, value in elsewhere(run.record.wandb).items() if name not in options}
         if run.outcome == DAMAGED:
             tell(f"not uploaded: {folder}: {run.damage}")
             code = ExitCode.USAGE
@@ -47,24 +47,24 @@ def upload(
             print(shown(f"already uploaded  {folder}"))
         elif run.outcome == RUNNING:
             print(shown(f"still running     {folder}"))
-        elif places:
-            # Neither settings nor options send it there.
-            place = " of ".join(f"{name} {value!r}" for name, value in places.items())
+        elif unconfirmed:
+            destination = " of ".join(f"{name} {value!r}" for name, value in unconfirmed.items())
             advice = "give --project and --entity"
-            tell(f"not uploaded: {folder}: it names {place}, and your settings do not; {advice}")
+            tell(f"not uploaded: {folder}: it names {destination}, and your settings do not; {advice}")
             code = ExitCode.USAGE
         else:
-            due.append(folder)
+            pending.append(folder)
     try:
-        # Anew: what lies there may lack steps (a full disk), or name files where the result was moved from.
-        if due:
-            tell(f"sending {len(due)} of the results to {write(due, timeout_s)}")
-        while due:
-            url = sync(due[0], timeout_s, [f"--{name}={value}" for name, value in options.items()])
-            print(shown(f"uploaded          {due.pop(0)}{f' -> {masked_text(url)}' if url else ''}"), flush=True)
+        # Runs that were written before are written again: they may lack steps (a full disk), or refer to files in the
+        # folder from which the result was moved.
+        if pending:
+            tell(f"sending {len(pending)} of the results to {write(pending, timeout_s)}")
+        while pending:
+            url = sync(pending[0], timeout_s, [f"--{name}={value}" for name, value in options.items()])
+            print(shown(f"uploaded          {pending.pop(0)}{f' -> {masked_text(url)}' if url else ''}"), flush=True)
     except WandbProblem as problem:
-        more = f"; {len(due) - 1} more not tried" if due[1:] else ""
-        tell(f"not uploaded: {due[0]}: {problem}{more}")
+        more = f"; {len(pending) - 1} more not tried" if pending[1:] else ""
+        tell(f"not uploaded: {pending[0]}: {problem}{more}")
         return ExitCode.NOT_SENT
     return code
 
@@ -78,15 +78,15 @@ def board(
 ) -> Answer:
     """Makes a workspace at W&B for each study, or brings the one that is there up to date.
 
-    What it shows of your own changes is lost, and there are never two. Its runs are those of the study's sweeps;
-    `lmbench upload` brings them. Needs wandb-workspaces (`pip install '.[boards]'`), and a key from WANDB_API_KEY or
-    `wandb login`.
+    An update overwrites your own changes to the workspace and never makes a second one. A workspace shows the runs of
+    the study's sweeps, which `lmbench upload` brings there. Needs wandb-workspaces (`pip install '.[boards]'`), and a
+    key from WANDB_API_KEY or `wandb login`.
 
     Args:
         studies: shipped studies by name, or sweeps' files with a view; without any, all that ship and all runs together
         project: the project of the runs (WANDB_PROJECT, else lmbench)
         entity: the user or team that it belongs to (W&B's own default)
-        dry_run: tell what would be made; asks nobody
+        dry_run: show what would be made, without asking W&B
         timeout_s: seconds that W&B may take
     """
     from lmbench.configs import shipped_studies
@@ -115,8 +115,8 @@ def board(
     try:
         tell(f"sending {len(boards)} boards to {write([], timeout_s)}")
         for line in save_boards(request, timeout_s):
-            done, _, rest = line.partition("  ")
-            saved.append(Line(done, masked_text(rest), is_whole=True))
+            label, _, board_and_url = line.partition("  ")
+            saved.append(Line(label, masked_text(board_and_url), is_whole=True))
     except WandbProblem as problem:
         tell(f"board: {problem}")
         return Answer(saved, exit_code=ExitCode.NOT_SENT)

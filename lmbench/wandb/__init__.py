@@ -1,1 +1,1 @@
-"""W&B's copy of a result: written after the measurement, from the result folder, by a process of its own."""
+"""W&B's copy of a result: a separate process writes it from the result folder after the measurement."""

@@ -1,8 +1,8 @@
-"""A board at W&B for each study: the view of `lmbench report` as a workspace, rendered through wandb-workspaces.
+"""Boards: a W&B workspace for each study, made by wandb-workspaces from the study's view in `lmbench report`.
 
-A view's charts become panels, its columns the table of runs; what every study needs comes after them. W&B has
-figures of single runs, so what compares two cells is left out. `python -m lmbench.wandb.board FILE` makes the boards of
-a request in a process of its own: wandb-workspaces takes 2 s to import.
+A view's charts become panels and its columns the table of runs; panels and columns that all boards share follow. W&B
+has numbers of single runs, so charts and columns that compare two cells are left out. `python -m lmbench.wandb.board
+FILE` makes the boards of a request in a separate process, since wandb-workspaces takes 2 s to import.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -21,19 +21,15 @@ from msgspec import Struct
 from lmbench.records.passes import TIMING
 from lmbench.report import logged
 from lmbench.report.facts import FACT
-from lmbench.report.view import GENERIC, View
-
-if TYPE_CHECKING:
-    # It takes pandas along, which a run that only reads its settings does without.
-    from lmbench.report.view import Catalogue
+from lmbench.report.view import GENERIC, Catalogue, View
 
 _MOST_RUNS = 100
 
 
 class Panel(Struct, frozen=True):
-    """One panel. Keys are `summary:time/step_ms`, `config:size`, and `series:time/step_ms` of each step.
+    """One panel: `bars` with the mean over repeats of each key in `y`, for each label; or a `series` of `y` over steps.
 
-    `bars`: a bar for each label and number of `y`, the mean over repeats; `series`: `y` over the steps.
+    Keys look like `summary:time/step_ms`, `config:size` or, for numbers of each step, `series:time/step_ms`.
     """
 
     kind: Literal["bars", "series"]
@@ -42,8 +38,10 @@ class Panel(Struct, frozen=True):
 
 
 class Board(Struct, frozen=True):
-    """A workspace: of the runs of `study`, or of all where that is None, and of one pass of them. `sections` are panels
-    by their heading, `columns` keys in the table of runs."""
+    """A workspace with the runs of one pass of `study`, or of all runs if that is None.
+
+    `sections` are panels by heading, `columns` are the keys in the table of runs.
+    """
 
     name: str
     sections: dict[str, tuple[Panel, ...]]
@@ -53,7 +51,7 @@ class Board(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """The boards that W&B is to have; an entity of None is the user's own."""
+    """The boards to make at W&B; without an entity they belong to the user's default entity."""
 
     project: str
     entity: str | None
@@ -61,8 +59,11 @@ class Request(Struct, frozen=True):
 
 
 class _Shared(Struct, frozen=True):
-    """What boards have after what their study shows: panels of timed or of profiled runs, and columns; and the keys of
-    the report's columns that a function works out of a run's record, and that W&B has too."""
+    """board.json: the parts that all boards share.
+
+    `columns` and the panels `timed` (or `profiled`) follow those of the study. `worked_out` are W&B's keys of report
+    columns that are computed by functions, so that no record field leads to the key.
+    """
 
     columns: tuple[str, ...]
     worked_out: dict[str, str]
@@ -71,30 +72,29 @@ class _Shared(Struct, frozen=True):
 
 
 def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iterable[str]) -> Board:
-    """The board of a study's view; `kinds` and `parts` are those of kernels that a profiled run can have. The generic
-    view has the board of all runs."""
+    """The board of a study's view; the generic view gives the board of all runs.
+
+    `kinds` and `parts` are the kinds of kernels and parts of the model that a profiled run can have.
+    """
     shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=_Shared)
 
-    def key_of(name: str) -> tuple[str, ...]:
-        """The key of a report's column; none where a single run does not have it."""
-        field = catalogue.column(name).expression
-        is_logged = isinstance(field, str) and field in logged.run_names()
-        key = logged.run_names()[field] if is_logged else shared.worked_out.get(name)
-        return () if key is None else (f"summary:{key}",)
+    def keys_of(names: Iterable[str]) -> list[str]:
+        """The keys of the report's columns, without columns that W&B lacks, such as comparisons of cells."""
+        fields = {name: catalogue.column(name).expression for name in names}
+        keys = [logged.run_names().get(field, shared.worked_out.get(name)) for name, field in fields.items()]
+        return [f"summary:{key}" for key in keys if key is not None]
 
-    is_generic, shown = view.name == GENERIC.name, list[Panel]()
-    for chart in () if is_generic else view.charts:
-        # W&B has nothing of what compares cells.
-        if of_chart := tuple(key for name in chart.of or [chart.y] for key in key_of(name)):
-            shown.append(Panel("bars", chart.title, of_chart))
-    sections = {"Answer": tuple(shown), **(shared.profiled if view.is_profiled else shared.timed)}
+    is_generic = view.name == GENERIC.name
+    charts = () if is_generic else view.charts
+    panels = [Panel("bars", chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in charts]
+    answer = tuple(panel for panel in panels if panel.y)
+    sections = {"Answer": answer, **(shared.profiled if view.is_profiled else shared.timed)}
     if view.is_profiled:
-        sections["Kernels"] += tuple(
-            Panel("bars", f"Step by {what}", tuple(f"summary:{logged.kernel_name(what, name)}" for name in names))
-            for what, names in (("kind", kinds), ("part", parts))
-        )
+        for grouping, names in (("kind", kinds), ("part", parts)):
+            kernel_keys = tuple(f"summary:{logged.kernel_name(grouping, name)}" for name in names)
+            sections["Kernels"] += (Panel("bars", f"Step by {grouping}", kernel_keys),)
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
-    keys = [key for table in view.tables for name in table.columns for key in key_of(name)]
+    keys = keys_of(name for table in view.tables for name in table.columns)
     return Board(
         "lmbench" if is_generic else f"lmbench {view.name}",
         {title: panels for title, panels in sections.items() if panels},
@@ -108,7 +108,7 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
 
 
 def main(file: str) -> int:
-    """Save each board; prints a line for each that is saved. The last line printed says why not."""
+    """Save a request's boards and print a line for each; returns 1 after a failure, which the last line explains."""
     request = msgspec.json.decode(Path(file).read_bytes(), type=Request)
     try:
         import wandb
@@ -126,13 +126,13 @@ def main(file: str) -> int:
 
 
 def _save(board: Board, entity: str, project: str) -> str:
-    """Make a board, or bring the one that is there up to date; returns in a line which, and where it is."""
+    """Create or update a board; returns a line that says which, with the board's address."""
     from wandb_workspaces import expr
     from wandb_workspaces import workspaces as ws
     from wandb_workspaces.workspaces.internal import get_view_dict
 
     sections = [
-        ws.Section(title, [_drawn(panel) for panel in panels], is_open=index == 0)
+        ws.Section(title, [_plot_of(panel) for panel in panels], is_open=index == 0)
         for index, (title, panels) in enumerate(board.sections.items())
     ]
     filters = [expr.Config("pass") == board.run_pass]
@@ -141,20 +141,20 @@ def _save(board: Board, entity: str, project: str) -> str:
     runs = ws.RunsetSettings(
         filters=filters,
         order=[expr.Ordering(expr.Config("started_at"), ascending=False)],
-        # A setting's value lies under `value`.
+        # W&B keeps a setting's value under `value`.
         pinned_columns=[f"{key}.value" if key.startswith("config:") else key for key in board.columns],
     )
     settings = ws.WorkspaceSettings(max_runs=_MOST_RUNS)
     workspace = ws.Workspace(
         entity=entity, project=project, name=board.name, sections=sections, settings=settings, runset_settings=runs
     )
-    # The name in its address is the same each time, so that a board stays itself under a title that somebody gave it.
+    # The address depends on lmbench's own name of the board, so that it is found again after a user renamed it.
     address = sha256(f"lmbench {entity} {project} board {board.name}".encode()).hexdigest()[:11]
     workspace._internal_name = f"nw-{address}-v"
     try:
         workspace._internal_id = get_view_dict(entity, project, address)["id"]
     except ValueError as error:
-        # There is none of this name yet; or no such project.
+        # Without a workspace of this name a new one is saved. Other errors, such as an unknown project, are raised.
         if not str(error).startswith("Workspace"):
             raise
     done = "updated" if workspace._internal_id else "created"
@@ -162,8 +162,8 @@ def _save(board: Board, entity: str, project: str) -> str:
     return f"{done}  {board.name}  {workspace.url}"
 
 
-def _drawn(panel: Panel) -> Any:
-    """A panel as wandb-workspaces has it."""
+def _plot_of(panel: Panel) -> Any:
+    """A panel as an object of wandb-workspaces."""
     from wandb_workspaces.reports import v2 as wr
 
     names = [key.partition(":")[2] for key in panel.y]
@@ -174,6 +174,6 @@ def _drawn(panel: Panel) -> Any:
 
 
 if __name__ == "__main__":
-    # wandb tells what it does on standard error as well.
+    # wandb also writes to standard error.
     with contextlib.redirect_stderr(sys.stdout):
         sys.exit(main(sys.argv[1]))

@@ -1,6 +1,6 @@
-"""Let W&B have results that are closed: beside them as offline runs, and at its server where that is asked for.
+"""Publishes closed results at W&B: as offline runs beside the results, and by upload if that is asked for.
 
-wandb runs in a process of its own, which may hang, crash or change its environment alone.
+wandb runs in a separate process, so that a hang, a crash or a changed environment does not affect this one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from lmbench.wandb.board import Request
 
 DEFAULT_TIMEOUT_S = 60.0
 
-#: Before the server's address, in what the process that writes prints.
+#: The beginning of the line in which lmbench.wandb.child prints the server's address.
 SERVER = "server: "
 _URL = re.compile(r"https?://\S+/runs/\S+")
-# What wandb's line about a fault begins with; one of them only names a file with more about it.
+#: The beginning of a line of wandb about an error, except for the one that only names a file with details.
 _FAULT = re.compile(r"(?:wandb: )?(?:ERROR|Error:) (?!Find detailed)(?:\[\S+\] )?")
-# What would make wandb stay offline, take the run for another one, be silent about what goes wrong, or use the
-# background process of a WandbLogger in this process.
+#: Variables that would keep wandb offline, change the run's identity, hide errors, or make wandb use the background
+#: process of a WandbLogger in this process.
 _DROPPED = re.compile("WANDB_(MODE|SERVICE|RUN_ID|RESUME|SILENT|QUIET)")
 
 
@@ -48,12 +48,12 @@ class WandbSettings:
 
     Args:
         mode: offline writes a W&B run beside the result when that is closed; online uploads it too; disabled does
-            nothing. Without a mode it is offline for who has a key for W&B or sets WANDB_MODE, else disabled. The
-            variable WANDB_MODE can only take away from that.
+            nothing. The default is offline if you have a key for W&B or set WANDB_MODE, else disabled. The variable
+            WANDB_MODE can lower the mode (to offline or disabled), but never raise it.
         project: its project.
         entity: the user or team that it belongs to; W&B knows a default.
-        group: what it is grouped with; in a sweep that is the sweep.
-        tags: words to find it by.
+        group: its group; in a sweep the default is the sweep's name.
+        tags: its tags.
         artifact: the result folder goes along as an artifact.
         timeout_s: seconds that W&B may take to write, and again to upload.
     """
@@ -67,25 +67,25 @@ class WandbSettings:
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def filing(self) -> WandbFiling:
-        """What of it a run's record keeps, with the mode that WANDB_MODE leaves.
+        """The settings that a run's record keeps, with the mode as far as WANDB_MODE allows it.
 
         Raises:
-            UsageError: a time limit of nothing.
+            UsageError: the time limit is not positive.
         """
         if not self.timeout_s > 0:
             raise UsageError(f"wandb.timeout_s is {self.timeout_s:g}; it must be above 0")
         modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
-        allowed = {"disabled": 0, "offline": 1, "dryrun": 1}.get(os.environ.get("WANDB_MODE", ""), 2)
-        asked = self.mode or ("offline" if "WANDB_MODE" in os.environ or _has_key() else "disabled")
-        mode = modes[min(modes.index(asked), allowed)]
+        highest = {"disabled": 0, "offline": 1, "dryrun": 1}.get(os.environ.get("WANDB_MODE", ""), 2)
+        wanted = self.mode or ("offline" if "WANDB_MODE" in os.environ or _has_key() else "disabled")
+        mode = modes[min(modes.index(wanted), highest)]
         return WandbFiling(mode, self.project, self.entity, self.group, list(self.tags), self.artifact)
 
 
 def _has_key() -> bool:
-    """Whether WANDB_API_KEY or the user's netrc has a key for a host of W&B's or for the user's own server."""
+    """Whether WANDB_API_KEY is set, or the user's netrc has a key for W&B's hosts or for the user's own server."""
     addresses = ["https://api.wandb.ai", "https://api.forge.coreweave.com", os.environ.get("WANDB_BASE_URL", "")]
     with suppress(OSError, RuntimeError):
-        # Where `wandb login --host` notes the server.
+        # `wandb login --host` keeps the server's address in this file.
         addresses += (Path.home() / ".config" / "wandb" / "settings").read_text().split()
     hosts = {urlsplit(address).netloc for address in addresses}
     with suppress(OSError, RuntimeError, NetrcParseError):
@@ -95,39 +95,39 @@ def _has_key() -> bool:
 
 
 def elsewhere(filing: WandbFiling | None) -> dict[str, str]:
-    """The project and the entity that a record names, where they are none of the user's own settings: lmbench's
-    project, WANDB_PROJECT and WANDB_ENTITY."""
+    """The project and entity of a record that the user's own settings do not name: lmbench's default project,
+    WANDB_PROJECT and WANDB_ENTITY."""
     filing = filing or WandbFiling()
-    known = {
+    users = {
         "project": (None, WandbSettings.project, os.environ.get("WANDB_PROJECT")),
         "entity": (None, os.environ.get("WANDB_ENTITY")),
     }
-    return {name: getattr(filing, name) for name, values in known.items() if getattr(filing, name) not in values}
+    return {name: getattr(filing, name) for name, values in users.items() if getattr(filing, name) not in values}
 
 
 def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
-    """The options with which `lmbench upload` sends these runs where they are filed, if that is one place."""
+    """The options for `lmbench upload` to send runs to the project and entity of their filing, if all have the same."""
     destinations = {tuple(elsewhere(filing).items()) for filing in filings}
     destination = destinations.pop() if len(destinations) == 1 else ()
     return [f"--{name}={value}" for name, value in destination]
 
 
 class WandbProblem(Exception):
-    """W&B did not get a result; the message is one line that says why, without secrets of wandb's own message."""
+    """W&B did not get a result. The message is one line that says why; secrets in wandb's message are masked."""
 
     def __init__(self, line: str) -> None:
         super().__init__(one_line(masked_message(line)))
 
 
 class Ended(NamedTuple):
-    """How a process ended: `exit_code` is None where it was stopped at its time limit."""
+    """How a process ended, with the lines that it printed; `exit_code` is None if its time limit stopped it."""
 
     exit_code: int | None
     lines: list[str]
     timeout_s: float
 
     def check(self) -> None:
-        """Raises WandbProblem where the process was stopped or failed."""
+        """Raises WandbProblem if the process was stopped or failed."""
         if self.exit_code is None:
             raise WandbProblem(f"wandb was not done within {self.timeout_s:g} s; is the server there?")
         if self.exit_code != 0:
@@ -135,19 +135,19 @@ class Ended(NamedTuple):
 
 
 def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
-    """Run `python -m module words`, at most so long; whatever ends the wait ends the process too.
+    """Run `python -m module words` for at most `timeout_s`; whatever ends the wait also ends the process.
 
-    It hears no Ctrl-C of the terminal, so that this process decides. Its working directory is an empty one: wandb would
-    send where a `wandb/settings` in the user's says.
+    The process gets no Ctrl-C from the terminal, so that this process decides. Its working directory is empty, since
+    wandb would send to the server that a `wandb/settings` in the user's working directory names.
     """
     environment = {name: value for name, value in os.environ.items() if not _DROPPED.fullmatch(name)}
     environment["WANDB_ERROR_REPORTING"] = "false"
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     with (
-        # By itself wandb would leave logs and caches in the working directory and in the user's home.
+        # By default wandb leaves logs and caches in the working directory and in the user's home.
         ScratchFolder("wandb") as scratch,
-        # A file, not a pipe: wandb's own background process would keep a pipe open.
+        # A file instead of a pipe, which wandb's background process would keep open.
         tempfile.TemporaryFile() as output,
     ):
         process = subprocess.Popen(
@@ -173,7 +173,7 @@ def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
 
 
 class Published(NamedTuple):
-    """What became of W&B's copy of a run, in one line; `command` uploads it, where that was not asked for."""
+    """The outcome of publishing a run, in one line; `command` uploads a run that was only written."""
 
     line: str
     is_problem: bool = False
@@ -181,10 +181,10 @@ class Published(NamedTuple):
 
 
 def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrupted: bool) -> Published | None:
-    """Write the closed result of this process for W&B, and upload it where that was asked for. Never raises.
+    """Write the closed result of this process for W&B, and upload it if its mode is `online`. Never raises.
 
-    None where W&B is to have nothing, or not yet: a sweep writes its runs together when it is done, since only then
-    their records say which cell they are.
+    Returns None if W&B is disabled, and for runs of a sweep. A sweep writes its runs together at its end, since only
+    then their records say which cell they belong to.
     """
     if filing.mode == "disabled" or sweep_of(result):
         return None
@@ -199,32 +199,32 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
             raise WandbProblem("the run was interrupted")
         tell(f"sending the result to {server}")
         return Published(f"uploaded: {sync(result, timeout_s) or 'the server told no address'}")
-    # Whatever it is, a second Ctrl-C included: the result is complete, and the run ends as it ended.
+    # No exception, not even a second Ctrl-C, changes how the run ends: its result is complete.
     except BaseException as error:
         why = "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else one_line(str(error))
         return Published(f"{problem}: {why}; later: {command}", is_problem=True)
 
 
 def write_new(results: Iterable[Path]) -> None:
-    """Write a sweep's runs that W&B is to have and that were not written yet.
+    """Write those of a sweep's runs that have W&B enabled and were not written yet.
 
     Raises:
         WandbProblem: not all could be written.
     """
     filings = {result: load_run(result, with_steps=False).record.wandb for result in results}
-    asked = (result for result, filing in filings.items() if filing and filing.mode != "disabled")
-    if new := [result for result in asked if not _files(result, "*.wandb")]:
+    enabled = (result for result, filing in filings.items() if filing and filing.mode != "disabled")
+    if new := [result for result in enabled if not _files(result, "*.wandb")]:
         write(new, DEFAULT_TIMEOUT_S)
 
 
 def write(results: Sequence[Path], timeout_s: float) -> str:
-    """Write the results' offline runs, in the place of those that are there; `timeout_s` is for each.
+    """Write the results' offline runs, which replace earlier ones, within `timeout_s` for each.
 
-    Returns the address of the server that W&B sends to, by the user's environment and home; also without results.
+    Returns the address of the server to which W&B sends by the user's environment and home, even without results.
 
     Raises:
-        WandbProblem: not all could be written. (wandb itself says nothing of steps that a full disk has no room for;
-            they are in the result, and the upload writes again.)
+        WandbProblem: not all could be written. Steps for which a full disk has no room raise nothing, since wandb does
+            not report them; the result has them, and `lmbench upload` writes the run again.
     """
     for result in results:
         _check_folder(result)
@@ -235,48 +235,48 @@ def write(results: Sequence[Path], timeout_s: float) -> str:
 
 
 def is_uploaded(result: Path) -> bool:
-    """Whether the result's offline run has wandb's own mark of an upload, whoever did it."""
+    """Whether the result's offline run has wandb's mark of an upload, by lmbench or by the user."""
     return bool(_files(result, "*.wandb.synced"))
 
 
 def _files(result: Path, pattern: str) -> list[Path]:
-    """Files of the result's offline runs; none that a link leads to."""
+    """The files of the result's offline runs that match the pattern, links left out."""
     runs = filter(is_folder, (result / "wandb").glob("*") if is_folder(result / "wandb") else ())
     return [file for run in runs for file in run.glob(pattern) if not file.is_symlink()]
 
 
 def _check_folder(result: Path) -> None:
-    """Raises WandbProblem where what would be written, sent or removed lies behind a link, and is not the result's."""
+    """Raises WandbProblem if the result's W&B folder is a link: files elsewhere would be removed, written or sent."""
     if (result / "wandb").is_symlink():
         raise WandbProblem(f"{result / 'wandb'} is a link; remove it")
 
 
 def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | None:
-    """Upload the result's offline run with wandb's own `wandb sync`; returns its address where wandb tells it.
+    """Upload the result's offline run with `wandb sync`; returns the run's address if wandb prints it.
 
     Raises:
-        WandbProblem: it is not at the server, or not all of it.
+        WandbProblem: the server did not get the run, or only a part of it.
     """
     _check_folder(result)
     ended = run_module("wandb", ["sync", *options, str(result.absolute() / "wandb")], timeout_s)
     faults = [_FAULT.sub("", line) for line in ended.lines if _FAULT.match(line)]
     if ended.exit_code == 0 and is_uploaded(result) and not faults:
         return next((address.group() for line in ended.lines if (address := _URL.search(line))), None)
-    # wandb also marks what a server took only in part.
+    # wandb also marks a run of which the server took only a part.
     for mark in _files(result, "*.wandb.synced"):
         mark.unlink()
     if ended.exit_code is None:
         ended.check()
-    why = (faults or ended.lines or ["no reason given"])[-1]
-    # Its whole comment on a server's 401.
-    raise WandbProblem("the server refused it; is the key right?" if why == "<no message>" else why)
+    reason = (faults or ended.lines or ["no reason given"])[-1]
+    # wandb prints nothing but this when a server answers 401.
+    raise WandbProblem("the server refused it; is the key right?" if reason == "<no message>" else reason)
 
 
 def save_boards(request: Request, timeout_s: float) -> Iterator[str]:
-    """Make or update boards at W&B; yields a line for each that is there now.
+    """Create or update boards at W&B; yields a line for each.
 
     Raises:
-        WandbProblem: (after them) not all are.
+        WandbProblem: after these lines, if not all boards were saved.
     """
     with ScratchFolder("boards") as scratch:
         file = Path(scratch) / "request.json"

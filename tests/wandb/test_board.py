@@ -1,4 +1,4 @@
-"""`lmbench board`: what it would make, what W&B is asked to make of it, and that there are never two."""
+"""`lmbench board`: the boards that it plans and makes at W&B, each of them once."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ def dry_run(printed):
 
 def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(dry_run, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY")
-    told = dry_run("--project=speed")
-    assert (told["project"], told["entity"]) == ("speed", None)
+    request = dry_run("--project=speed")
+    assert (request["project"], request["entity"]) == ("speed", None)
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
-    assert [board["study"] for board in told["boards"]] == [None, *studies]
-    assert min(sum(map(len, board["sections"].values())) for board in told["boards"]) >= 3
+    assert [board["study"] for board in request["boards"]] == [None, *studies]
+    assert min(sum(map(len, board["sections"].values())) for board in request["boards"]) >= 3
 
 
 def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, dry_run):
     (tmp_path / "mine.yaml").write_text(OWN)
-    told = dry_run(tmp_path / "mine.yaml")
-    (board,) = told["boards"]
-    # W&B has no ratio of two cells.
+    (board,) = dry_run(tmp_path / "mine.yaml")["boards"]
+    # W&B has no ratios of two cells.
     (panel,) = board["sections"]["Answer"]
     assert (panel["title"], panel["y"]) == ("S", ["summary:throughput/tokens_per_s"])
     assert board["columns"][:3] == ["summary:outcome", "config:size", "config:attention"]
@@ -63,11 +62,11 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, dry_run):
             assert not [key for key in keys_of(board) if key.partition(":")[2] not in json.dumps(view["spec"])]
             (runs,) = view["spec"]["section"]["runSets"]
             filters = {item["key"]["name"]: item["value"] for item in runs["filters"]["filters"]}
-            # Times of profiled runs are no times.
+            # A board shows either timed runs or profiled ones, whose times are not comparable.
             assert filters["pass"] == ("kernels" if board.study == "kernels" else "timing")
             assert filters.get("study") == board.study
 
-        # Somebody gave it another title.
+        # A user renames a board.
         server.views[1]["displayName"], before = "ours", [(view["id"], view["name"]) for view in server.views]
         assert main(["board", *boards, "--entity=me"]) == 0
         assert capsys.readouterr().out.splitlines() == [line.replace("created", "updated") for line in saved]

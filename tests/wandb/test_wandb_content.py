@@ -1,4 +1,4 @@
-"""What of a result W&B gets."""
+"""The content of a W&B run: its name, configuration, summary and tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def h200():
     return msgspec.convert(H200, RunRecord)
 
 
-def test_a_summary_is_what_decides_in_some_40_numbers_of_their_own_units(h200):
+def test_a_summary_has_some_40_important_numbers_in_the_units_of_their_names(h200):
     summary = summary_of(h200, "ok")
     assert summary["throughput/mfu_percent"] == pytest.approx(100 * h200.throughput.mfu_fraction)
     assert summary["throughput/model_tflops_per_s"] == pytest.approx(h200.throughput.model_flops_per_s / 1e12)

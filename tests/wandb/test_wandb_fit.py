@@ -1,4 +1,4 @@
-"""W&B around `lmbench fit`: offline or uploaded where asked, and never the measurement's misfortune."""
+"""W&B with `lmbench fit`: runs are written or uploaded as asked, and no fault of W&B harms the measurement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lmbench.wandb.publish import WandbSettings
 
 @pytest.fixture(autouse=True)
 def _wandb(no_account, monkeypatch):
-    """W&B as a newcomer has it."""
+    """W&B without account and settings, as a newcomer has it."""
     monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
@@ -53,8 +53,8 @@ def test_a_run_is_there_offline_where_asked_without_account_or_network(mode, tmp
 
 
 def check_boards(logged):
-    """Every fact and series that a panel or a table of runs names is one that a run was given: this one, which ran on a
-    CPU and eagerly, or a real one on an H200. (Names of the summary come from the schema.)"""
+    """Check that runs have every fact and series that boards name: this run, on a CPU and eager, or a real one on an
+    H200. Names of the summary come from the schema and need no check."""
     h200 = msgspec.json.decode((RUNS / "h200_run.json").read_bytes(), type=RunRecord)
     lags = of_step(StepRecord(lag_forward_s=1.0, tokens=1, step_s=1.0), h200)
     known = {f"series:{name}" for name in lags} | {f"config:{name}" for name in (*config_of(h200), *FACT, "study")}
@@ -129,7 +129,7 @@ def test_wandbs_own_switch_asks_for_offline_and_only_takes_away(monkeypatch, swi
 
 
 @pytest.mark.parametrize("host", [None, "api.wandb.ai", "wandb.example.org:8080", "github.com"])
-def test_who_has_a_key_has_runs_offline(host, tmp_path, monkeypatch):
+def test_with_a_key_runs_are_written_offline(host, tmp_path, monkeypatch):
     home = tmp_path / "home"
     (home / ".config" / "wandb").mkdir(parents=True)
     (home / ".config" / "wandb" / "settings").write_text("[default]\nbase_url = http://wandb.example.org:8080\n")

@@ -1,5 +1,5 @@
-"""`lmbench upload` of a result that somebody else made: nothing is removed or sent that is not the result's, and it
-goes nowhere that only the result asks for."""
+"""`lmbench upload` of a result that somebody else made: files outside of the result are neither removed nor sent, and
+the result alone does not choose the destination."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lmbench.wandb import child, publish
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
-    """The words for wandb's own programs, which are not run."""
+    """The command lines of wandb's programs, which are recorded instead of run."""
     for name in ("WANDB_PROJECT", "WANDB_ENTITY"):
         monkeypatch.delenv(name, raising=False)
     return replace_wandb(monkeypatch)
 
 
 def _foreign(tmp_path):
-    """Another run's folder of W&B, and what lies in it."""
+    """Make another run's W&B folder; returns its files with their content."""
     for name in ("offline-run-9/run-9.wandb", "offline-run-9/run-9.wandb.synced", "staging/kept"):
         (tmp_path / "other" / "wandb" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "other" / "wandb" / name).write_bytes(b"private")
@@ -67,11 +67,11 @@ def test_a_record_does_not_choose_where_it_goes(filed, settings, words, goes, tm
     write_result(tmp_path / "results", wandb={"mode": "offline", **filed})
     plain = write_result(tmp_path / "results")
     assert main(["upload", str(tmp_path / "results"), *words.split()]) == (0 if goes else 2)
-    told = capsys.readouterr()
-    assert told.out.count("uploaded  ") == 1 + goes
-    assert str(plain) in told.out
-    assert told.err.count("\n") == 1 + (not goes)
-    assert goes or "your settings do not; give --project and --entity" in told.err
+    output = capsys.readouterr()
+    assert output.out.count("uploaded  ") == 1 + goes
+    assert str(plain) in output.out
+    assert output.err.count("\n") == 1 + (not goes)
+    assert goes or "your settings do not; give --project and --entity" in output.err
     assert sum(words[0] == "wandb" for words in sent) == 1 + goes
 
 

@@ -1,4 +1,4 @@
-"""`lmbench upload` against servers on the loopback: everything, once, and one line for every fault."""
+"""`lmbench upload` against servers on the loopback: everything arrives once, and every fault is one line."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("planted_key")
 
 @pytest.fixture
 def server(monkeypatch):
-    with Server() as found:
-        monkeypatch.setenv("WANDB_BASE_URL", found.url)
-        yield found
+    with Server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        yield server
 
 
 def id_of(result):
@@ -62,17 +62,17 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys, monkeypatch):
     series = [(row["step"], row["time/step_ms"]) for row in history]
     assert series == [(record.step, record.step_s * 1e3) for record in loaded.steps]
     assert math.isnan(float(history[9]["train/loss"]))
-    # The run's own times, not those of the writing.
+    # The times are those of the run, not of the writing.
     summary, ended_s = server.summary[id_of(plain)], datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
     assert (summary["_wandb"]["runtime"], summary["_timestamp"]) == (2468, ended_s)
     assert summary_of(loaded.record, "ok").items() <= summary.items()
     assert config_of(loaded.record).items() <= server.config[id_of(plain)].items()
     assert server.summary[id_of(killed)]["outcome"] == "killed"
-    told = {"project": "speed", "entity": "team", "groupName": "g", "tags": ["x"]}
-    assert told.items() <= server.filed[id_of(filed)].items()
+    expected = {"project": "speed", "entity": "team", "groupName": "g", "tags": ["x"]}
+    assert expected.items() <= server.filed[id_of(filed)].items()
     assert f"result-{id_of(filed)}" in server.artifacts
 
-    # It is the key that the server was given, and it is nowhere else.
+    # The server was given the key, and no file or output has it.
     assert server.authorizations - {""}
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and PLANTED_KEY.encode() in p.read_bytes()]
     assert PLANTED_KEY not in output.out + output.err
@@ -119,15 +119,15 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_time_limit(tmp_pat
         write([result], 0.01)
 
 
-def test_a_wandb_that_is_not_installed_is_told_and_written_another_time(tmp_path, monkeypatch):
+def test_a_missing_wandb_is_reported_and_the_run_is_written_later(tmp_path, monkeypatch):
     result, said = write_result(tmp_path / "results", wandb={"mode": "offline"}), "wandb is not installed"
     (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError('no', name='wandb')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(WandbProblem, match=f"^{said}$"):
         write_new([result])
-    told = publish_run(result, WandbFiling(mode="offline"), 60, is_interrupted=False)
-    assert told.is_problem
-    assert told.line == f"W&B got nothing of this run: {said}; later: lmbench upload {result}"
+    published = publish_run(result, WandbFiling(mode="offline"), 60, is_interrupted=False)
+    assert published.is_problem
+    assert published.line == f"W&B got nothing of this run: {said}; later: lmbench upload {result}"
     monkeypatch.delenv("PYTHONPATH")
     write_new([result])
     assert len(list(result.glob("wandb/offline-run-*/*.wandb"))) == 1
@@ -142,7 +142,7 @@ def test_a_wandb_that_is_not_installed_is_told_and_written_another_time(tmp_path
     ],
     ids=["a second Ctrl-C", "no server", "interrupted"],
 )
-def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
+def test_every_fault_of_w_and_b_is_one_line_with_the_command_that_uploads_later(
     monkeypatch, tmp_path, part, raised, is_interrupted, said
 ):
     def fail(*_):
@@ -150,5 +150,5 @@ def test_whatever_hinders_w_and_b_is_one_line_that_says_how_to_make_up_for_it(
 
     monkeypatch.setattr("lmbench.wandb.publish.write", lambda *_: "the server")
     monkeypatch.setattr(f"lmbench.wandb.publish.{part}", fail)
-    told = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted)
-    assert (told.line, told.is_problem) == (f"{said}; later: lmbench upload {tmp_path}", True)
+    published = publish_run(tmp_path, WandbFiling(mode="online"), 60, is_interrupted)
+    assert (published.line, published.is_problem) == (f"{said}; later: lmbench upload {tmp_path}", True)
