@@ -1,4 +1,4 @@
-"""`lmbench fields`: what a number of a record means, its unit, and which direction is good."""
+"""`lmbench fields`: the meaning of each field of a record, its unit, and which direction is better."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _COLUMNS = (
 def fields(*names: str) -> Answer:
     """Tells what the fields of a record mean.
 
-    Those that are named (`step_s`, `phases.<phase>.mean_s`), that end so (`mean_s`), lie in a part (`memory`) or a
-    group, or have a word in them (`mfu`); without a name the groups of all. run.json, W&B and a study's columns have
-    them under these names. Records hold SI units; ms, GiB and % exist only where they are shown.
+    A name picks the field that has it (`step_s`, `phases.<phase>.mean_s`), the fields that end in it (`mean_s`), those
+    of a part of the record (`memory`) or of a group, or those that contain it (`mfu`). Without a name, the groups of
+    fields are listed. Fields have these names in run.json, in W&B and as columns of a study. Records hold SI units; ms,
+    GiB and % exist only where they are shown.
 
     Args:
         names: a field, its last word, or a part of the record
     """
-    known = [field for kind in RECORDS for field in fields_of(kind).values()]
+    all_fields = [field for kind in RECORDS for field in fields_of(kind).values()]
     chosen = []
     for name in names or [""]:
         part = re.compile(rf"(.*\.)?{re.escape(name)}(\..*)?")
-        exact = [field for field in known if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
-        matches = exact or [field for field in known if name == _slug(field.group) or name in field.name]
+        exact = [field for field in all_fields if part.fullmatch(field.name) or part.fullmatch(field.pattern)]
+        matches = exact or [field for field in all_fields if name == _slug(field.group) or name in field.name]
         if not matches:
-            words = {word for field in known for word in (field.name, field.name.rpartition(".")[2])}
+            words = {word for field in all_fields for word in (field.name, field.name.rpartition(".")[2])}
             raise UsageError(f"no field is called {name!r}{suggest(name, words)}; `lmbench fields` lists them all")
         chosen += matches
-    # Fields that differ only in their phase are one.
+    # Fields that differ only in their phase share a row.
     abouts = {(field.group, field.pattern): field.about for field in chosen}
     rows = [[_slug(group), name, about.unit, about.better, about.meaning] for (group, name), about in abouts.items()]
     table = Table("fields", "Fields", _COLUMNS, rows)

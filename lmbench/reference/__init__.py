@@ -1,8 +1,8 @@
-"""Published figures: what five write-ups state of step times, kernels, memory, attention and sums.
+"""Published figures of five write-ups on step times, kernels, memory, attention and sums, and lmbench's own of an H200.
 
-The files hold what was really measured, in SI units: `README.md` beside them says what was corrected (a precision that
-was called fp32 and was TF32), what is left out because it cannot be right, and what each source does not state.
-`h200.csv` is a report of lmbench's own runs, `h200.md` its tables.
+The CSV files have SI units. `README.md` beside them lists corrections (a precision that was called fp32 and was TF32),
+figures that are left out because they are impossible, and what each source does not state. `h200.csv` is a report of
+lmbench's own runs, `h200.md` has its tables.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FOLDER = Path(__file__).parent
 class Figure(Struct, frozen=True):
     """One published figure.
 
-    `column` is lmbench's name of the quantity, `value` is in SI and None where the run was out of memory; `text` is
-    shown instead of the value. Of the others None stands for what the write-up does not state, which `caveats` names;
-    a precision that it does not state is float32, and `head_dim` is that of attention by itself.
+    `column` is lmbench's name of the quantity. `value` is in SI units, and None if the run was out of memory; `text` is
+    shown instead of it. In the other fields None stands for a setting that the write-up does not state; `caveats` lists
+    these. An unstated precision counts as float32. `head_dim` is set for attention by itself.
     """
 
     label: str
@@ -46,7 +46,7 @@ class Figure(Struct, frozen=True):
 
 
 class Accumulation(Struct, frozen=True):
-    """One published loop, `n` times `total += addend` from zero, and the sums that were printed, as they were printed.
+    """A published loop that does `total += addend` `n` times, starting at zero, with its results as they were printed.
 
     With `is_cast` the addend was converted to float32 before it was added.
     """
@@ -62,7 +62,7 @@ class Accumulation(Struct, frozen=True):
 
 @cache
 def load_rows(name: str, kind: type[_Row]) -> tuple[_Row, ...]:
-    """The rows of a file beside this one; an empty field is what its source does not state."""
+    """The rows of a CSV file in this folder; a field that the source does not state is empty there."""
     lines = (FOLDER / name).read_text(encoding="utf-8").splitlines()
     stated = ({field: text for field, text in row.items() if text} for row in csv.DictReader(lines))
     return tuple(msgspec.convert(row, kind, strict=False) for row in stated)
