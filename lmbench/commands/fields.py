@@ -20,10 +20,10 @@ _COLUMNS = (
 def fields(*names: str) -> Answer:
     """Tells what the fields of a record mean.
 
-    A name picks the field that has it (`step_s`, `phases.<phase>.mean_s`), the fields that end in it (`mean_s`), those
-    of a part of the record (`memory`) or of a group, or those that contain it (`mfu`). Without a name, the groups of
-    fields are listed. Fields have these names in run.json, in W&B and as columns of a study. Records hold SI units; ms,
-    GiB and % exist only where they are shown.
+    A name is that of a field (`step_s`, `phases.<phase>.mean_s`), its last word (`mean_s`), a part of the record
+    (`memory`), a group, or a word in names of fields (`mfu`). Without a name, the groups of fields are listed. Fields
+    have these names in run.json, in W&B and as columns of a study. Records hold SI units; ms, GiB and % exist only
+    where they are shown.
 
     Args:
         names: a field, its last word, or a part of the record

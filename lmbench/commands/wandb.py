@@ -55,8 +55,7 @@ def upload(
         else:
             pending.append(folder)
     try:
-        # Runs that were written before are written again: they may lack steps (a full disk), or refer to files in the
-        # folder from which the result was moved.
+        # Write the runs again: earlier ones may lack steps (a full disk), or name files where the result was before.
         if pending:
             tell(f"sending {len(pending)} of the results to {write(pending, timeout_s)}")
         while pending:

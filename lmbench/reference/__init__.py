@@ -1,7 +1,7 @@
 """Published figures of five write-ups on step times, kernels, memory, attention and sums, and lmbench's own of an H200.
 
-The CSV files have SI units. `README.md` beside them lists corrections (a precision that was called fp32 and was TF32),
-figures that are left out because they are impossible, and what each source does not state. `h200.csv` is a report of
+The CSV files have SI units. `README.md` beside them lists corrections (a precision that was called fp32 and was TF32)
+and impossible figures, which are left out. It also says what each source does not state. `h200.csv` is a report of
 lmbench's own runs, `h200.md` has its tables.
 """
 

@@ -145,8 +145,10 @@ STEP = MEASURED[0]
 
 
 def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
-    """The ratio of the mean over a cell's processes to the baseline's, with its 95 % interval by Welch's t on
-    logarithms; None unless both sides have only positive numbers. `over` names the mean, as in Column."""
+    """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
+
+    None unless both sides have numbers and all are positive. `over` names the mean, as in Column.
+    """
     base_numbers, numbers = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
         return None
@@ -179,8 +181,7 @@ def _efficiency(frame: Frame, cell: int, base: int) -> Any:
 
 
 def _memory_change(frame: Frame, cell: int, base: int) -> float | None:
-    """The relative change of the peak on the device; for runs on a CPU of the peak predicted for a device, or else of
-    resident memory."""
+    """The relative change of peak memory: of the device's, else of that predicted for a device, else of the host's."""
     for name in (
         "memory.run_peak_allocated_bytes", "memory_prediction.peak_allocated_bytes", "memory.host_peak_rss_bytes",
     ):  # fmt: skip

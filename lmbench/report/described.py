@@ -1,5 +1,7 @@
-"""Pandas frames as tables, by the descriptions in a package's tables.toml: for each column of a table its heading, its
-unit, and the frame's column that it shows."""
+"""Pandas frames as tables, by the descriptions in a package's tables.toml.
+
+A description has, for each column of a table, its heading, its unit, and the frame's column that it shows.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from lmbench.report.facts import (
     sort_key,
 )
 
-#: A number of a run: a field of its record by its dotted name, a sum of fields (`a + b`), or a function of the record.
+#: A number of a run: the dotted name of a field of its record, a sum of fields (`a + b`), or a function of the record.
 Expression = str | Callable[[RunRecord], float | None]
 
 
@@ -260,8 +260,8 @@ class Frame:
     def against(self, baseline: Mapping[str, Value]) -> Frame:
         """The frame with the base of each cell: the cell with the baseline's facts whose other facts are the same.
 
-        If no cell has all of these facts, a missing fact counts as the same: of an axis that only some cells have, or
-        of a run that died early.
+        A fact that one of the two lacks counts as the same: only some cells may have an axis, and a run may have died
+        early. Of several such cells, the one with most of the facts is taken.
         """
         if not baseline:
             return self
@@ -273,7 +273,6 @@ class Frame:
             wanted = {**facts, **baseline}.items()
             agreeing = [other for other in candidates if all(compared[other].get(name, v) == v for name, v in wanted)]
             if agreeing:
-                # The candidate with the most of these facts; the first of several.
                 base[cell] = max(agreeing, key=lambda other: len(wanted & compared[other].items()))
         return replace(self, baseline=baseline, base=base)
 

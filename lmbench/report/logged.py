@@ -2,7 +2,7 @@
 unit.
 
 W&B, TensorBoard and others group charts by section: `time`, `host`, `lag`, `throughput`, `memory`, `train`. logged.csv
-names the important numbers of a run's record; the mean of a phase has the same name as the series of its steps.
+names the important numbers of a run's record. The mean of a phase has the same name as the series of its steps.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def frame_over(group: Group, over: Over) -> Frame:
     """The ok runs of a group outside sweeps, by configuration and point; `course` lists the points in order.
 
     A point is a commit, or the start of a sweep or single run. A setting that only some runs of a size and GPU have
-    does not separate configurations, since the code gained or lost the setting between the runs.
+    does not separate configurations, since the code gained or lost it meanwhile.
 
     Raises:
         UsageError: no configuration was measured at two points.

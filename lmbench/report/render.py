@@ -219,8 +219,8 @@ def _csv(answer: Answer) -> str:
 
 
 def csv_field(value: Any) -> Any:
-    """A value as a field of CSV. Text that a spreadsheet would take for a formula gets an apostrophe before it, which
-    makes it text there; a number in a string stays a number."""
+    """A value as a field of CSV. An apostrophe before text that a spreadsheet would take for a formula makes it text
+    there. A number in a string stays a number."""
     if not isinstance(value, str):
         return value
     text = shown(value)

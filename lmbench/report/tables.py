@@ -149,12 +149,13 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | N
     """Judge which of the cells, which differ in the facts `among` alone, takes the least time.
 
     One process is one sample. Welch's t on the logarithms of process means compares the fastest cell with each other
-    one. The 95 % interval is that of one pair: it does not account for the fastest being the smallest of several means,
-    nor for the number of rows.
+    one. The 95 % interval is that of one pair. It allows neither for the choice of the smallest of several means nor
+    for the number of rows.
 
     Returns:
-        The fastest (or `same` or `undecided` with all cells that may be as fast), its time in s, the second, how much
-        more time that takes as a fraction of the means, and the interval of this fraction. None if no cell has a time.
+        Five cells: the fastest, its time in s, the second, the further time of the second as a fraction, and the
+        interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast. None if
+        no cell has a time.
     """
     samples = {cell: frame.numbers(cell, column.expression) for cell in frame.facts}
     ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values, default=0) > 0)

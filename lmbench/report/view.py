@@ -33,8 +33,10 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     `columns` are names of columns, dotted names of fields of a run's record, or patterns such as `forward_*_fraction`.
     Other facts that differ between cells are added to the row facts; facts that all cells share go to the caption.
-    Cells without a value in any column are left out. With `among`, a row stands for each combination of the other facts
-    and says for which values of the facts `among` the only column is smallest, and how certain that is.
+    Cells without a value in any column are left out.
+
+    With `among`, a row stands for a combination of the other facts. It says which values of the facts `among` have the
+    smallest value of the only column, and how certain that is.
     """
 
     title: str
@@ -46,9 +48,12 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A chart for each combination of the facts that the spec does not name.
 
-    The kinds are `bars` (`y` by the values of `x`, side by side for `series`), `rows` (a horizontal bar of `y` for each
-    cell, labelled with what differs), `lines` (`y` over the number `x` on logarithmic axes, a line for each of
-    `series`), `stack` (for each cell a bar made of the columns `of`), and those of features.
+    Kinds of charts, beside those of features:
+
+    - `bars`: `y` by the values of `x`, side by side for each combination of the facts `series`;
+    - `lines`: `y` over the number `x` on logarithmic axes, with a line for each combination of `series`;
+    - `rows`: a horizontal bar of `y` for each cell, labelled with the facts that differ;
+    - `stack`: a horizontal bar for each cell, made of the columns `of`.
     """
 
     title: str
@@ -62,9 +67,12 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A sentence that answers a view's question by the column `y`, and the columns `also`, of the cells that decide.
 
-    The kinds are `against` (every way but the baseline, with its speed-up), `best` (the `x` with the largest `y`),
-    `fastest` (how often each combination of the facts `among` takes the least time `y`), and `parts` (the largest cell,
-    with those of the columns `of` that make up most of its `y`).
+    Kinds of sentences:
+
+    - `against`: every way but the baseline, with its speed-up;
+    - `best`: the `x` with the largest `y`;
+    - `fastest`: how often each combination of the facts `among` takes the least time `y`;
+    - `parts`: the largest cell, with the largest of the columns `of` that make up its `y`.
     """
 
     kind: Literal["against", "best", "fastest", "parts"]
@@ -154,11 +162,11 @@ class Catalogue:
         return [feature for feature in self.features if used & {*feature.columns}]
 
     def view(self, named: Any, axes: Iterable[str] = (), places: Mapping[str, str] = {}) -> View:
-        """A view by the name of its study, by the path of a study's file, or from the mapping under `view:` of such a
-        file, with the patterns of columns expanded.
+        """A view with its patterns of columns expanded.
 
         Args:
-            named: the name, path or mapping; read from a file, it may be anything.
+            named: the name of a study, the path of its file, or the mapping under `view:` in such a file. From a file
+                it may be anything.
             axes: the study's axes, which rows may name beside the facts.
             places: the place of each setting in the study's file, for messages.
 

@@ -223,8 +223,8 @@ def write(results: Sequence[Path], timeout_s: float) -> str:
     Returns the address of the server to which W&B sends by the user's environment and home, even without results.
 
     Raises:
-        WandbProblem: not all could be written. Steps for which a full disk has no room raise nothing, since wandb does
-            not report them; the result has them, and `lmbench upload` writes the run again.
+        WandbProblem: not all could be written. wandb does not report steps for which a full disk has no room. The
+            result has them, and `lmbench upload` writes the run again.
     """
     for result in results:
         _check_folder(result)

@@ -41,7 +41,7 @@ def large(tmp_path_factory):
     return home
 
 
-# On an idle core tables take 3.5 s of processor time and pages up to 10 s; two processes on a core take twice as long.
+# On an idle core, tables take 3.5 s of processor time and pages up to 10 s. On a shared core it is twice as long.
 @pytest.mark.parametrize(
     ("view", "words", "limit_s"),
     yaml.safe_load("""

@@ -1,5 +1,5 @@
-"""`lmbench upload` of a result that somebody else made: files outside of the result are neither removed nor sent, and
-the result alone does not choose the destination."""
+"""`lmbench upload` of a result that somebody else made neither removes nor sends files outside of it, and does not let
+the result alone choose the destination."""
 
 from __future__ import annotations
 
