@@ -45,7 +45,8 @@ def make_catalogue(reference: str | None = None) -> Any:
     from lmbench.memory.timeline import MEMORY
     from lmbench.report.charts import CORE
     from lmbench.report.over import OVER
-    from lmbench.report.published import reference as beside
+    from lmbench.report.published import reference_feature
     from lmbench.report.view import Catalogue
 
-    return Catalogue(CORE, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *([beside(reference)] if reference else []))
+    references = [reference_feature(reference)] if reference else []
+    return Catalogue(CORE, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *references)

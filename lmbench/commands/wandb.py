@@ -12,7 +12,7 @@ from lmbench.masking import masked_text, shown
 from lmbench.records.load import find_runs, load_known
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.report.answer import Answer, Column, Line, Table
-from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, elsewhere, is_uploaded, sync, write
+from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, foreign_destination, is_uploaded, sync, write
 
 
 def upload(
@@ -39,7 +39,8 @@ def upload(
     code = ExitCode.OK
     for folder in find_runs(results):
         run = load_known(folder)
-        unconfirmed = {name: value for name, value in elsewhere(run.record.wandb).items() if name not in options}
+        destination = foreign_destination(run.record.wandb)
+        unconfirmed = [f"{name} {value!r}" for name, value in destination.items() if name not in options]
         if run.outcome == DAMAGED:
             tell(f"not uploaded: {folder}: {run.damage}")
             code = ExitCode.USAGE
@@ -48,9 +49,8 @@ def upload(
         elif run.outcome == RUNNING:
             print(shown(f"still running     {folder}"))
         elif unconfirmed:
-            destination = " of ".join(f"{name} {value!r}" for name, value in unconfirmed.items())
             advice = "give --project and --entity"
-            tell(f"not uploaded: {folder}: it names {destination}, and your settings do not; {advice}")
+            tell(f"not uploaded: {folder}: it names {' of '.join(unconfirmed)}, and your settings do not; {advice}")
             code = ExitCode.USAGE
         else:
             pending.append(folder)
@@ -60,7 +60,8 @@ def upload(
             tell(f"sending {len(pending)} of the results to {write(pending, timeout_s)}")
         while pending:
             url = sync(pending[0], timeout_s, [f"--{name}={value}" for name, value in options.items()])
-            print(shown(f"uploaded          {pending.pop(0)}{f' -> {masked_text(url)}' if url else ''}"), flush=True)
+            address = f" -> {masked_text(url)}" if url else ""
+            print(shown(f"uploaded          {pending.pop(0)}{address}"), flush=True)
     except WandbProblem as problem:
         more = f"; {len(pending) - 1} more not tried" if pending[1:] else ""
         tell(f"not uploaded: {pending[0]}: {problem}{more}")

@@ -33,7 +33,7 @@ _MOST_BYTES = 2**24
 Sources = tuple[set[str], Callable[[str, Frame, int], Cell | None]]
 
 
-def reference(name: str) -> Feature:
+def reference_feature(name: str) -> Feature:
     """The feature that adds a reference's figures to a report.
 
     Args:

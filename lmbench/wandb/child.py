@@ -188,14 +188,14 @@ def write_run(result: Path) -> None:
         run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
     if filed.artifact:
         artifact = wandb.Artifact(f"result-{run.id}", type="lmbench-result")
-        for path in own_files(result):
+        for path in artifact_files(result):
             # `immutable` refers to the file, where wandb would otherwise keep a copy beside it until the upload.
             artifact.add_file(str(path), policy="immutable")
         run.log_artifact(artifact)
     run.finish(exit_code=0 if loaded.outcome == "ok" else 1)
 
 
-def own_files(result: Path) -> list[Path]:
+def artifact_files(result: Path) -> list[Path]:
     """The files of a result that its artifact holds: without links, which may lead to files outside of the result."""
     paths = sorted(path for path in result.iterdir() if not path.name.startswith("."))
     return [path for path in paths if path.is_file() and not path.is_symlink()]

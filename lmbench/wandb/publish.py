@@ -94,7 +94,7 @@ def _has_key() -> bool:
     return bool(os.environ.get("WANDB_API_KEY"))
 
 
-def elsewhere(filing: WandbFiling | None) -> dict[str, str]:
+def foreign_destination(filing: WandbFiling | None) -> dict[str, str]:
     """The project and entity of a record that the user's own settings do not name: lmbench's default project,
     WANDB_PROJECT and WANDB_ENTITY."""
     filing = filing or WandbFiling()
@@ -107,7 +107,7 @@ def elsewhere(filing: WandbFiling | None) -> dict[str, str]:
 
 def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
     """The options for `lmbench upload` to send runs to the project and entity of their filing, if all have the same."""
-    destinations = {tuple(elsewhere(filing).items()) for filing in filings}
+    destinations = {tuple(foreign_destination(filing).items()) for filing in filings}
     destination = destinations.pop() if len(destinations) == 1 else ()
     return [f"--{name}={value}" for name, value in destination]
 

@@ -17,7 +17,7 @@ from lmbench.reference import FOLDER
 from lmbench.report.columns import STEP
 from lmbench.report.facts import FACT
 from lmbench.report.frame import Frame
-from lmbench.report.published import reference
+from lmbench.report.published import reference_feature
 from lmbench.report.view import TableSpec
 
 # attention by itself
@@ -109,7 +109,7 @@ def test_every_figure_of_the_shipped_report_is_found_again():
     rows = [dict(row) for row in csv.DictReader((FOLDER / "h200.csv").read_text().splitlines())]
     facts = [{name: row[name] or None for name in FACT if name in row} | {"gpu": "another"} for row in rows]
     frame = Frame(dict.fromkeys(range(len(rows)), ()), dict(enumerate(facts)))
-    (step,) = reference("h200").beside(STEP)
+    (step,) = reference_feature("h200").beside(STEP)
     assert {cell: figure.value for cell, figure in step.of(frame).items()} == {
         cell: float(row["step_s"]) for cell, row in enumerate(rows)
     }

@@ -54,7 +54,7 @@ def test_an_artifact_holds_the_results_own_files_only(tmp_path):
     for name in ("notes.txt", "steps2.jsonl"):
         (result / name).symlink_to(tmp_path / "secret")
     (result / "mirror.json").write_text(json.dumps({"path": "../.."}))
-    assert [path.name for path in child.own_files(result)] == ["mirror.json", "run.json", "steps.jsonl"]
+    assert [path.name for path in child.artifact_files(result)] == ["mirror.json", "run.json", "steps.jsonl"]
 
 
 DESTINATIONS = yaml.safe_load((DATA / "wandb_destinations.yaml").read_text())
