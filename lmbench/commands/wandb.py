@@ -109,8 +109,8 @@ def board(
             for panel in panels
         ]
         count = Line("boards", f"{len(request.boards)} with {len(rows)} panels in project {project}")
-        figures = {"request": request}
-        return Answer([count], [Table("panels", "What would be made", columns, rows)], figures=figures, first=())
+        panels = Table("panels", "What would be made", columns, rows)
+        return Answer([count], [panels], figures={"request": request}, first=())
     saved = []
     try:
         tell(f"sending {len(boards)} boards to {write([], timeout_s)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, NamedTuple
 
 from lmbench.masking import shown
@@ -124,8 +125,8 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """The table without the columns in which every row is empty."""
-        kept = [index for index in range(len(self.columns)) if any(row[index] not in (None, "") for row in self.rows)]
-        columns, rows = [self.columns[index] for index in kept], [[row[index] for index in kept] for row in self.rows]
+        is_kept = [any(value not in (None, "") for value in values) for values in zip(*self.rows, strict=True)]
+        columns, rows = list(compress(self.columns, is_kept)), [list(compress(row, is_kept)) for row in self.rows]
         return replace(self, columns=columns, rows=rows)
 
     def texts(self) -> list[list[str]]:

@@ -181,8 +181,9 @@ def steps_charts(path: Path) -> list[Chart]:
     times = {span: [getattr(step, f"{span}_s") or 0.0 for step in steps] for span in (*SPANS[:1], *PHASES)}
     points = [
         {"series": span, "x": step.step, "y": time_s * 1e3, "tip": f"step {step.step}: {span} {time_s * 1e3:.4g} ms"}
-        for span in [span for span in times if sum(times[span]) >= _SMALL_FRACTION * sum(times["step"])]
-        for step, time_s in zip(steps, times[span], strict=True)
+        for span, span_times in times.items()
+        if sum(span_times) >= _SMALL_FRACTION * sum(times["step"])
+        for step, time_s in zip(steps, span_times, strict=True)
         if time_s
     ]
     x, caption = {"title": "step", "axis": {"tickMinStep": 1}}, f"The first {len(steps):,} steps."

@@ -252,7 +252,11 @@ def schema_column(name: str) -> Column | None:
     if not field.about.is_number:
         raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
     last = name.rpartition(".")[2]
-    over = "max" if last.startswith("max_") or "peak" in name else "min" if last.startswith("min_") else "mean"
+    over = "mean"
+    if last.startswith("max_") or "peak" in name:
+        over = "max"
+    elif last.startswith("min_"):
+        over = "min"
     # Name the phase or the end of the window (open, close) where the title does not.
     parts = zip_longest(name.split("."), field.pattern.split("."))
     varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]

@@ -26,7 +26,8 @@ def signed_ms(difference_s: float) -> str:
     """A difference in ms with its sign, with as many decimals as a time of its size has; zero has no sign."""
     text = milliseconds(abs(difference_s))
     is_zero = not float(text.replace(",", ""))
-    return text if is_zero else f"{'+' if difference_s > 0 else '-'}{text}"
+    sign = "+" if difference_s > 0 else "-"
+    return text if is_zero else sign + text
 
 
 #: How a number is shown, by the unit that the description names, or else by the end of its column's name in the frame.

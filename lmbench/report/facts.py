@@ -117,7 +117,9 @@ def _compile_label(options: Any) -> str:
 def _commit(run: RunRecord) -> str | None:
     """The commit of the user's code, with a plus if the tree had uncommitted changes."""
     code = run.environment.code.project if run.environment else None
-    return f"{code.commit[:9]}{'+' if code.is_dirty else ''}" if code and code.commit else None
+    if code is None or not code.commit:
+        return None
+    return code.commit[:9] + ("+" if code.is_dirty else "")
 
 
 #: Facts that are computed from a record, since facts.toml names no field for them.
@@ -160,7 +162,7 @@ _FACT_OF: Mapping[str, str] = {option: fact.name for fact in reversed([*FACT.val
 SEEDS = ("seed_everything", "data.seed")
 
 #: Axes that make no rows: seeds, and the options of passes, since the passes of a cell are joined.
-NO_ROWS = (*SEEDS, "pass", *(option for look in PASSES for option in look.options))
+NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASSES for option in run_pass.options))
 
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> dict[str, Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -83,7 +83,7 @@ class Group:
     """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty."""
 
     home: Path | None
-    sweep: _Sweep
+    sweep: _Sweep = field(default_factory=_Sweep)
     rows: list[RunRow] = field(default_factory=list)
 
     @property
@@ -105,11 +105,11 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
         if home not in groups:
-            sweep = _Sweep()
-            # The runs of a sweep whose file is damaged are shown without its view.
-            with suppress(Unreadable, DamagedRecord):
-                sweep = decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep) if home else sweep
-            groups[home] = Group(home, sweep)
+            groups[home] = Group(home)
+            if home is not None:
+                # The runs of a sweep whose file is damaged are shown without its view.
+                with suppress(Unreadable, DamagedRecord):
+                    groups[home].sweep = decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep)
         # The trials of a search are not cells.
         if value_at(run.record, "sweep.search") != "trial":
             groups[home].rows.append(_row(run, groups[home]))
@@ -226,7 +226,7 @@ class Frame:
         for facts in self.facts.values():
             for name, value in facts.items():
                 values[name].add(value)
-        return {name: values[name] for name in in_order(values)}
+        return {name: values[name] for name in in_order(values.keys())}
 
     def varying(self) -> list[str]:
         """Facts that differ between cells, or that are missing in a cell with an ok run (no attention).
@@ -303,15 +303,14 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
 
 def frame_of(runs: Iterable[Run], home: Path | None) -> Frame:
     """The frame of runs by their records alone; `home` is their sweep's folder, None outside sweeps."""
-    group = Group(home, _Sweep())
+    group = Group(home)
     group.rows += [_row(run, group) for run in runs]
     return make_frame(group)
 
 
-def in_order(names: Iterable[str]) -> list[str]:
+def in_order(names: Set[str]) -> list[str]:
     """Names of facts in the order of FACT, then the others by name."""
-    order = list(FACT)
-    return sorted(names, key=lambda name: (order.index(name) if name in FACT else len(order), name))
+    return [*(name for name in FACT if name in names), *sorted(names - FACT.keys())]
 
 
 def outcome_label(run: Run) -> str:

@@ -117,8 +117,9 @@ def _headline(frame: Frame) -> Iterator[str]:
             for column in _COLUMNS
             for cell, change in column.of(part).items()
         ]
-        none = f"no change over {len(part.facts)} points{', and it takes four' if len(part.facts) < 4 else ''}"
-        yield ": ".join(filter(None, [part.describe(next(iter(part.facts)), names), ", ".join(changes) or none]))
+        hint = ", and it takes four" if len(part.facts) < 4 else ""
+        text = ", ".join(changes) or f"no change over {len(part.facts)} points{hint}"
+        yield ": ".join(filter(None, [part.describe(next(iter(part.facts)), names), text]))
 
 
 def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:

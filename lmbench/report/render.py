@@ -208,8 +208,9 @@ _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 def _csv(answer: Answer) -> str:
     """The answer's data, or else its first table, in SI units (RFC 4180, but with plain line feeds)."""
+    table = answer.data() if answer.data is not None else next(iter(answer.all_tables()), None)
     stream = io.StringIO()
-    for table in ([answer.data()] if answer.data is not None else answer.all_tables())[:1]:
+    if table is not None:
         writer = csv.writer(stream, lineterminator="\n")
         records = table.records()
         keys = [key for key in records[0] if any(record[key] is not None for record in records)] if records else []

@@ -171,8 +171,9 @@ def _failures(frame: Frame) -> Iterator[str]:
 
 def _first(names: Sequence[str]) -> list[str]:
     """The names if they are few, else the first ones and how many more there are."""
-    more = len(names) - _MOST_NAMED
-    return [*names[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    if len(names) <= _MOST_NAMED:
+        return list(names)
+    return [*names[:_MOST_NAMED], f"and {len(names) - _MOST_NAMED} more"]
 
 
 def _notes(group: Group, frame: Frame) -> Iterator[str]:
@@ -181,12 +182,13 @@ def _notes(group: Group, frame: Frame) -> Iterator[str]:
     if frame.facts and not any(baseline.items() <= facts.items() for facts in frame.facts.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
     passes = Counter(pass_of(row.run.record).name for row in frame.runs)
-    for look in PASSES:
-        if passes[look.name] and not look.has_timing:
-            hint = f"; `lmbench {look.command} RUN` shows it" if look.command else ""
-            yield f"{_count(passes[look.name], 'run')} {look.label}: in no timing table{hint}"
+    for run_pass in PASSES:
+        if passes[run_pass.name] and not run_pass.has_timing:
+            hint = f"; `lmbench {run_pass.command} RUN` shows it" if run_pass.command else ""
+            yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
     places = [row.run.record.sweep or SweepPlace() for row in group.rows]
-    if missing := {cell.id for cell in cells}.difference(*((place.cell, place.searched_cell) for place in places)):
+    measured = {cell for place in places for cell in (place.cell, place.searched_cell)}
+    if missing := {cell.id for cell in cells} - measured:
         yield f"{len(missing)} of {_count(len(cells), 'cell')} have no run yet"
 
 

@@ -83,12 +83,12 @@ def banner(run: RunRecord) -> list[Line]:
     """The configuration in a few labelled lines; none for a run that did not record it."""
     if not run.mode:
         return []
-    model, data, window, look = run.model, run.data, run.window, pass_of(run)
+    model, data, window, run_pass = run.model, run.data, run.window, pass_of(run)
     host = run.environment.host.cpu_model if run.environment else None
     processor_name = value_at(run, "environment.gpu.name") or host or "CPU"
     shape = f"{data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
     fp8 = model.fp8 or Fp8Layers()
-    compiled = f"compiled ({run.compile.mode}{', regional' if run.compile.regional else ''})"
+    compiled = f"compiled ({run.compile.mode}, regional)" if run.compile.regional else f"compiled ({run.compile.mode})"
     return lines(
         "banner", run,
         name=model.size or model.name or "(not built)",
@@ -102,8 +102,8 @@ def banner(run: RunRecord) -> list[Line]:
         fp8_peak=plain(run.flops.peak_flops_per_s * 1e-12) if run.flops.peak_flops_per_s else None,
         device=f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,
         steps=window.requested_steps or window.steps or "all",
-        at_least=" at least" if look.has_timing else None,
-        look=None if look.has_timing else look.label,
+        at_least=" at least" if run_pass.has_timing else None,
+        other_pass=None if run_pass.has_timing else run_pass.label,
     )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def details(run: RunRecord) -> list[Line]:
 
 def _where(run: RunRecord, path: Path) -> list[Line]:
     """The folder, the commands that analyse what the run recorded, and the command that repeats it, each labelled."""
-    commands = [look.command for look in PASSES if look.recorded(run)]
+    commands = [run_pass.command for run_pass in PASSES if run_pass.recorded(run)]
     if run.outcome == "oom" and run.memory.refused is not None:
         commands.append("memory")
     next_steps = [("next", f"lmbench {command} {shlex.quote(str(path))}") for command in dict.fromkeys(commands)]

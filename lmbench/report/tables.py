@@ -141,11 +141,10 @@ def _fastest(
         answer.Column("fastest"), column.heading(frame), answer.Column("second"),
         answer.Column("second takes", _CHANGE), answer.Column("95 % interval", _CHANGE),
     ]  # fmt: skip
-    rows = [(next(iter(part.facts)), fastest(part, among, column)) for part in frame.by(names)]
-    return headings, [(cell, [*(cells or [None] * len(headings))]) for cell, cells in rows]
+    return headings, [(next(iter(part.facts)), fastest(part, among, column)) for part in frame.by(names)]
 
 
-def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | None] | None:
+def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | None]:
     """Judge which of the cells, which differ in the facts `among` alone, takes the least time.
 
     One process is one sample. Welch's t on the logarithms of process means compares the fastest cell with each other
@@ -154,13 +153,13 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | N
 
     Returns:
         Five cells: the fastest, its time in s, the second, the further time of the second as a fraction, and the
-        interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast. None if
-        no cell has a time.
+        interval of this fraction. The first cell says `same` or `undecided` with all ways that may be as fast. Cells
+        without a value are None.
     """
     samples = {cell: frame.numbers(cell, column.expression) for cell in frame.facts}
     ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values, default=0) > 0)
     if not ways:
-        return None
+        return [None, None, None, None, None]
     (time_s, first), *others = ways
     name, notes = frame.describe(first, among), tuple[str, ...]()
     if not others:
@@ -246,5 +245,5 @@ def _wins(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
     """For each way the number of shapes in which it is the fastest."""
     others = [name for name in frame.differing() if name not in spec.among]
     rows = [fastest(part, spec.among, column) for part in frame.by(others)]
-    wins = Counter(row[0].value for row in rows if row and row[0] and row[2])
+    wins = Counter(row[0].value for row in rows if row[0] and row[2])
     return [f"fastest by {column.title}: {name} in {count} of {wins.total()}" for name, count in wins.most_common()]

@@ -77,7 +77,7 @@ def gib_number(size_bytes: float | None) -> str:
     value = size_bytes / 2**30
     if 0 < abs(value) < 0.01:
         return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
-    return f"{value:.{3 if abs(value) < 1 else 2}f}"
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
 
 
 def count(number: int | None) -> str:

@@ -168,8 +168,10 @@ def _plot_of(panel: Panel) -> Any:
 
     names = [key.partition(":")[2] for key in panel.y]
     if panel.kind == "bars":
-        grouping = {"groupby": wr.Config("label"), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
-        return wr.BarPlot(title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS, **grouping)
+        return wr.BarPlot(
+            title=panel.title, metrics=names, max_bars_to_show=_MOST_RUNS,
+            groupby=wr.Config("label"), groupby_aggfunc="mean", groupby_rangefunc="minmax",
+        )  # fmt: skip
     return wr.LinePlot(title=panel.title, x=logged.STEP, y=names, smoothing_type="none")
 
 

@@ -127,9 +127,10 @@ def main(results: list[str]) -> int:
         try:
             task()
         except Exception as error:
-            is_missing = isinstance(error, ModuleNotFoundError) and error.name == "wandb"
             problem = f"wandb failed with {type(error).__name__}: {' '.join(str(error).split())}"
-            print(f"\n{'wandb is not installed' if is_missing else problem}", flush=True)
+            if isinstance(error, ModuleNotFoundError) and error.name == "wandb":
+                problem = "wandb is not installed"
+            print(f"\n{problem}", flush=True)
             code = 1
     return code
 

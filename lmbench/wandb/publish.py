@@ -83,15 +83,16 @@ class WandbSettings:
 
 def _has_key() -> bool:
     """Whether WANDB_API_KEY is set, or the user's netrc has a key for W&B's hosts or for the user's own server."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     addresses = ["https://api.wandb.ai", "https://api.forge.coreweave.com", os.environ.get("WANDB_BASE_URL", "")]
     with suppress(OSError, RuntimeError):
         # `wandb login --host` keeps the server's address in this file.
         addresses += (Path.home() / ".config" / "wandb" / "settings").read_text().split()
     hosts = {urlsplit(address).netloc for address in addresses}
     with suppress(OSError, RuntimeError, NetrcParseError):
-        if not hosts.isdisjoint(netrc(os.environ.get("NETRC")).hosts):
-            return True
-    return bool(os.environ.get("WANDB_API_KEY"))
+        return not hosts.isdisjoint(netrc(os.environ.get("NETRC")).hosts)
+    return False
 
 
 def foreign_destination(filing: WandbFiling | None) -> dict[str, str]:
@@ -131,7 +132,7 @@ class Ended(NamedTuple):
         if self.exit_code is None:
             raise WandbProblem(f"wandb was not done within {self.timeout_s:g} s; is the server there?")
         if self.exit_code != 0:
-            raise WandbProblem([f"wandb ended with exit code {self.exit_code}", *self.lines][-1])
+            raise WandbProblem((self.lines or [f"wandb ended with exit code {self.exit_code}"])[-1])
 
 
 def run_module(module: str, words: Sequence[str], timeout_s: float) -> Ended:
