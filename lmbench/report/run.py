@@ -62,7 +62,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
             *guard_lines(run.guards),
         ],
         tables=[phase_table(run, step), *rank_tables(run)] if step is not None else [],
-        notes=[*details(run), *notes, *(_where(run, path) if path is not None else ())],
+        notes=[*details(run), *notes, *(_folder_and_commands(run, path) if path is not None else ())],
         charts=lambda: _charts(path),
         figures={"record": as_dict(run)},
     )
@@ -181,7 +181,7 @@ def details(run: RunRecord) -> list[Line]:
     )  # fmt: skip
 
 
-def _where(run: RunRecord, path: Path) -> list[Line]:
+def _folder_and_commands(run: RunRecord, path: Path) -> list[Line]:
     """The folder, the commands that analyse what the run recorded, and the command that repeats it, each labelled."""
     commands = [run_pass.command for run_pass in PASSES if run_pass.recorded(run)]
     if run.outcome == "oom" and run.memory.refused is not None:

@@ -121,7 +121,7 @@ def main(results: list[str]) -> int:
     os.environ.pop("WANDB_API_KEY", None)
     # On a full disk, logging would otherwise print an error for every line of wandb's log.
     logging.raiseExceptions = False
-    tasks: list[Callable[[], None]] = [_tell_server, *(partial(write_run, Path(result)) for result in results)]
+    tasks: list[Callable[[], None]] = [_print_server, *(partial(write_run, Path(result)) for result in results)]
     code = 0
     for task in tasks:
         try:
@@ -135,7 +135,7 @@ def main(results: list[str]) -> int:
     return code
 
 
-def _tell_server() -> None:
+def _print_server() -> None:
     """Print the address of the server to which an upload goes.
 
     wandb also reads settings in the working directory; that of this process is empty.
