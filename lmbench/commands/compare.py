@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from lmbench.compare.answer import comparison_answer
+from lmbench.compare.comparison import UNDECIDED
 from lmbench.compare.comparison import compare as compare_results
 from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, survey
 from lmbench.errors import UsageError, tell
@@ -82,10 +84,16 @@ def compare(
     tolerance = parse_gate(gate or "1%")
     if run:
         # Imported here because modules that measure take long to import.
-        from lmbench.commands.compare_run import find_sweep, measure
+        from lmbench.commands.compare_run import find_sweep, measure, parse_budget
 
+        budget = budget or "10m"
         path, file, engine = find_sweep(results, settings or [], **sides)
-        return comparison_answer(measure(path, file, tolerance, about or [], budget or "10m", engine))
+        comparison = measure(path, file, tolerance, about or [], parse_budget(budget), engine)
+        tell(f"compare: the runs are in {path}")
+        if comparison.verdict == UNDECIDED:
+            again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
+            tell(f"compare: go on: {shlex.join(again)}")
+        return comparison_answer(comparison)
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")
     if kernels:

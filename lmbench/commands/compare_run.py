@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import statistics
 import time
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,13 @@ def gives_way(variables: Container[str]) -> bool:
 
 
 def measure(
-    path: Path, file: SweepFile, tolerance: float, about: Sequence[str], budget: str, engine: Engine | None = None
+    path: Path,
+    file: SweepFile,
+    tolerance: float,
+    about: Sequence[str],
+    budget_s: float,
+    engine: Engine | None = None,
+    pace: Pace | None = None,
 ) -> Comparison:
     """Measure both sides in rounds until the verdict stands, on this machine or as tasks of an engine.
 
@@ -162,14 +168,13 @@ def measure(
         file: that sweep.
         tolerance: changes up to this fraction count as none.
         about: dotted names of what is compared.
-        budget: the time after which no further round starts, such as `10m`.
+        budget_s: the time after which no further round starts.
         engine: runs the rounds elsewhere; None measures them here.
+        pace: limits of single runs, and their compile cache; its rounds and windows are set here.
 
     Raises:
-        UsageError: the budget is no duration.
         SweepHalted: the disk is full, or a process cannot be started.
     """
-    budget_s = parse_budget(budget)
     plan = make_plan(path.name, file)
     progress, began_s = Progress(plan), time.monotonic()
     missing = [job.repeat for job in plan.jobs() if not is_run_folder(path / RUNS_FOLDER / job.name)]
@@ -208,16 +213,12 @@ def measure(
             pace.window_options[:] = window_words(window_s)
         return is_late or is_decided
 
-    pace = Pace(is_enough, window_options=[] if options & {*_WINDOW} else window_words(window_s))
+    window_options = [] if options & {*_WINDOW} else window_words(window_s)
+    pace = replace(pace or Pace(), is_enough=is_enough, window_options=window_options)
     # Standard output has the verdict alone, in every output format.
     with result_alone():
         carry_out(plan, path, progress, pace, engine=engine)
-    comparison = look()
-    progress.keep(f"the runs are in {path}")
-    if comparison.verdict == UNDECIDED:
-        again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
-        progress.keep(f"go on: {shlex.join(again)}")
-    return comparison
+    return look()
 
 
 def window_words(window_s: float) -> list[str]:

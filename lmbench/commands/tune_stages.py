@@ -16,6 +16,7 @@ from typing import Any
 from lmbench.commands.compare_run import measure as compare_sides
 from lmbench.commands.sweep import carry_out
 from lmbench.compare.comparison import FASTER, UNDECIDED, compare
+from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import typical_step_s
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Curve, Judgement, curve_of, judge
@@ -105,20 +106,29 @@ class Stages:
         """
         plan = make_plan(stage, sweep_from({"base": base, "include": list(points.values()), "repeats": repeats}))
         names = {cell.id: name for cell, name in zip(plan.cells, points, strict=True)}
-
-        def left_s() -> float:
-            rest_s, usual_s = self.budget_s - sum(self.costs_s()), statistics.fmean(self.costs_s(path.name) or [0.0])
-            is_late = rest_s - usual_s < (1 - until) * self.budget_s
-            return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
-
         path = self.folder(stage, (cell.id for cell in plan.cells))
-        if not left_s() and not path.is_dir():
+        pace = self.pace(path, until)
+        if not pace.left_s() and not path.is_dir():
             return [[] for _ in plan.cells]
         # Every round of repeats needs a server of its own, so that repeats differ in hash seed and address layout.
-        pace = Pace(left_s=left_s, cache=self.cache, executor=self.executor if repeats == 1 else None)
+        pace.executor = self.executor if repeats == 1 else None
         carry_out(plan, path, Progress(plan, f"tune: {stage}", names), pace)
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
+
+    def pace(self, path: Path, until: float) -> Pace:
+        """The pace of a stage's runs: none starts that would end after this part of the budget.
+
+        A run is expected to take as long as the stage's runs so far, or, for its first one, as all stages' runs.
+        """
+
+        def left_s() -> float:
+            usual_s = statistics.fmean(self.costs_s(path.name) or self.costs_s() or [0.0])
+            rest_s = self.budget_s - sum(self.costs_s())
+            is_late = rest_s - usual_s < (1 - until) * self.budget_s
+            return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
+
+        return Pace(left_s=left_s, cache=self.cache)
 
     def search(self, axes: Sequence[Axis]) -> Tuning:
         """Try the axes that apply and can help, one after the other.
@@ -238,14 +248,17 @@ class Stages:
         file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
+        least_s = 2 * FIRST_LOOK * statistics.fmean(self.costs_s("finals-*") or [0.0])
         try:
-            if rest_s > 0:
-                comparison = compare_sides(path, file, _GATE, [], f"{rest_s:g}s")
-            else:
+            if rest_s > least_s:
+                comparison = compare_sides(path, file, _GATE, [], rest_s, pace=self.pace(path, _VERDICT))
+            elif path.is_dir():
                 comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
+            else:
+                raise UsageError(f"no time for its {FIRST_LOOK} rounds, of {duration(least_s)} together")
         except UsageError as error:
-            # A side has no run: an earlier start was interrupted too soon, or there was no time.
-            tuning.left_out.append(f"a verdict between the last two: {error}")
+            # A side may have no run, if an earlier start was interrupted too soon.
+            tuning.left_out.append(f"a verdict between {a.trial} and {b.trial}: {error}")
             return
         reasons = [reason for cell in comparison.cells for reason in cell.reasons]
         tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmbench.errors import UsageError, check_divides, unknown
+from lmbench.model.attention import ATTENTION
 from lmbench.model.optimizers import choose_optimizer
 
 CHECKPOINTS = ("none", "block")
@@ -28,6 +30,10 @@ _DIMENSIONS = {
 }
 
 
+#: What transformers calls attention that is no back end of PyTorch's fused operator.
+_ATTENTION = {"naive": "eager", "flex": "flex_attention"}
+
+
 class HuggingFace(LightningModule):
     """A causal language model of transformers with an optimizer.
 
@@ -38,7 +44,8 @@ class HuggingFace(LightningModule):
     Args:
         config: the model's config: a JSON file, a folder with a config.json, or the settings themselves, `model_type`
             among them.
-        attention: transformers' attn_implementation, such as eager, sdpa or flash_attention_2; null is its own choice.
+        attention: as for lmbench's own model (naive, sdpa, sdpa_flash, ..., flex), or a name that only transformers
+            has, such as flash_attention_2; null is transformers' choice.
         checkpoint: none, or block (transformers' gradient checkpointing).
         optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
         optimizer_variant: fused, foreach or loop; null is its default: fused for Adam, AdamW and SGD.
@@ -72,6 +79,7 @@ class HuggingFace(LightningModule):
             path = Path(config).absolute()
             self.size = (path.parent if path.name == "config.json" else path).name.removesuffix(".json")
         self.attention = attention
+        self._kind = ATTENTION.get(attention or "")
         self.checkpoint = checkpoint
         text = self.config.get_text_config()
         self.vocab_size: int = text.vocab_size
@@ -107,9 +115,8 @@ class HuggingFace(LightningModule):
         from transformers import AutoModelForCausalLM
 
         try:
-            self.network = AutoModelForCausalLM.from_config(
-                self.config, dtype=torch.float32, attn_implementation=self.attention
-            )
+            name = self.attention if self._kind is None else _ATTENTION.get(self._kind.name, "sdpa")
+            self.network = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, attn_implementation=name)
             if self.checkpoint == "block":
                 with warnings.catch_warnings():
                     # The warning is about the method's name in version 6, which version 5.0 lacks.
@@ -120,11 +127,15 @@ class HuggingFace(LightningModule):
 
     def forward(self, tokens: Tensor) -> Any:
         """Logits, ``batch seq vocab``."""
-        return self.network(input_ids=tokens, use_cache=False).logits
+        return self._outputs(input_ids=tokens).logits
+
+    def _outputs(self, **inputs: Any) -> Any:
+        with nullcontext() if self._kind is None else self._kind.chosen():
+            return self.network(**inputs, use_cache=False)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if isinstance(batch, Mapping) and "input_ids" in batch:
-            return self.network(**{"labels": batch["input_ids"], **batch}, use_cache=False).loss
+            return self._outputs(**{"labels": batch["input_ids"], **batch}).loss
         if isinstance(batch, Mapping) or len(batch) != 2:
             raise UsageError(
                 "lmbench.HuggingFace takes batches of (tokens, targets), or mappings with input_ids; "
@@ -171,7 +182,7 @@ class HuggingFace(LightningModule):
             "size": self.size,
             "vocab_size": self.vocab_size,
             **{name: getattr(text, attribute, None) for name, attribute in _DIMENSIONS.items()},
-            "attention": self.network.config._attn_implementation,
+            "attention": self.network.config._attn_implementation if self._kind is None else self._kind.name,
             "checkpoint": self.checkpoint,
             "optimizer": self.optimizer.label,
             "is_fresh": self._is_fresh,

@@ -107,11 +107,13 @@ def signed(value: float | None) -> str:
 
 
 def duration(time_s: float) -> str:
-    """A short text for a time: `4.2 s`, `3 min`, `1 h 5 min`."""
+    """A short text for a time: `4.2 s`, `2.5 min`, `15 min`, `1 h 5 min`."""
     if time_s < 9.95:
         return f"{time_s:.1f} s"
     if time_s < 99.5:
         return f"{time_s:.0f} s"
+    if time_s < 9.95 * 60:
+        return f"{time_s / 60:.1f} min"
     hours, minutes = divmod(round(time_s / 60), 60)
     if not hours:
         return f"{minutes} min"
