@@ -60,6 +60,8 @@ _GATE = 0.01
 _SEED = "seed_everything"
 #: The trainings of baseline and candidate: one for each seed, with at most this many steps.
 _SEEDS, _MOST_STEPS = (0, 1, 2), 200
+#: The problem of a candidate that was not measured before the search had to end.
+_NO_TIME = "no time left"
 #: Trainings may take this many times longer than expected.
 _MARGIN = 1.3
 
@@ -167,12 +169,16 @@ class Stages:
             fitting = [candidate for candidate in candidates if not candidate.problem]
             self.run(f"search-{axis.name.rpartition('.')[2]}", base, fitting, _SEARCH)
             measured.extend(candidates)
+            if not any(candidate.runs for candidate in candidates):
+                return
             best = min(measured, key=lambda candidate: candidate.cost(self.goal))
             gain = baseline.cost(self.goal) / best.cost(self.goal)
             spent = f"{duration(sum(self.costs_s()))} of {duration(self.budget_s)}"
             tell(f"tune: {spent}: best so far {times(gain)}: {best.trial}")
 
         candidates, best = search(useful, baseline, self.goal, measure_axis)
+        if untried := sum(candidate.problem == _NO_TIME for candidate in candidates):
+            left_out.append(f"{untried} of {len(candidates)} trials: no time; a larger --budget has it")
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
 
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
@@ -186,7 +192,7 @@ class Stages:
     def check(self, candidate: Candidate) -> None:
         """Set the problem of a candidate whose runs show that it cannot be the answer."""
         if not candidate.runs:
-            candidate.problem = "no time left"
+            candidate.problem = _NO_TIME
         if candidate.record is None:
             return
         peak_bytes = peak_of(candidate.record)
