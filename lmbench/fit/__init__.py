@@ -1,4 +1,7 @@
-"""One measurement: from a command line or a call to the record. Importing this package prepares Lightning's import."""
+"""One measurement, from a command line or a Python call to the closed record.
+
+Importing this package sets what has to be set before Lightning is imported.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ import os
 import sys
 from types import ModuleType
 
-# LightningCLI 2.6 uses interfaces jsonargparse has deprecated; its notices are not the user's business.
+# LightningCLI 2.6 calls interfaces that jsonargparse has deprecated; users can do nothing about these warnings.
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
 
 
 def _import_torchmetrics() -> None:
-    """Import torchmetrics, as Lightning does, without scipy.signal.
+    """Import torchmetrics, which Lightning imports, without scipy.signal.
 
-    Where SciPy is installed torchmetrics imports that, only to give it back a function that it lost in 2022 and
-    another package's speech metric wants: a fifth of the time of all imports. Here it finds the function there.
+    torchmetrics imports scipy.signal only to put back `hamming`, which SciPy removed in 2022 and a speech metric needs.
+    That takes a fifth of the time of all imports, so torchmetrics gets a stand-in module that has `hamming` already.
     """
     name = "scipy.signal"
     if name not in sys.modules:

@@ -1,7 +1,7 @@
-"""Which model and data a command line measures, decided before its parser is built.
+"""Choose the model and data classes that a command line measures, before its parser is built.
 
-The parser then has the options of these two classes and of no other: its help lists them, and it refuses the rest. Of a
-shipped configuration, which is of lmbench's own model, the settings that other classes cannot use are left out.
+The parser then has exactly the options of these two classes: its help lists them, and it refuses all others. Shipped
+configurations are written for lmbench's own model. Their settings are ignored where another class is measured.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 
 BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
-#: The classes that are measured where none is named.
+#: The classes that are measured when a command line names no class.
 DEFAULTS: dict[str, type] = {"model": LanguageModel, "data": TokenData}
-#: lmbench's models, and the data that each is measured on where none is named.
+#: lmbench's model classes, each with the data class that it is measured on by default.
 OWN_DATA: dict[type, type] = {LanguageModel: TokenData, AttentionLayer: ShapeData, HuggingFace: TokenData}
-#: The loader that each command needs of a module that has no data module.
+#: The loader method that each command calls on a module without a data module.
 LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"}
-#: Why a class that looks like a LightningModule is none.
+#: The end of the error line for an object that is no LightningModule, after the object's name.
 NO_MODULE = (
     "is no lightning.pytorch.LightningModule (or no instance of one); a torch.nn.Module has to be wrapped in one, a "
     "module of pytorch_lightning has to import lightning.pytorch instead"
 )
-#: The classes that shipped configurations have settings of.
+#: The classes that shipped configurations are written for; subclasses take the settings too.
 _SHIPPED_FOR: dict[str, tuple[type, ...]] = {"model": (LanguageModel,), "data": (TokenData, ShapeData)}
+#: The class path that stands for "no class", as in `--data null`.
 _NULL = "null"
 
 
 class Subject(NamedTuple):
-    """What one configuration or option says of the model or of the data; the class path `null` stands for none."""
+    """The class path and arguments that one configuration or option gives for the model or for the data."""
 
     class_path: str | None
     arguments: dict[str, Any]
@@ -46,15 +47,15 @@ class Subject(NamedTuple):
 
 @dataclass
 class Choice:
-    """What a command line measures.
+    """The classes and settings that a command line measures.
 
     Attributes:
         model: the class of the model.
-        data: the class of the data; None where the model has loaders of its own.
-        settings: the contents of all configurations in their order; `model` and `data` hold arguments of the classes.
-        words: the options beside configurations and classes.
-        places: where each setting of a configuration stands, `mine.yaml:3`, by its dotted name.
-        ignored: what was left out of shipped configurations and why, in sentences.
+        data: the class of the data; None to measure the model's own loaders.
+        settings: the content of every configuration, in order; `model` and `data` hold arguments of the classes.
+        words: the remaining words of the command line, without configurations and classes.
+        places: file and line of each configured setting, such as `mine.yaml:3`, by its dotted name.
+        ignored: one sentence for each group of settings that was ignored in a shipped configuration.
     """
 
     model: type
@@ -66,25 +67,24 @@ class Choice:
 
     def is_set(self, key: str, name: str) -> bool:
         """Whether a configuration or an option sets the argument `name` of the group `key`."""
-        is_in_file = any(name in content.get(key, ()) for content in self.settings)
-        return is_in_file or any(word.partition("=")[0] == f"--{key}.{name}" for word in self.words)
+        is_configured = any(name in content.get(key, ()) for content in self.settings)
+        return is_configured or any(word.partition("=")[0] == f"--{key}.{name}" for word in self.words)
 
 
 def choose(command: str, words: list[str]) -> Choice:
-    """Read the configurations that a command line names, and find its classes.
+    """Read the configurations that a command line names, and import its classes.
 
-    Configurations count in their order and before the words. A user's module gets no data unless some was asked for, as
-    it may have loaders of its own.
+    A later configuration overrides an earlier one, and options override all configurations. A user's module gets data
+    only when the command line asks for data, because the module may have its own loaders.
 
     Raises:
-        UsageError: a configuration or class that is not there, a module with neither loaders nor data, or data that it
-            has no use for.
+        UsageError: a configuration or class does not exist or cannot be read, or a module has neither loaders nor data.
     """
     subjects: dict[str, list[Subject]] = {"model": [], "data": []}
-    settings, rest, places = list[dict[str, Any]](), list[str](), dict[str, str]()
+    settings, options, places = list[dict[str, Any]](), list[str](), dict[str, str]()
+    # Configurations before `--model` and `--data`, which override them wherever they stand.
     for option, value in sorted(_pairs(words), key=lambda pair: pair[0] in ("--model", "--data")):
         if option == "--config":
-            # A file of the user's own comes first.
             complaint = f"config {value!r} is no file and no shipped configuration"
             text, content = read_yaml(find_shipped(value, shipped_configs(), "configs", complaint), f"config {value!r}")
             if not isinstance(content, dict):
@@ -99,19 +99,22 @@ def choose(command: str, words: list[str]) -> Choice:
         elif option:
             subjects[option.removeprefix("--")].append(_subject(parse_yaml(value, option), is_shipped=False))
         else:
-            rest.append(value)
+            options.append(value)
     model_path = _class_path(subjects["model"])
     model = LanguageModel if model_path is None else import_class("model", model_path)
-    is_data_asked_for = any(not part.is_shipped for part in subjects["data"])
-    is_data_asked_for |= any(word.startswith("--data.") for word in rest)
-    choice = Choice(model, _data_class(model, command, subjects["data"], is_data_asked_for), settings, rest, places)
-    settings += [{key: _arguments(choice, key, part)} for key in BASES for part in subjects[key]]
+    wants_data = any(not subject.is_shipped for subject in subjects["data"])
+    wants_data |= any(word.startswith("--data.") for word in options)
+    choice = Choice(model, _data_class(model, command, subjects["data"], wants_data), settings, options, places)
+    settings += [{key: _arguments(choice, key, subject)} for key in BASES for subject in subjects[key]]
     return choice
 
 
 def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Configurations and classes as option and value; of everything else the word alone. A first word without an option
-    names the configuration: `fit smoke`; the profiler `kernels` is a class, so that its options can follow it."""
+    """Yield (option, value) for every configuration and class, and ("", word) for every other word.
+
+    A first word without dashes names the configuration, as in `fit smoke`. The profiler name `kernels` is replaced by
+    its class, so that options of that class can follow.
+    """
     remaining = iter(words)
     for index, word in enumerate(remaining):
         option, equals, value = word.partition("=")
@@ -130,30 +133,36 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
             yield "", word
 
 
-def _subject(part: Any, is_shipped: bool) -> Subject:
-    if not isinstance(part, Mapping):
-        return Subject(_NULL if part is None else str(part), {}, is_shipped)
-    arguments = {**part, **(part.get("init_args") or {})}
+def _subject(setting: Any, is_shipped: bool) -> Subject:
+    if not isinstance(setting, Mapping):
+        return Subject(_NULL if setting is None else str(setting), {}, is_shipped)
+    arguments = {**setting, **(setting.get("init_args") or {})}
     arguments.pop("init_args", None)
     return Subject(arguments.pop("class_path", None), arguments, is_shipped)
 
 
-def _class_path(parts: list[Subject]) -> str | None:
-    """The class that is named last; None where no class is named."""
-    return next((part.class_path for part in reversed(parts) if part.class_path), None)
+def _class_path(subjects: list[Subject]) -> str | None:
+    """The class path that is named last; None when no class is named."""
+    return next((subject.class_path for subject in reversed(subjects) if subject.class_path), None)
 
 
-def _data_class(model: type, command: str, parts: list[Subject], is_asked_for: bool) -> type | None:
-    """The class of the data; None where the model's own loaders are measured."""
-    path = _class_path(parts)
-    own = next((data for known, data in OWN_DATA.items() if issubclass(model, known)), None)
+def _data_class(model: type, command: str, subjects: list[Subject], wants_data: bool) -> type | None:
+    """The class of the data; None to measure the model's own loaders.
+
+    Raises:
+        UsageError: the named class cannot be imported, or there are neither loaders nor data.
+    """
+    path = _class_path(subjects)
+    default = next((data for own_model, data in OWN_DATA.items() if issubclass(model, own_model)), None)
     named = None if path in (None, _NULL) else import_class("data", str(path))
-    if own is ShapeData or named is not None:
-        # Attention by itself holds its inputs, whose shape the data tells.
-        return own if own is ShapeData else named
+    # Attention by itself makes its own inputs, and ShapeData only gives their shape: no other data can be named.
+    if default is ShapeData:
+        return ShapeData
+    if named is not None:
+        return named
     has_loader = getattr(model, LOADERS[command]) is not getattr(LightningModule, LOADERS[command])
-    if path is None and (own or is_asked_for or (parts and not has_loader)):
-        return own or TokenData
+    if path is None and (default or wants_data or (subjects and not has_loader)):
+        return default or TokenData
     if not has_loader:
         raise UsageError(
             f"{model.__name__} has no {LOADERS[command]}(); name its data with --data my_file.MyData, or take "
@@ -162,29 +171,29 @@ def _data_class(model: type, command: str, parts: list[Subject], is_asked_for: b
     return None
 
 
-def _arguments(choice: Choice, key: str, part: Subject) -> dict[str, Any]:
-    """The arguments that a part gives the chosen class; none where they are another class's."""
+def _arguments(choice: Choice, key: str, subject: Subject) -> dict[str, Any]:
+    """The subject's arguments for the chosen class; empty when the arguments belong to another class."""
     chosen: type | None = getattr(choice, key)
-    if part.class_path and (part.class_path == _NULL or import_class(key, part.class_path) is not chosen):
+    if subject.class_path and (subject.class_path == _NULL or import_class(key, subject.class_path) is not chosen):
         return {}
-    if part.is_shipped and not (chosen and issubclass(chosen, _SHIPPED_FOR[key])):
-        names = ", ".join(f"{key}.{name}" for name in sorted(part.arguments))
+    if subject.is_shipped and not (chosen and issubclass(chosen, _SHIPPED_FOR[key])):
+        names = ", ".join(f"{key}.{name}" for name in sorted(subject.arguments))
         owner = (chosen or choice.model).__name__
         choice.ignored.append(
             f"ignored {names} of the shipped configuration: it is of lmbench's own {key}, not of {owner}"
         )
         return {}
-    return part.arguments
+    return subject.arguments
 
 
 def import_class(key: str, path: str) -> type:
     """Import the class that `--model` or `--data` names.
 
     Raises:
-        UsageError: no such module or class, an error in the module's own code, or a class of another kind.
+        UsageError: the module or class does not exist, the module's own code fails, or the class has the wrong base.
     """
-    what = f"--{key} {path}"
-    named: Any = import_named(what, path)
-    if not (isinstance(named, type) and issubclass(named, BASES[key])):
-        raise UsageError(f"{what} {NO_MODULE if key == 'model' else 'is no lightning.pytorch.LightningDataModule'}")
-    return named
+    option = f"--{key} {path}"
+    imported: Any = import_named(option, path)
+    if not (isinstance(imported, type) and issubclass(imported, BASES[key])):
+        raise UsageError(f"{option} {NO_MODULE if key == 'model' else 'is no lightning.pytorch.LightningDataModule'}")
+    return imported

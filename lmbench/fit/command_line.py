@@ -1,4 +1,4 @@
-"""A command line of `lmbench fit` or `validate`, understood: settings to write down, and objects built of them."""
+"""Parse a command line of `lmbench fit` or `validate` into settings, write them down, and build objects from them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError, suggest
 from lmbench.fit.choice import DEFAULTS, choose
 from lmbench.fit.measurement import usual_mode
-from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings, refuse
+from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings, check_settings
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.subject import path_of
 from lmbench.masking import MASK, is_secret, keep_secret, masked, secrets_of, to_fill_in
 from lmbench.wandb.publish import WandbSettings
 
-#: Settings that both sides have: the side that is set, the side that follows, and the name.
+#: Settings that model and data share: the group that is set, the group that follows it, and the setting's name.
 FOLLOWING = (
     ("data", "model", "context_length"),
     ("data", "model", "batch_size"),
@@ -37,33 +37,35 @@ _GROUPS: dict[str, type] = {
     "timer": PhaseTimer,
 }  # fmt: skip
 
-#: By key, what LightningCLI's options of the same names may be, and the argument that they get when they are made.
+#: LightningCLI's options `optimizer` and `lr_scheduler`: the allowed base classes, and the constructor argument that
+#: lmbench fills in itself.
 _TRAINED_WITH: dict[str, tuple[tuple[type, ...], str]] = {
     "optimizer": ((Optimizer,), "params"),
     "lr_scheduler": ((LRScheduler, ReduceLROnPlateau), "optimizer"),
 }
 
-# Lightning's command line has allowed configurations to be addresses on the network.
+# Importing Lightning's command line lets configurations be network addresses; undo that.
 set_parsing_settings(config_read_mode_fsspec_enabled=False)
-# JSON is YAML. The default of something typed as text may be a member of an enumeration: Lightning's Timer has one.
+# Write JSON, which is valid YAML. `default` handles enumeration members, such as the interval of Lightning's Timer.
 set_dumper("yaml", partial(json.dumps, default=lambda member: member.value))
 
 
-def _add(parser: ArgumentParser, key: str, used: type) -> None:
-    parser.add_class_arguments(used, key, fail_untyped=False, instantiate=used is not BenchTrainer, sub_configs=True)
+def _add(parser: ArgumentParser, key: str, class_: type) -> None:
+    is_instantiated = class_ is not BenchTrainer
+    parser.add_class_arguments(class_, key, fail_untyped=False, instantiate=is_instantiated, sub_configs=True)
 
 
 @cache
-def _builder(key: str, used: type) -> ArgumentParser:
-    """A parser of one class alone: to build its object, and nothing beside it with default settings."""
+def _builder(key: str, class_: type) -> ArgumentParser:
+    """A parser for one class alone, so that building its object builds no other group with default settings."""
     parser = ArgumentParser(exit_on_error=False)
-    _add(parser, key, used)
+    _add(parser, key, class_)
     return parser
 
 
 @cache
 def _parser(command: str, model: type, data: type | None) -> ArgumentParser:
-    """The parser for two classes: built once in a process, so that a sweep's server has it for all its forks."""
+    """The parser for one model class and one data class; cached, so that all forks of a sweep's server share it."""
     parser = ArgumentParser(prog=f"lmbench {command}", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="config", help="a YAML file, or a shipped configuration by its name")
     parser.add_argument("--seed_everything", type=bool | int, default=0, help="seed of the run; true is a random one")
@@ -71,9 +73,9 @@ def _parser(command: str, model: type, data: type | None) -> ArgumentParser:
     parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
     skip: set[str | int] = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
     parser.add_method_arguments(BenchTrainer, command, skip=skip)
-    for key, used in {**_GROUPS, "model": model, "data": data}.items():
-        if used is not None:
-            _add(parser, key, used)
+    for key, class_ in {**_GROUPS, "model": model, "data": data}.items():
+        if class_ is not None:
+            _add(parser, key, class_)
     parser.set_defaults({"measure.mode": usual_mode(model)})
     for key, (kinds, argument) in _TRAINED_WITH.items():
         parser.add_subclass_arguments(
@@ -84,42 +86,44 @@ def _parser(command: str, model: type, data: type | None) -> ArgumentParser:
 
 
 def _configure_optimizers(module: LightningModule, optimizer: Namespace, lr_scheduler: Namespace | None) -> Any:
-    """What `configure_optimizers` of a module returns that is trained with these, as LightningCLI does.
+    """Stand in for the module's own `configure_optimizers` under `--optimizer`, and return what LightningCLI returns.
 
     Raises:
-        UsageError: they refuse their settings, or the module's parameters.
+        UsageError: the optimizer or scheduler refuses its settings or the module's parameters.
     """
-    given = optimizer
+    settings = optimizer
     try:
-        used = instantiate_class(module.parameters(), optimizer.as_dict())
+        built_optimizer = instantiate_class(module.parameters(), optimizer.as_dict())
         if lr_scheduler is None:
-            return used
-        given = lr_scheduler
-        return LightningCLI.configure_optimizers(module, used, instantiate_class(used, lr_scheduler.as_dict()))
+            return built_optimizer
+        settings = lr_scheduler
+        scheduler = instantiate_class(built_optimizer, lr_scheduler.as_dict())
+        return LightningCLI.configure_optimizers(module, built_optimizer, scheduler)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{given.class_path} cannot be made for {type(module).__name__}: {error}") from error
+        raise UsageError(f"{settings.class_path} cannot be made for {type(module).__name__}: {error}") from error
 
 
 class CommandLine:
-    """A command line, understood.
+    """A parsed command line.
 
     Args:
         command: `fit` or `validate`.
         words: configurations, classes and options.
 
     Attributes:
-        config: every setting.
-        ignored: what was left out of shipped configurations, in sentences.
-        content: every setting as plain values, as the record keeps it.
-        text: YAML that repeats the run; settings that follow from others are left out, so that those can be overridden.
+        config: every setting, as the parser's namespace.
+        ignored: one sentence for each group of settings that was ignored in a shipped configuration.
+        content: every setting as plain values, for the record; set by `write`.
+        text: YAML that repeats the run; set by `write`. Settings that follow from others are left out, so that a later
+            command line can override the others.
 
     Raises:
-        UsageError: something was not understood, or nothing can be measured with it.
-        SystemExit: help was asked for, and printed.
+        UsageError: the parser refuses a setting, or nothing can be measured with the settings.
+        SystemExit: the command line asked for help, which was printed.
     """
 
     def __init__(self, command: str, words: list[str]) -> None:
-        # As in a file, whose classes have their arguments under `init_args`.
+        # A configuration file puts a class's arguments under `init_args`; accept that form as an option too.
         self.words = [re.sub(r"^--(model|data)\.init_args\.", r"--\1.", word) for word in words]
         self.command = command
         self._choice = choice = choose(command, self.words)
@@ -131,7 +135,7 @@ class CommandLine:
         texts = [f"--config={json.dumps(content, default=str)}" for content in choice.settings]
         try:
             self.config = self._parser.parse_args([*texts, *choice.words])
-            refuse(self.config)
+            check_settings(self.config)
         except ArgumentError as error:
             raise self._mistakes(error) from error
         self.config.pop("config", None)
@@ -143,50 +147,59 @@ class CommandLine:
         self._follow()
 
     def _mistakes(self, error: ArgumentError) -> UsageError:
-        """One line for what the parser refuses: every setting of a file that is wrong, with its place."""
-        found = list[tuple[str, int, str]]()
+        """One line for every wrong setting of the configuration files, with file and line, and for `error` itself."""
+        refusals = list[tuple[str, int, str]]()
         for content in self._choice.settings:
             for group, settings in content.items():
-                # Each alone, since the parser ends with the first.
-                named = settings if isinstance(settings, dict) else {"": settings}
-                for key, value in named.items():
+                # Parse each setting alone, since the parser stops at the first wrong one.
+                values = settings if isinstance(settings, dict) else {"": settings}
+                for key, value in values.items():
                     name = ".".join(filter(None, (group, key)))
                     try:
-                        alone = {group: {key: value} if key else value}
-                        self._parser.parse_args([f"--config={json.dumps(alone, default=str)}"])
+                        setting = {group: {key: value} if key else value}
+                        self._parser.parse_args([f"--config={json.dumps(setting, default=str)}"])
                     except ArgumentError as refusal:
                         line = str(_translated(refusal, self._parser))
                         source, _, number = self._choice.places.get(name, "").rpartition(":")
-                        # Others are about what is missing then.
+                        # A line without the setting's name complains of settings missing from this parse.
                         if name in line and source:
-                            found.append((source, int(number), line))
-        lines = [f"{source}:{number}: {line}" for source, number, line in sorted(found)]
+                            refusals.append((source, int(number), line))
+        lines = [f"{source}:{number}: {line}" for source, number, line in sorted(refusals)]
         first = str(_translated(error, self._parser))
-        return UsageError("; ".join([*([] if any(first in line for line in lines) else [first]), *lines]))
+        if not any(first in line for line in lines):
+            lines.insert(0, first)
+        return UsageError("; ".join(lines))
 
     def _follow(self) -> None:
-        """Let settings follow from those of the other side; `_followed` lists them as `("data", "vocab_size")`."""
-        sides = {key: self.config.get(key) or {} for key in DEFAULTS}
+        """Derive unset settings of model and data from each other, and list them in `_followed`.
+
+        Entries of `_followed` are group and name, `("data", "vocab_size")`.
+
+        Raises:
+            UsageError: a setting of lmbench's own classes is set on the group that follows.
+        """
+        groups = {key: self.config.get(key) or {} for key in DEFAULTS}
         self._followed = list[tuple[str, str]]()
-        following = [(source, target, name, None) for source, target, name in FOLLOWING]
         if self.data is TokenData and (data_settings := getattr(self.model, "data_settings", None)):
-            known = data_settings(**vars(sides["model"]))
-            following = [("", "data", name, value) for name, value in known.items()] + following
-        for source, target, name, value in following:
-            if source and (name not in sides[source] or name not in sides[target]):
+            for name, value in data_settings(**vars(groups["model"])).items():
+                if not self._choice.is_set("data", name):
+                    groups["data"][name] = value
+                    self._followed.append(("data", name))
+        for source, target, name in FOLLOWING:
+            if name not in groups[source] or name not in groups[target]:
                 continue
             if not self._choice.is_set(target, name):
-                sides[target][name] = sides[source][name] if source else value
+                groups[target][name] = groups[source][name]
                 self._followed.append((target, name))
-            elif source and path_of(getattr(self, target)).startswith("lmbench."):
-                setting = f"--{source}.{name} {sides[target][name]}"
+            elif path_of(getattr(self, target)).startswith("lmbench."):
+                setting = f"--{source}.{name} {groups[target][name]}"
                 raise UsageError(f"{target}.{name} follows {source}.{name}; set that: {setting}")
 
     def write(self) -> None:
-        """Write the settings down as `content` and `text`.
+        """Set `content` and `text` from the settings.
 
         Raises:
-            UsageError: a secret that no result keeps has to be filled in.
+            UsageError: a setting holds the mask of a secret, which the user has to fill in.
         """
         dumped = self._parser.dump(self.config, skip_none=False)
         repeating = json.loads(dumped)
@@ -202,40 +215,43 @@ class CommandLine:
             )
 
     def _with_classes(self, content: dict[str, Any]) -> dict[str, Any]:
-        """lmbench's own model and data are written without their classes, `model: {size: small}`."""
+        """Add class paths to the settings, except for the default classes: `model: {size: small}`."""
         content.setdefault("data", None)
         for key, default in DEFAULTS.items():
-            used = getattr(self, key)
-            if used not in (default, None):
-                content[key] = {"class_path": path_of(used), "init_args": content.get(key) or {}}
+            class_ = getattr(self, key)
+            if class_ not in (default, None):
+                content[key] = {"class_path": path_of(class_), "init_args": content.get(key) or {}}
         return content
 
     def build(self, key: str, **changes: Any) -> Any:
-        """The object that a group of settings describes, of the Trainer its flags; `changes` are other arguments."""
-        used = {**_GROUPS, "trainer": BenchTrainer, "model": self.model, "data": self.data}[key]
-        if used is None:
+        """Build the object of one group of settings, or the flags for `trainer`; None for data that is not used.
+
+        `changes` replace the group's settings by name.
+        """
+        class_ = {**_GROUPS, "trainer": BenchTrainer, "model": self.model, "data": self.data}[key]
+        if class_ is None:
             return None
         values = {**vars(self.config.get(key, SimpleNamespace())), **changes}
         try:
-            built = _builder(key, used).instantiate_classes({key: values})[key]
+            built = _builder(key, class_).instantiate_classes({key: values})[key]
             if key == "model" and (optimizer := self.config.get("optimizer")) is not None:
                 scheduler = self.config.get("lr_scheduler")
                 built.configure_optimizers = partial(_configure_optimizers, built, optimizer, scheduler)
             return built
         except ValueError as error:
-            # jsonargparse's wrapping of whatever the constructor of a user's class raised.
+            # jsonargparse wraps what the constructor of a user's class raised.
             if "Union subtypes" in str(error) and error.__cause__ is not None:
                 raise error.__cause__ from None
             raise
 
 
-def settings_of(key: str, used: type, **values: Any) -> Any:
-    """An object of settings from values that a caller of Python code gave.
+def settings_of(key: str, class_: type, **values: Any) -> Any:
+    """Build a settings object from the keyword arguments of a Python call.
 
     Raises:
-        UsageError: a name or a value that the settings do not have.
+        UsageError: the settings have no such name or refuse a value.
     """
-    builder = _builder(key, used)
+    builder = _builder(key, class_)
     try:
         return builder.instantiate_classes(builder.parse_object({key: values}))[key]
     except ArgumentError as error:
@@ -248,11 +264,11 @@ _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
-    """One line for a complaint of the parser, with the option that a misspelt one was probably meant for."""
+    """Translate the parser's error into one line for the user, with the nearest option where one is misspelt."""
     name_first = "--{0}.{1} is an option of a class; name the class before it, as in --{0} CLASS"
     if of_class := _OPTION_OF_CLASS.search(str(error)):
         key, path, option = of_class.groups()
-        # Without a class before it, it was looked for in the base class.
+        # Without a class before the option, the parser looks for it in the base class.
         is_base = path.endswith(("Optimizer", "LRScheduler"))
         return UsageError(name_first.format(key, option) if is_base else f"unknown option --{key}.{option} of {path}")
     text = re.sub(r"Group '([\w.]+)' does not accept option '", r"Option '\1.", str(error))

@@ -1,5 +1,7 @@
-"""Parts of Lightning's own Trainer over fake tensors: batches, a callback that tells what is what, precisions, the
-peaks of the steady step; and rank 0 of a group whose other ranks do not exist.
+"""Parts that let Lightning's Trainer run a step on fake tensors, for a prediction of its memory.
+
+These are batches, a callback that labels tensors, precision plugins, the peaks of the steady step, and a process group
+in which only rank 0 exists.
 """
 
 from __future__ import annotations
@@ -37,17 +39,20 @@ from lmbench.memory.predictor import EARLIER, Allocation, Trial, peaks_of
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES
 
-#: What further micro-batches do, the second one does.
+#: Micro-batches of a fake step at most: all later micro-batches allocate what the second one does.
 MOST_MICRO_BATCHES = 2
-#: With fewer alike blocks there is nothing to win by a step with few of them.
+#: Alike blocks that a list needs to be cut: for fewer, a step with few blocks saves nothing.
 LEAST_BLOCKS = 6
 
 
 class FakeBatches:
-    """A fake copy of the batch for each micro-batch; of a known length, so that Lightning fetches none ahead.
+    """A loader with a fake copy of the batch for each micro-batch; its length keeps Lightning from prefetching.
 
     Args:
-        resident_count: batches that lie on the device all the time; None where each is sent when its turn comes.
+        batch: a structure of tensors, whose shapes and dtypes are copied.
+        count: micro-batches.
+        tracker: notes the copies as `inputs`.
+        resident_count: batches that stay on the device; None to copy each batch to the device when it is needed.
     """
 
     def __init__(self, batch: Any, count: int, tracker: Tracker, resident_count: int | None) -> None:
@@ -71,10 +76,15 @@ class FakeBatches:
 
 
 class AlikeBlocks:
-    """The outermost lists of a module whose members have parameters of the same names, shapes and types.
+    """The outermost lists of a module whose blocks have parameters of the same names, shapes and types.
 
-    They are cut to `keep_blocks` members now, or as soon as Lightning has the module build them; `count` is how many
-    there were, None without such lists, or where they are of different lengths.
+    Args:
+        module: the lists are cut now, or in `configure_model` if the module builds them there.
+        keep_blocks: length to cut each list to; None cuts nothing.
+
+    Attributes:
+        lists: the lists, empty when their lengths differ.
+        count: blocks in each list before the cut; None without such lists or when their lengths differ.
     """
 
     def __init__(self, module: LightningModule, keep_blocks: int | None) -> None:
@@ -95,17 +105,17 @@ class AlikeBlocks:
         if self.count is not None:
             return
         lists: list[nn.Sequential] = []
-        inside: set[nn.Module] = set()
+        nested: set[nn.Module] = set()
         for child in self._module.modules():
-            if not isinstance(child, nn.ModuleList | nn.Sequential) or child in inside or len(child) < LEAST_BLOCKS:
+            if not isinstance(child, nn.ModuleList | nn.Sequential) or child in nested or len(child) < LEAST_BLOCKS:
                 continue
-            kinds = {
+            signatures = {
                 (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
                 for block in child
             }
-            if len(kinds) == 1 and next(iter(kinds))[1]:
+            if len(signatures) == 1 and next(iter(signatures))[1]:
                 lists.append(cast(nn.Sequential, child))
-                inside |= set(child.modules())
+                nested |= set(child.modules())
         if len({len(blocks) for blocks in lists}) == 1:
             self.lists, self.count = lists, len(lists[0])
             for blocks in lists if self._keep_blocks is not None else []:
@@ -113,7 +123,10 @@ class AlikeBlocks:
 
 
 class CategoryTeller(LeanCallback):
-    """Tells the tracker what is a parameter, a gradient or optimizer state, and where the steady step begins."""
+    """Tells the tracker which tensors are parameters, gradients and optimizer state.
+
+    `steady_from` is the tracker's event at which the last step, the steady one, begins.
+    """
 
     def __init__(
         self, tracker: Tracker, track: PhaseTrack, blocks: AlikeBlocks, compile_options: CompileOptions | None
@@ -122,11 +135,11 @@ class CategoryTeller(LeanCallback):
         self._tracker, self._blocks, self._compile_options = tracker, blocks, compile_options
         self._last_block: set[int] = set()
         self._awaited: set[int] = set()
-        track.listeners.append(self._border)
+        track.listeners.append(self._enter_phase)
 
-    def _border(self, phase: str) -> None:
-        # The logits are alive for a part of the backward only, so its peak is at its begin or after that, which
-        # depends on the number of blocks; the two are kept apart, and each is affine in that number.
+    def _enter_phase(self, phase: str) -> None:
+        # The backward is split in two regions, because the logits live in its first part only. Which part has the peak
+        # depends on the number of blocks; the peak of each region is affine in that number.
         self._awaited = set(self._last_block)
         self._tracker.enter(phase, "first" if phase == "backward" else "")
 
@@ -134,7 +147,7 @@ class CategoryTeller(LeanCallback):
         if self._compile_options is not None:
             for target in compile_targets(pl_module, self._compile_options):
                 simulate_compiled(target, self._tracker)
-        # Of several lists the last one counts.
+        # The last list counts, since the backward reaches it first.
         for blocks in self._blocks.lists[-1:]:
             self._last_block = {id(p) for p in blocks[-1].parameters() if p.requires_grad}
         for tensor in (*pl_module.parameters(), *pl_module.buffers()):
@@ -156,7 +169,7 @@ class CategoryTeller(LeanCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._note_state(trainer)
-        # The last step is like every later one.
+        # The last step begins here; it allocates what every later step would.
         if batch_idx + 1 == len(trainer.train_dataloader) - trainer.accumulate_grad_batches:  # type: ignore[arg-type]
             self.steady_from = self._tracker.now
 
@@ -167,7 +180,7 @@ class CategoryTeller(LeanCallback):
 
 
 class _FakeHalfPrecision(HalfPrecision):
-    """`HalfPrecision` that gives a module new parameters, where fake ones cannot change in place."""
+    """`HalfPrecision` that gives a module new parameters, because fake parameters cannot be converted in place."""
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         lowered: dict[int, nn.Parameter] = {}
@@ -183,19 +196,20 @@ class _FakeHalfPrecision(HalfPrecision):
                 if buffer is not None and buffer.is_floating_point():
                     child._buffers[name] = buffer.to(dtype)
 
-        # In the order of `Module.to`, children first: what is freed when decides where later tensors lie.
+        # Children first, as `Module.to` does: the order of the frees decides where later tensors lie.
         return module.apply(lower)
 
 
 def precision_plugin(name: str, strategy: Strategy) -> Precision:
-    """Lightning's plugin of a precision for a GPU, without the loss scaler, which has no memory worth naming.
+    """Lightning's GPU plugin for a precision, without the loss scaler, whose memory is negligible.
 
     Raises:
-        UsageError: Transformer Engine's, which replace layers; fp8 without torchao, or with another strategy than DDP.
+        UsageError: the precision is unknown or is Transformer Engine's, which replaces layers, or `fp8_precision`
+            refuses the strategy or finds no torchao.
     """
     precision = find_precision(name)
     if precision is None or not precision.runs_on_cpu:
-        allowed = ", ".join(known for known, meaning in PRECISIONS.items() if meaning.runs_on_cpu)
+        allowed = ", ".join(label for label, meaning in PRECISIONS.items() if meaning.runs_on_cpu)
         raise UsageError(f"precision {name} cannot be predicted; allowed: {allowed}")
     if precision.compute == precision.weights == "float32":
         return Precision()
@@ -204,24 +218,29 @@ def precision_plugin(name: str, strategy: Strategy) -> Precision:
     plugin = RepairedMixedPrecision("bf16-mixed", "cpu") if precision.is_mixed else _FakeHalfPrecision()
     if isinstance(plugin, _FakeHalfPrecision):
         plugin._desired_input_dtype = precision.weight_dtype()
-    plugin.precision = cast(Any, next(known for known, meaning in PRECISIONS.items() if meaning == precision))
+    plugin.precision = cast(Any, next(label for label, meaning in PRECISIONS.items() if meaning == precision))
     return plugin
 
 
 def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> Trial:
-    """The peak of each phase and region of the step from an event on and of those before it, in their order."""
-    # What nobody told of, by when it came and went: activations are what outlives the forward that made it.
-    forwards = [(s.start, s.end) for s in tracker.stretches if s.phase == "forward"]
+    """The peak of each phase and region, in order, of the step that begins at event `steady_from` and of earlier steps.
+
+    Allocations that no callback labelled get their category here, from their size and lifetime: an allocation that
+    outlives the forward that made it is an activation.
+    """
+    forwards = [(stretch.start, stretch.end) for stretch in tracker.stretches if stretch.phase == "forward"]
     for piece in tracker.allocations:
         if piece.category is not None:
             continue
         if piece.numel == tracker.logits_numel:
             piece.category = "logits"
         elif piece.start <= tracker.stretches[0].end:
-            # Of the setup.
+            # Allocated during the setup, before the first phase.
             piece.category = "unknown"
         else:
-            outlives = any(a <= piece.start <= b and (piece.end is None or piece.end > b) for a, b in forwards)
+            outlives = any(
+                begin <= piece.start <= end and (piece.end is None or piece.end > end) for begin, end in forwards
+            )
             piece.category = "activations" if outlives else "temporaries"
     stretches = [
         stretch if stretch.start >= steady_from else stretch._replace(region=EARLIER + stretch.region)
@@ -231,7 +250,7 @@ def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> Tri
     return Trial(*peaks_of(tracker.allocations, stretches), block_count)
 
 
-#: Where FSDP2 allocates, and what for.
+#: FSDP2's functions that allocate: their owner, their name, and the category of their allocations.
 _FSDP2: tuple[tuple[Any, str, Category], ...] = (
     (FSDPParamGroup, "unshard", "gathered"),
     (FSDPParamGroup, "wait_for_unshard", "gathered"),
@@ -240,7 +259,7 @@ _FSDP2: tuple[tuple[Any, str, Category], ...] = (
 
 
 class FirstRank(LightningEnvironment):
-    """Rank 0 on node 0, started by somebody else, whatever launcher this process has."""
+    """The environment of rank 0 on node 0, whatever launcher started this process."""
 
     creates_processes_externally = True
 
@@ -253,28 +272,17 @@ class FirstRank(LightningEnvironment):
 
 @contextmanager
 def fake_ranks(world_size: int, tracker: Tracker) -> Iterator[None]:
-    """A process group of so many ranks, and FSDP2 and DTensor as the tracker has to see them."""
-    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
-
-    def unseen(*args: Any) -> Any:
-        # It makes tensors of the whole size, to learn what an operator returns.
-        with tracker.paused():
-            return propagate(*args)
-
-    # A mesh of devices reads its values.
-    coordinates = DeviceMesh._compute_coordinate_on_dim
-
-    def with_values(mesh: DeviceMesh) -> Any:
-        with _disable_current_modes():
-            return coordinates(mesh)
-
+    """Within, a fake process group of `world_size` ranks, with FSDP2 and DTensor patched for the tracker."""
+    propagate, coordinates = ShardingPropagator._propagate_tensor_meta_non_cached, DeviceMesh._compute_coordinate_on_dim
     with ExitStack() as stack:
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
         stack.callback(distributed.destroy_process_group)
         stack.enter_context(tracker.resizing())
-        stack.enter_context(patch.object(ShardingPropagator, propagate.__name__, unseen))
-        stack.enter_context(patch.object(DeviceMesh, coordinates.__name__, with_values))
-        # It would make a group of gloo's.
+        # DTensor makes full-size tensors to learn an operator's output; no GPU would allocate them.
+        stack.enter_context(patch.object(ShardingPropagator, propagate.__name__, tracker.paused()(propagate)))
+        # A device mesh reads values of its tensor, which a fake tensor does not have.
+        stack.enter_context(patch.object(DeviceMesh, coordinates.__name__, _disable_current_modes()(coordinates)))
+        # The original would make a gloo process group.
         stack.enter_context(patch.object(data_connector, "_InfiniteBarrier", nullcontext))
         for owner, name, category in _FSDP2:
             function = tracker.making(category)(getattr(owner, name))
@@ -283,15 +291,15 @@ def fake_ranks(world_size: int, tracker: Tracker) -> Iterator[None]:
 
 
 def act_as_one_rank(strategy: ParallelStrategy, tracker: Tracker) -> None:
-    """Make a strategy that is not yet set up one of fake tensors in `fake_ranks`."""
-    changed: Any = strategy
-    changed.setup_environment = _disable_current_modes()(strategy.setup_environment)
-    changed.broadcast = lambda value, src=0: value
-    changed.barrier = lambda *_: None
+    """Patch a strategy before its set-up, so that it works on fake tensors within `fake_ranks`."""
+    patched: Any = strategy
+    patched.setup_environment = _disable_current_modes()(strategy.setup_environment)
+    patched.broadcast = lambda value, src=0: value
+    patched.barrier = lambda *_: None
     if isinstance(strategy, DDPStrategy):
         options = strategy._ddp_kwargs
         rebuilds = options.get("static_graph") or not options.get("find_unused_parameters")
-        # These read values; what they change is when gradients are reduced, and not what that takes.
+        # These options read values of tensors. They change when gradients are reduced, not the memory for that.
         options.update(init_sync=False, static_graph=False, find_unused_parameters=False)
         configure = strategy.configure_ddp
 
@@ -300,16 +308,17 @@ def act_as_one_rank(strategy: ParallelStrategy, tracker: Tracker) -> None:
                 configure()
             _Buckets(strategy.model, tracker, bool(rebuilds))
 
-        changed.configure_ddp = configure_ddp
+        patched.configure_ddp = configure_ddp
 
 
 class _Buckets:
-    """DDP's reducer, whose own way to new buckets reads values.
+    """Stands in for DDP's reducer, which reads values of tensors when it rebuilds its buckets.
 
-    From what the first synchronized backward tells of the order of gradients it makes all buckets anew before the next
-    forward. NCCL holds the old ones until its watchdog has seen their reduction end and a collective is called again.
-    Here that is the second step's first all-reduce: an H200 (torch 2.11, one rank) took those 69.90 GiB in one run of
-    the large model, in another 66.29, without the old buckets, and with steps of 20 ms they were there up to the third.
+    DDP learns the order of gradients in the first synchronized backward, and makes all buckets anew before the next
+    forward. NCCL holds the first buckets until its watchdog has seen their reduction end and a collective is called
+    again. Here they are freed at the second step's first all-reduce. On an H200 (torch 2.11, one rank) that varied: one
+    run of the large model took 69.90 GiB with the first buckets, another 66.29 GiB without them. With steps of 20 ms
+    they stayed up to the third step.
     """
 
     def __init__(self, module: Any, tracker: Tracker, rebuilds: bool) -> None:
@@ -317,9 +326,9 @@ class _Buckets:
         self._gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
         self._is_rebuilt = not rebuilds
         self._has_reduced = False
-        self._old: Allocation | None = None
+        self._first_buckets: Allocation | None = None
         module.reducer = self
-        # By the annotations of a hook DDP would take it for none of its kind.
+        # A lambda, since DDP refuses a hook with annotations other than its own types.
         module.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
 
     def __getattr__(self, name: str) -> Any:
@@ -328,13 +337,13 @@ class _Buckets:
     def _rebuild_buckets(self) -> bool:
         if self._has_reduced and not self._is_rebuilt:
             self._is_rebuilt = True
-            self._old = self._tracker.allocate(self._gradient_bytes, "buckets", "DDP's first buckets")
+            self._first_buckets = self._tracker.allocate(self._gradient_bytes, "buckets", "DDP's first buckets")
         return False
 
     def _reduce(self, bucket: Any) -> Any:
         self._has_reduced = True
-        if self._old is not None:
-            self._tracker.free(self._old)
+        if self._first_buckets is not None:
+            self._tracker.free(self._first_buckets)
         future: Any = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future

@@ -1,4 +1,4 @@
-"""`lmbench.measure`: a measurement in this process, of a module that exists; both are left as they were."""
+"""`lmbench.measure`: measure an existing module in this process, and restore the module and the process afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of
 from lmbench.fit.measurement import Measurement, complete_record, usual_mode
 from lmbench.fit.ranks import count_to_start
-from lmbench.fit.settings import MeasureSettings, MemorySettings, refuse_least
+from lmbench.fit.settings import MeasureSettings, MemorySettings, check_limits
 from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, as_list, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, own_traceback
@@ -42,19 +42,16 @@ from lmbench.records.passes import PASS
 from lmbench.records.vocabulary import Mode
 from lmbench.runs import Run, read_run
 
-# What a mode, compiling and Lightning itself set on a module that they work with.
+# Attributes that a mode, compilation and Lightning itself set on a module.
 _SET_ON_MODULE = (
     "backward", "optimizer_step", "optimizer_zero_grad", "_trainer", "_compiled_call_impl", "_device", "_dtype",
 )  # fmt: skip
 
-_HOST = torch.device("cpu")
-
-
 _cudnn = torch.backends.cudnn
-#: State of the process: how it is read, and how it is set again.
+#: State of the process: pairs of a getter and a setter.
 _STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    # Refused where old and new TF32 settings were mixed.
+    # Raises RuntimeError where PyTorch's old and new TF32 settings were mixed.
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (lambda: _cudnn.benchmark, partial(setattr, _cudnn, "benchmark")),
@@ -64,12 +61,12 @@ _STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever is done within, the process is afterwards as it was before.
+    """Restore the state of the process at the end.
 
-    Random states (Python, NumPy, PyTorch with CUDA), environment variables, PyTorch's default dtype, float32 matmul
-    precision, cuDNN and determinism flags and anomaly mode, filters of warnings, levels of Lightning's loggers.
-    Signal handlers and the garbage collector are restored by those who change them. Not CUDA's peak counters, of which
-    there is one set, nor Dynamo's caches.
+    Restored are random states (Python, NumPy, PyTorch with CUDA), environment variables, PyTorch's default dtype,
+    float32 matmul precision, cuDNN and determinism flags, anomaly mode, warning filters and the levels of Lightning's
+    loggers. Signal handlers and the garbage collector are restored by the code that changes them. CUDA's peak counters,
+    of which there is one set, and Dynamo's caches are not restored.
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -78,7 +75,7 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_detect_anomaly(*anomaly))
         has_cuda = torch.cuda.is_initialized()
         if not has_cuda:
-            # A context that is made within begins with the seed that was set for all devices.
+            # A CUDA context that is created within would start from the seed of the measurement.
             stack.callback(torch.cuda.manual_seed_all, torch.initial_seed())
         stack.callback(_set_rng_states, _collect_rng_states(include_cuda=has_cuda))
         for read, restore in _STATES:
@@ -91,37 +88,42 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def untouched(module: LightningModule, data: object) -> Iterator[None]:
-    """Within, a module may be trained, moved, converted, compiled and changed by a mode; afterwards it is back on its
-    device, in its dtype and its parts' training modes, without gradients that it did not have, and as callable as
-    before. Its weights stay what training made of them; what it built within is on the CPU, in the default dtype.
+    """Restore a module that is trained, moved, converted, compiled or changed by a mode within.
+
+    Afterwards it has its device, its dtype, the training modes of its parts and its own methods again, and no gradients
+    that it did not have. Its weights stay trained. Tensors that it built within are moved to the CPU and the default
+    dtype. `data` gets its trainer back.
     """
-    before = [(part, part.training, dict(vars(part))) for part in module.modules()]
-    tensors = [*module.parameters(), *module.buffers()]
-    places = {tensor: (tensor.device, tensor.dtype, tensor.grad is None) for tensor in tensors}
+    states = [(part, part.training, dict(vars(part))) for part in module.modules()]
+    tensor_states = {
+        tensor: (tensor.device, tensor.dtype, tensor.grad is None)
+        for tensor in (*module.parameters(), *module.buffers())
+    }
     trainer = data.trainer if isinstance(data, LightningDataModule) else None
     try:
         yield
     finally:
         for tensor in (*module.parameters(), *module.buffers()):
-            usual_dtype = torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype
-            device, dtype, had_no_gradient = places.get(tensor, (_HOST, usual_dtype, True))
+            default_dtype = torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype
+            device, dtype, had_no_gradient = tensor_states.get(tensor, (torch.device("cpu"), default_dtype, True))
             if had_no_gradient:
                 tensor.grad = None
             if (tensor.device, tensor.dtype) != (device, dtype):
                 tensor.data = tensor.data.to(device, dtype)
-        for part, was_training, variables in before:
+        for part, was_training, attributes in states:
             part.training = was_training
             for name in _SET_ON_MODULE:
                 vars(part).pop(name, None)
-                if name in variables:
-                    vars(part)[name] = variables[name]
+                if name in attributes:
+                    vars(part)[name] = attributes[name]
         if isinstance(data, LightningDataModule):
             data.trainer = trainer
 
 
+#: How to give data, for error lines.
 _DATA = "give a DataLoader, an instance of a LightningDataModule, or a batch as data"
-#: One measurement at a time: two would measure each other.
-_alone = threading.Lock()
+#: Held by the only measurement of this process: each of two would be in the other's figures.
+_measuring = threading.Lock()
 
 
 def measure(
@@ -144,43 +146,44 @@ def measure(
     results_dir: str | Path | None = None,
     copy: bool = False,
 ) -> Run:
-    """Measure a module in this process, as `lmbench fit` does in one of its own.
+    """Measure a module in this process, as `lmbench fit` does in a process of its own.
 
-    The process is left as it was (random states, flags, signal handlers, warnings, variables), and so is the module,
-    but for its weights, which are trained; with `copy` they are not. PyTorch's CUDA peak counters are reset, and with
-    `compile` Dynamo's caches. Works in notebooks and threads, one measurement at a time.
+    The process is left as it was (random states, flags, signal handlers, warnings, variables). The module is left as it
+    was except for its weights, which are trained unless `copy` is set. PyTorch's CUDA peak counters are reset, and
+    Dynamo's caches with `compile`. Works in notebooks and threads, one measurement at a time.
 
     Args:
         module: a LightningModule.
-        data: a LightningDataModule, a loader (any iterable of batches, also a list of them), or one batch (a tensor,
-            tuple, mapping or list of tensors), which every step gets. None is what the module's own train_dataloader
-            gives; lmbench's models get random tokens.
-        steps: the window's steps, at least.
+        data: a LightningDataModule, a loader (any iterable of batches, or a list of batches), or one batch (a tensor,
+            tuple, mapping or list of tensors) for every step. None takes the module's own train_dataloader
+            (val_dataloader for inference); lmbench's models get random tokens.
+        steps: least number of steps in the window.
         warmup_steps: steps before the window.
-        min_window_s: the window's seconds, at least.
-        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 leaves out all probes.
-        mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step; None
-            is train_step, and forward_backward for attention by itself, which has nothing to optimize.
-        precision: Lightning's, such as bf16-mixed.
-        matmul_precision: float32 matrix products: highest is fp32, high is TF32.
-        compile: torch.compile, or its options (`lmbench.instruments.compiling.CompileOptions`) by name.
+        min_window_s: least length of the window in seconds.
+        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
+            kind.
+        mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step. None
+            is train_step, or forward_backward for attention by itself, which has nothing to optimize.
+        precision: Lightning's name, such as bf16-mixed, or fp8-tensorwise or fp8-rowwise.
+        matmul_precision: precision of float32 matrix products: highest is fp32, high is TF32.
+        compile: true for torch.compile, or its options (`lmbench.instruments.compiling.CompileOptions`) by name.
         zero_grad: after_step frees gradients as soon as they are used, native is Lightning's order; auto is after_step
-            for lmbench's own models.
+            for lmbench's own models and native for all others.
         gradient_norm: record the gradient norm of every step.
-        instrument: what the module is looked at with beside its times, as in a sweep's passes: kernels records a trace,
-            memory the allocator's history, dtypes the dtypes of a probe step; sync synchronizes at every phase. Of all
-            but timing and dtypes the step times are not the step's own speed.
-        seed: of the run.
+        instrument: the instrument beside the step times, as in a sweep's passes. kernels records a trace, memory the
+            allocator's history, dtypes the dtypes of a probe step; sync synchronizes at every phase. All but timing and
+            dtypes slow the steps down, so that step times are no longer the model's own.
+        seed: the run's seed.
         trainer: further flags of Lightning's Trainer, such as accelerator, callbacks, accumulate_grad_batches.
-        results_dir: keep the result in a folder below this one; None keeps nothing on the disk.
+        results_dir: folder in which to keep the result's folder; None keeps nothing on the disk.
         copy: measure a deep copy of the module.
 
     Returns:
-        The run, whose outcome is `ok`, or `oom` where memory ran out.
+        The run, with outcome `ok`, or `oom` if memory ran out.
 
     Raises:
-        UsageError: something given cannot be measured; one line.
-        Exception: whatever the module's, the data's or a callback's own code raised.
+        UsageError: an argument cannot be measured; the message is one line.
+        Exception: whatever the code of the module, the data or a callback raised.
     """
     if not isinstance(module, LightningModule):
         raise UsageError(f"{getattr(module, '__name__', type(module).__name__)} {NO_MODULE}")
@@ -200,7 +203,7 @@ def measure(
     if isinstance(compile, Mapping):
         compile = settings_of("compile", CompileOptions, **compile)
     flags = {**TRAINER_DEFAULTS, "precision": precision, "compile": compile, **(trainer or {})}
-    refuse_least(flags)
+    check_limits(flags)
     with undisturbed():
         quiet()
         rank_count = count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags})
@@ -212,23 +215,23 @@ def measure(
     for option, value in PASS[instrument].options.items():
         group, _, name = option.partition(".")
         groups[group][name] = value
-    if not _alone.acquire(blocking=False):
+    if not _measuring.acquire(blocking=False):
         raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
     try:
-        outcome = _measured(deepcopy(module) if copy else module, data, settings, groups, seed)
+        run_or_failure = _run(deepcopy(module) if copy else module, data, settings, groups, seed)
     finally:
-        _alone.release()
-        # Trainer, optimizer and batch are in cycles, and nothing tells Python's collector how much of a device that is.
+        _measuring.release()
+        # Trainer, optimizer and batch are in reference cycles, which hold device memory until Python collects them.
         gc.collect()
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+    if isinstance(run_or_failure, BaseException):
+        raise run_or_failure
+    return run_or_failure
 
 
-def _measured(
+def _run(
     module: LightningModule, data: Any, settings: MeasureSettings, groups: Mapping[str, dict[str, Any]], seed: int
 ) -> Run | BaseException:
-    """The run, or what is to be raised instead."""
+    """Measure with everything restored afterwards; returns the run, or the exception to raise instead."""
     is_kept = bool(settings.results_dir)
     with ExitStack() as stack:
         if not is_kept:
@@ -241,16 +244,17 @@ def _measured(
         flags = groups["trainer"]
         callbacks = [*as_list(flags.pop("callbacks", None)), PhaseTimer(**groups["timer"])]
         measurement = Measurement(command, type(module), settings, flags, groups)
-        recorder, options = measurement.recorder, {"verbose": False} if command == "validate" else {}
+        recorder = measurement.recorder
+        options = {"verbose": False} if command == "validate" else {}
         failure = measurement.run(lambda: (module, source, callbacks), seed=seed, **options)
         if failure is None and recorder.exit_code is ExitCode.USAGE and recorder.run.error is not None:
             failure = UsageError(recorder.run.error.message or "nothing was measured")
         elif recorder.exit_code is ExitCode.OUT_OF_MEMORY and failure is not None:
-            # The frames hold the tensors that there was no room beside.
+            # The frames of the traceback hold the tensors that filled the memory.
             traceback.clear_frames(failure.__traceback__)
             failure = None
         elif recorder.run.outcome == "interrupted":
-            # Lightning has made a SystemExit of it.
+            # Lightning turns a Ctrl-C into SystemExit.
             failure = KeyboardInterrupt()
         elif failure is not None and is_usage_error(failure):
             failure = UsageError(str(failure))
@@ -266,7 +270,11 @@ def _measured(
 
 
 def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
-    """What the Trainer is given: a LightningDataModule, a loader, or None for the module's own."""
+    """The Trainer's data: a LightningDataModule, a loader, or None for the module's own loader.
+
+    Raises:
+        UsageError: the module has no loader, or `data` is a class or a dataset.
+    """
     if isinstance(data, LightningDataModule):
         return data
     if data is None:
@@ -282,7 +290,7 @@ def _data_for(module: LightningModule, data: Any, loader: str) -> Any:
     if isinstance(data, type) or (isinstance(data, Dataset) and not hasattr(data, "__iter__")):
         raise UsageError(f"data is {getattr(data, '__name__', type(data).__name__)}; {_DATA}")
     if isinstance(data, list) and not any(isinstance(item, torch.Tensor) for item in data):
-        # Lightning would take a list for several loaders.
+        # Lightning would take a plain list for several loaders.
         return UserList(data)
     is_batch = isinstance(data, torch.Tensor | tuple | list | Mapping) or not hasattr(data, "__iter__")
     return repeat(data) if is_batch else data

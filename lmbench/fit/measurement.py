@@ -1,5 +1,6 @@
-"""The front door: one measurement, the same for a command line, a sweep's cell and a call in a notebook; what its mode
-leaves out of the step, and what is worked out once its run is closed.
+"""Run one measurement, from settings to the closed and completed record.
+
+Command lines, cells of sweeps and `lmbench.measure` all come through here. A mode removes parts of the training step.
 """
 
 from __future__ import annotations
@@ -50,50 +51,47 @@ from lmbench.report.run import banner
 
 
 def usual_mode(model: type) -> Mode:
-    """What a module of this class is measured in unless a mode is set."""
+    """The default mode of a model class."""
     return "forward_backward" if issubclass(model, AttentionLayer) else "train_step"
 
 
 def apply_mode(module: LightningModule, mode: str, zero_grad: str) -> None:
-    """Change, on this instance only, what Lightning's loop does after the forward.
+    """Change, on this module instance only, what Lightning's loop does after the forward.
 
-    `forward`: backward does nothing (the graph is built and dropped). `forward_backward`: the optimizer's step runs
-    the closure alone, so gradients are computed and weights stay. With `zero_grad="after_step"` gradients are freed at
-    the end of the step instead of between the next forward and backward. Other modes leave the module alone.
+    `forward`: the backward does nothing, so the graph is built and dropped. `forward_backward`: the optimizer step runs
+    its closure only, so gradients are computed and weights stay. `zero_grad="after_step"`: gradients are freed at the
+    end of the step instead of between the next forward and backward. Other settings leave the module alone.
 
     Raises:
-        UsageError: the module optimizes by hand, where nothing of this can be changed from outside, or has nothing to
-            optimize.
+        UsageError: the module optimizes manually, which cannot be changed from outside, or has nothing to optimize.
     """
     if mode == "train_step" and isinstance(module, AttentionLayer):
         raise UsageError(
             "measure.mode is train_step, and attention by itself has nothing to optimize; allowed: forward, "
             "forward_backward"
         )
-    setting, allowed = "", "train_step"
-    if mode != "train_step":
-        setting = f"mode is {mode}" if mode != "inference" else ""
-    elif zero_grad == "after_step":
-        setting, allowed = f"zero_grad is {zero_grad}", "native"
-    if setting and not module.automatic_optimization:
-        raise UsageError(
-            f"measure.{setting}, but {type(module).__name__} optimizes by hand (automatic_optimization is False); "
-            f"allowed: {allowed}"
-        )
+    if mode != "inference" and not module.automatic_optimization:
+        reason = f"but {type(module).__name__} optimizes by hand (automatic_optimization is False)"
+        if mode != "train_step":
+            raise UsageError(f"measure.mode is {mode}, {reason}; allowed: train_step")
+        if zero_grad == "after_step":
+            raise UsageError(f"measure.zero_grad is after_step, {reason}; allowed: native")
     if mode == "forward":
-        module.backward = _nothing  # type: ignore[method-assign]
+        module.backward = _do_nothing  # type: ignore[method-assign]
     if mode in ("forward", "forward_backward"):
-        module.optimizer_step = _closure_only  # type: ignore[method-assign,assignment]
+        module.optimizer_step = _run_closure_only  # type: ignore[method-assign,assignment]
     if zero_grad == "after_step" and mode in ("forward_backward", "train_step"):
         _zero_after_step(module)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """What a mode leaves out."""
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """Replace a method that a mode leaves out."""
 
 
-def _closure_only(epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
-    """Forward and backward are in the closure; the update is left out."""
+def _run_closure_only(
+    epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any] | None = None
+) -> None:
+    """Run forward and backward, which are in the closure, without the update."""
     if closure is not None:
         closure()
 
@@ -102,40 +100,46 @@ def _zero_after_step(module: LightningModule) -> None:
     step, zero = module.optimizer_step, module.optimizer_zero_grad
 
     def optimizer_step(*arguments: Any) -> None:
-        """`arguments` are epoch, index of the batch, optimizer and closure."""
+        """Take the epoch, the batch's index, the optimizer and the closure."""
         step(*arguments)
-        # Under the name Lightning gives this action, so that every profiler sees it as what it is.
+        # Lightning's own name for this action, so that every profiler recognizes it.
         with module.trainer.profiler.profile(  # type: ignore[attr-defined]
             f"[LightningModule]{type(module).__name__}.optimizer_zero_grad"
         ):
             zero(*arguments[:3])
 
     module.optimizer_step = optimizer_step  # type: ignore[method-assign,assignment]
-    # The gradients were freed when the last step ended.
-    module.optimizer_zero_grad = _nothing  # type: ignore[method-assign]
+    # Gradients were already freed at the end of the last step.
+    module.optimizer_zero_grad = _do_nothing  # type: ignore[method-assign]
 
 
 class Announcement(Observer):
-    """Prints what is about to be measured, once the recorder knows it."""
+    """Prints the banner of the run, once the recorder knows what is measured."""
 
     def run_started(self) -> None:
-        # An output that cannot be written is told of at the end; the measurement goes on.
+        # The measurement goes on if the output cannot be written; the command says so at its end.
         with suppress(OSError):
             give(Answer(banner(self.session.run)), Output())
 
 
 @dataclass
 class Measurement:
-    """One measurement: from settings to the closed record.
+    """One measurement, from settings to the closed record.
 
     Attributes:
         command: `fit`, or `validate` for inference.
         model: the class of the model.
-        settings: of the measurement itself.
-        flags: of the Trainer.
-        passes: settings of passes by their groups, `{"memory": {"history": True, "steps": 3}}`.
-        facts: what else the record is told, such as the command line.
+        settings: the settings of the measurement itself.
+        flags: the Trainer's flags.
+        passes: settings of passes, by group: `{"memory": {"history": True, "steps": 3}}`.
+        facts: further fields of the record, such as the command line.
         text: YAML that repeats the run.
+        mode: the mode that is measured; `validate` sets inference.
+        zero_grad: `after_step` or `native`; the setting `auto` is resolved by the model class.
+        recorder: writes the run's record and folder.
+
+    Raises:
+        UsageError: `fit` was asked to measure inference.
     """
 
     command: str
@@ -153,14 +157,14 @@ class Measurement:
             raise UsageError("measure.mode is inference, which fit cannot measure; use `lmbench validate`")
         self.zero_grad: str = settings.zero_grad
         if self.zero_grad == "auto":
-            # Only of its own models lmbench knows every line, and may move what it does.
+            # lmbench reorders the step of its own models only; a user's module is measured as it is.
             self.zero_grad = "after_step" if issubclass(self.model, tuple(OWN_DATA)) else "native"
-        given = {
+        facts = {
             "mode": self.mode, "matmul_precision": settings.matmul_precision, "zero_grad": self.zero_grad,
             "strict": settings.strict, **self.facts,
         }  # fmt: skip
-        # From here on a failure has somewhere to be recorded, also that of building the model.
-        self.recorder = RunRecorder(settings.results_dir, given, self.text, settings.run_id)
+        # Made before the model, so that a failure to build the model is recorded too.
+        self.recorder = RunRecorder(settings.results_dir, facts, self.text, settings.run_id)
 
     def run(
         self,
@@ -169,18 +173,19 @@ class Measurement:
         announces: bool = False,
         **options: Any,
     ) -> BaseException | None:
-        """Build model, data and callbacks, measure, and close the record; returns what ended the run, None if it ended
-        by itself.
+        """Build model, data and callbacks, measure, and close the record.
+
+        Returns the exception that ended the run, or None if training ended by itself.
 
         Args:
-            build: returns the module, its data (a LightningDataModule, a loader, or None for the module's own) and the
-                user's callbacks.
-            seed: of the run; true is a random one, None and false set none.
-            announces: print what is about to be measured, and how far it is.
-            options: of `Trainer.fit` or `validate`, such as `ckpt_path`.
+            build: returns the module, its data (a LightningDataModule, a loader, or None for the module's own loaders)
+                and the user's callbacks.
+            seed: the run's seed; true draws a random seed, None and false set no seed.
+            announces: print the run's banner and a progress line.
+            options: arguments of `Trainer.fit` or `validate`, such as `ckpt_path`.
 
         Raises:
-            UsageError: there is no result folder yet, and none can be made.
+            UsageError: no result folder exists yet, and it cannot be made.
         """
         try:
             if seed is not None and seed is not False:
@@ -189,15 +194,15 @@ class Measurement:
             module, data, callbacks = build()
             trainer = BenchTrainer(**{**self.flags, "callbacks": self._callbacks(callbacks, announces)})
             reach("parsed")
-            # Makes the device's context now, so that its time is not taken for the model's.
+            # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
             reach("device_ready")
-            remembers = any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-            if remembers and type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
+            has_history = any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+            if has_history and type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
                 raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
             apply_mode(module, self.mode, self.zero_grad)
             if self.flags.get("compile"):
-                # Each module that was measured before counts against Dynamo's limit of graphs for one piece of code.
+                # Modules measured earlier in this process count against Dynamo's limit of graphs per code object.
                 torch._dynamo.reset()
             datamodule, loaders = (data, None) if isinstance(data, LightningDataModule) else (None, data)
             if self.command == "validate":
@@ -205,7 +210,7 @@ class Measurement:
             run_loop = trainer.fit if self.command == "fit" else trainer.validate
             run_loop(module, loaders, datamodule=datamodule, **options)
             if self.recorder.exit_code is None:
-                # Without a batch Lightning has called no hook of the loop's.
+                # Without a batch Lightning calls no hook of the loop, so no callback noticed.
                 raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
         except BaseException as error:
             failure = error
@@ -221,16 +226,16 @@ class Measurement:
         """All callbacks of the Trainer, in their order."""
         schedule = settings = self.settings
         instruments: list[Callback] = []
-        for look in PASSES:
-            group, _, switch = look.switch.partition(".")
+        for pass_ in PASSES:
+            group, _, switch = pass_.switch.partition(".")
             options = self.passes.get(group, {})
-            if look.callback and options.get(switch):
-                instrument = resolve_name(look.callback)(**{name: options[name] for name in look.arguments})
+            if pass_.callback and options.get(switch):
+                instrument = resolve_name(pass_.callback)(**{name: options[name] for name in pass_.arguments})
                 instruments.append(instrument)
-                if not look.has_timing:
+                if not pass_.has_timing:
                     schedule = replace(schedule, steps=instrument.steps, min_window_s=0.0)
         return [
-            # In front of all, so that switching them on and off lies outside of what the timer sees.
+            # First, so that the timer does not see them switch on and off.
             *instruments,
             *user,
             MemoryRecorder(),
@@ -238,7 +243,7 @@ class Measurement:
             SyncFinder(),
             CommunicationProbe(),
             *([GradientNorm()] if settings.gradient_norm and self.mode == "train_step" else []),
-            # Last of those that work before the window, so that its power reading is next to the window's start.
+            # Last of the callbacks that act before the window, so that its power reading is close to the window.
             ThroughputMeter(),
             self.recorder,
             *([Announcement(), ProgressLine()] if announces else []),
@@ -247,18 +252,18 @@ class Measurement:
 
 
 def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
-    """Complete a closed run's record with what its passes recorded, and with a prediction of its memory.
+    """Add to a closed run's record the figures of its passes and, if `is_predicted`, a prediction of its memory.
 
-    A run that did not end well is left as it is: a trace may be large, and nobody waits for it.
+    A pass is read only for the outcomes that it names: reading a large trace of a failed run is not worth the wait.
     """
     run = recorder.run
     if recorder.folder is None:
         return
-    for look in PASSES:
-        if look.reader and run.outcome in look.outcomes and look.recorded(run):
-            record = getattr(run, look.field) or look.content()
-            failure = f"the {look.noun} could not be examined"
-            _complete(recorder, look.field, record, failure, resolve_name(look.reader))
+    for pass_ in PASSES:
+        if pass_.reader and run.outcome in pass_.outcomes and pass_.recorded(run):
+            record = getattr(run, pass_.field) or pass_.content()
+            failure = f"the {pass_.noun} could not be examined"
+            _complete(recorder, pass_.field, record, failure, resolve_name(pass_.reader))
     if is_predicted and run.outcome in ("ok", "oom"):
         failure = "its memory could not be predicted"
         _complete(recorder, "memory_prediction", MemoryPrediction(), failure, lambda path: _prediction(recorder, path))
@@ -267,22 +272,25 @@ def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
 def _complete(
     recorder: RunRecorder,
     field: str,
-    unread: Any,
+    empty: Any,
     failure: str,
     read: Callable[[Path], tuple[Any, list[Guard]]],
 ) -> None:
-    """Read, and write what was read into the record's `field`; `unread` with its reason where that fails."""
+    """Fill the record's `field` with what `read` returns for the run's folder, and tell the user if that fails.
+
+    If `read` raises, the field gets `empty` with `failure` and the error as its reason.
+    """
     assert recorder.folder is not None
     reason = ""
     try:
         try:
-            part, guards = read(recorder.folder.path)
-        except Exception as fault:
-            is_expected = isinstance(fault, UsageError | ProcessFailed)
-            reason = " ".join((str(fault) if is_expected else f"{type(fault).__name__}: {fault}").split())
-            unread.reason = f"{failure}: {reason[:200]}"
-            part, guards = unread, []
-        recorder.complete(field, part, guards)
+            content, guards = read(recorder.folder.path)
+        except Exception as error:
+            is_expected = isinstance(error, UsageError | ProcessFailed)
+            reason = " ".join((str(error) if is_expected else f"{type(error).__name__}: {error}").split())
+            empty.reason = f"{failure}: {reason[:200]}"
+            content, guards = empty, []
+        recorder.complete(field, content, guards)
     except OSError as error:
         reason = f"run.json cannot be written: {error.strerror}"
     except (KeyboardInterrupt, SystemExit):
@@ -292,8 +300,9 @@ def _complete(
 
 
 def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, list[Guard]]:
-    """A prediction by the run's configuration, to hold its peak against; of a run that ran out of memory the prediction
-    alone.
+    """Predict the run's memory from its configuration, with the error against the measured peak.
+
+    A run that ran out of memory has no measured peak, and its prediction no error.
 
     Raises:
         UsageError: the run is one of `lmbench validate`, which trains nothing.

@@ -1,4 +1,4 @@
-"""Lightning's mixed precision as a measurement needs it, and fp8 by torchao on top of it."""
+"""Lightning's mixed precision with two repairs, and fp8 linear layers by torchao on top of it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from lmbench.instruments.subject import token_counter
 from lmbench.precision import PRECISIONS
 from lmbench.records.run import Fp8Layers
 
-#: What `RepairedMixedPrecision` repairs, for the record.
+#: The repairs of `RepairedMixedPrecision`, as the record lists them.
 REPAIRS = (
     "autocast keeps its cache of cast weights (Lightning 2.6 turns it off: issue #21611)",
     "clipping works with a fused optimizer where there is no loss scaler (Lightning 2.6 refuses: issue #21435)",
 )
-#: What fp8 changes beside the layers, for the record; the last only where Inductor compiles rowwise fp8.
+#: What fp8 changes beside the layers, as the record lists it. The last applies only if Inductor compiles rowwise fp8.
 FP8_CHANGES = (
     "validation runs under no_grad (torchao's tensors cannot be cast in inference mode)",
     "Inductor rounds wherever eager code does (else rowwise fp8 got NaN of a compiled norm: PyTorch issue #150859)",
 )
-#: `torch._scaled_mm` takes sizes that this divides: both sides of a weight, and the tokens that its gradient sums over.
+#: `torch._scaled_mm` needs multiples of this: both sides of a weight, and the tokens that its gradient sums over.
 FP8_MULTIPLE = 16
 ROWWISE = "fp8-rowwise"
-#: The first compute capability with fp8 matrix units: Ada's.
+#: The first compute capability with fp8 matrix units (Ada).
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -53,7 +53,7 @@ class RepairedMixedPrecision(MixedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        # Without a scaler a fused optimizer unscales nothing, and Lightning's refusal has no reason.
+        # Lightning refuses because a fused optimizer unscales gradients itself. Without a scaler it unscales nothing.
         owner = Precision if self.scaler is None else MixedPrecision
         owner.clip_gradients(self, optimizer, clip_val, gradient_clip_algorithm)
 
@@ -61,16 +61,17 @@ class RepairedMixedPrecision(MixedPrecision):
 class Fp8Precision(RepairedMixedPrecision):
     """bf16-mixed whose linear layers are torchao's `Float8Linear` from `convert_module` to `teardown`.
 
-    Left as they are: the last layer, a language model's head, whose errors are the loss's own (torchao's example and
-    torchtitan leave it out); sides that 16 does not divide; layers that do more than `nn.Linear`, which torchao would
-    drop. The first layer is converted: a language model's is inside a block, since an embedding multiplies nothing.
+    Three kinds of layers are not converted. The last layer is a language model's head, whose errors enter the loss
+    directly (torchao's example and torchtitan leave it out too). `torch._scaled_mm` takes no sides that 16 does not
+    divide. torchao would drop what a subclass adds to `nn.Linear`. The first layer is converted: in a language model it
+    is inside a block, since an embedding multiplies nothing.
 
     Args:
         name: `fp8-tensorwise` or `fp8-rowwise`.
-        device: type of the device.
+        device: the type of the device, `cuda` or `cpu`.
 
     Attributes:
-        layers: what was converted, None before that.
+        layers: which layers were converted; None before the conversion.
 
     Raises:
         UsageError: torchao is not installed, or (in `convert_module`) no layer can be converted.
@@ -89,12 +90,12 @@ class Fp8Precision(RepairedMixedPrecision):
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         if self._originals:
-            # By a strategy that shards them, before Lightning's turn.
+            # A strategy that shards layers has converted them already, before Lightning's own call.
             return module
         from torch._inductor import config as inductor
 
         level = logging.root.manager.disable
-        # It tells of libraries that it has no GPU for, and of PyTorch's newer interfaces.
+        # Importing torchao warns of libraries that this GPU cannot use, and of newer PyTorch interfaces.
         logging.disable(logging.WARNING)
         try:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -110,26 +111,27 @@ class Fp8Precision(RepairedMixedPrecision):
         self._module, self._originals = module, {name: linears[name] for name in linears if not reasons[name]}
         left_out = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
         if not self._originals:
-            told = f": {', '.join(_alike(left_out))}" if left_out else ", which has none"
-            raise UsageError(f"precision {self.precision} converts no linear layer of {type(module).__name__}{told}")
+            reason = f": {', '.join(_count_alike(left_out))}" if left_out else ", which has none"
+            raise UsageError(f"precision {self.precision} converts no linear layer of {type(module).__name__}{reason}")
         config = Float8LinearConfig.from_recipe_name(self.precision.removeprefix("fp8-"))
         if self.precision == ROWWISE:
             self._settings.enter_context(inductor.patch(emulate_precision_casts=True))
         convert_to_float8_training(module, config=config, module_filter_fn=lambda _, name: name in self._originals)
 
         class OnCpu(Float8Linear):  # type: ignore[misc]
-            """Casts its input as on CUDA, whose autocast alone torchao asks for; else float32 inputs are kept."""
+            """Casts its input under CPU autocast, since torchao looks only at CUDA's autocast and keeps float32."""
 
             def forward(self, input: torch.Tensor) -> torch.Tensor:
                 is_cast = torch.is_autocast_enabled("cpu")
                 output: torch.Tensor = super().forward(input.to(torch.bfloat16) if is_cast else input)
                 return output
 
-        for name in self._originals if self.device == "cpu" else ():
-            module.get_submodule(name).__class__ = OnCpu
+        if self.device == "cpu":
+            for name in self._originals:
+                module.get_submodule(name).__class__ = OnCpu
         self.layers = Fp8Layers(
-            converted=_alike(self._originals),
-            left_out=_alike(left_out),
+            converted=_count_alike(self._originals),
+            left_out=_count_alike(left_out),
             converted_count=len(self._originals),
             parameter_count=sum(linear.weight.numel() for linear in self._originals.values()),
             torchao=self._torchao,
@@ -137,7 +139,7 @@ class Fp8Precision(RepairedMixedPrecision):
         return module
 
     def teardown(self) -> None:
-        # A module that was measured in a notebook is its owner's.
+        # Put the original layers back: a module that a notebook measured is still in use there.
         for name, linear in self._originals.items():
             parent, _, attribute = name.rpartition(".")
             linear._parameters.update(self._module.get_submodule(name)._parameters)
@@ -147,7 +149,7 @@ class Fp8Precision(RepairedMixedPrecision):
 
 
 class Fp8Tokens(LeanCallback):
-    """Raises UsageError for a batch whose tokens, as far as anybody counts them, `FP8_MULTIPLE` does not divide."""
+    """Raises UsageError for a batch whose number of tokens, if it can be counted, `FP8_MULTIPLE` does not divide."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         count = token_counter(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
@@ -160,15 +162,15 @@ class Fp8Tokens(LeanCallback):
 
 
 def fp8_precision(name: str, strategy: Strategy) -> Fp8Precision:
-    """The plugin for a strategy and its device.
+    """The fp8 precision plugin for a strategy and its device.
 
     Raises:
-        UsageError: torchao is not installed, or nothing can be computed in fp8 there.
+        UsageError: torchao is not installed, the strategy does not support fp8, or the GPU has no fp8 units.
     """
     device = strategy.root_device
     if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy):
-        given = type(strategy).__name__
-        raise UsageError(f"precision {name} with trainer.strategy {given}: not supported; allowed: auto, ddp, fsdp2")
+        kind = type(strategy).__name__
+        raise UsageError(f"precision {name} with trainer.strategy {kind}: not supported; allowed: auto, ddp, fsdp2")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         gpu = torch.cuda.get_device_name(device)
         raise UsageError(f"precision {name} on {gpu}, which has no fp8 units; they begin with Ada and Hopper (SM 8.9)")
@@ -176,7 +178,7 @@ def fp8_precision(name: str, strategy: Strategy) -> Fp8Precision:
 
 
 def _why_left_out(linear: nn.Linear) -> str:
-    """Why a layer stays as it is; no text where nothing is against fp8."""
+    """Why a layer is not converted; empty for a layer that can be converted."""
     is_plain = type(linear).forward is nn.Linear.forward and isinstance(linear._parameters.get("weight"), nn.Parameter)
     if not is_plain or isinstance(linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return "no plain nn.Linear"
@@ -186,7 +188,7 @@ def _why_left_out(linear: nn.Linear) -> str:
     return f"{sides[0]} x {sides[1]}" if any(side % FP8_MULTIPLE for side in sides) else ""
 
 
-def _alike(names: Iterable[str]) -> list[str]:
-    """Names with how many there are of each, numbers apart: `36 net.blocks.*.ffn.gate`."""
+def _count_alike(names: Iterable[str]) -> list[str]:
+    """Count names that differ only in a number: `36 net.blocks.*.ffn.gate`."""
     counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names)
     return [name if count == 1 else f"{count} {name}" for name, count in counts.items()]

@@ -1,5 +1,7 @@
-"""`--trainer.strategy fsdp2`, `fsdp2_zero2` and `tensor_parallel`: FSDP2 block by block, matrices split over devices,
-or both, under Lightning's own strategy."""
+"""The strategies `fsdp2`, `fsdp2_zero2` and `tensor_parallel` of `--trainer.strategy`, under Lightning's own strategy.
+
+They shard each block by FSDP2, split matrices over devices (tensor parallelism), or do both.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,18 @@ from lmbench.precision import find_precision
 
 
 class SharedInput(ParallelStyle):
-    """A layer's input is one for all matrices in it that are split by columns, so that the gradients which these have
-    of it are summed before the devices add them up."""
+    """Makes a layer's input one replicated tensor for all matrices in the layer that are split by columns.
+
+    Their gradients of the input are then summed on each device first, and communicated once.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def share(
-            _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            if inputs:
-                return (_as_copies(inputs[0], device_mesh), *inputs[1:]), named
-            return inputs, {**named, "hidden_states": _as_copies(named["hidden_states"], device_mesh)}
+            if args:
+                return (_replicated(args[0], device_mesh), *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": _replicated(kwargs["hidden_states"], device_mesh)}
 
         module.register_forward_pre_hook(share, with_kwargs=True)
         return module
@@ -45,19 +49,20 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 class ModelParallel(ModelParallelStrategy):
-    """Splits the matrices that a module names over `tensor_parallel_size` devices, and shards each of its alike blocks,
-    then the rest, over groups of so many.
+    """Splits matrices over groups of `tensor_parallel_size` devices, and shards the module over these groups by FSDP2.
 
-    A module that does either itself, in its `configure_model`, is left as it is. With bf16-mixed, sharded blocks
-    compute on gathered bf16 parameters, and gradients are reduced in float32.
+    FSDP2 shards each of the module's alike blocks, then the other parameters. A module that splits or shards itself in
+    `configure_model` is left as it is. With bf16-mixed, sharded blocks compute on gathered bf16 parameters, and
+    gradients are reduced in float32.
 
     Args:
-        tensor_parallel_size: devices that compute a batch together; auto is those of a node. What is split is what the
-            module's `tensor_parallel_plan(size)` returns: names of linear layers, with `*` for a part, and of each
-            colwise, rowwise, or a style of torch.distributed.tensor.parallel; and of a layer around some shared_input.
+        tensor_parallel_size: devices that compute a batch together; auto takes all devices of a node. The module's
+            `tensor_parallel_plan(size)` returns a style by name of layer, with `*` as a wildcard. A style is colwise or
+            rowwise for a linear layer, shared_input for a layer around several of these, or an object of
+            torch.distributed.tensor.parallel.
         reshard_after_forward: free gathered parameters after the forward, and gather them again in the backward.
-        reduce_each_micro_batch: reduce gradients in every micro-batch; false keeps them whole until the last one, which
-            takes memory for less communication.
+        reduce_each_micro_batch: reduce gradients in every micro-batch; false reduces them in the last micro-batch only,
+            which takes more memory and less communication.
 
     Raises:
         UsageError: the size does not divide the devices, or (in ``setup``) the module has no such plan.
@@ -92,29 +97,30 @@ class ModelParallel(ModelParallelStrategy):
         assert isinstance(module, LightningModule)
         self.parallelize(module, str(trainer.precision))
         if not is_overridden("configure_model", module):
-            # Lightning insists on it, also where there is nothing left to shard.
+            # Lightning requires the method, although nothing is left to shard.
             module.configure_model = lambda: None  # type: ignore[method-assign]
         super().setup(trainer)
 
     def parallelize(self, module: LightningModule, precision: str) -> None:
-        """Split and shard a module over the mesh, as far as it has not done that itself."""
-        # On the device: a mesh of GPUs takes no tensor of the host's.
+        """Split and shard a module over the mesh, unless the module has done so itself."""
+        # Move first: a mesh of GPUs takes no tensors on the host.
         self.model_to_device()
-        groups, group = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
-        if group.size() > 1 and not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-            split(module, group)
+        data_mesh, tensor_mesh = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
+        if tensor_mesh.size() > 1 and not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+            split(module, tensor_mesh)
         is_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
-        if not is_sharded and (groups.size() > 1 or group.size() == 1):
+        if not is_sharded and (data_mesh.size() > 1 or tensor_mesh.size() == 1):
             if isinstance(self.precision_plugin, Fp8Precision):
                 self.precision_plugin.convert_module(module)
-            self._shard(module, precision, groups)
+            self._shard(module, precision, data_mesh)
 
     def _shard(self, module: LightningModule, precision: str, mesh: DeviceMesh) -> None:
         meaning = find_precision(precision)
         policy = MixedPrecisionPolicy()
         if meaning is not None and meaning.is_mixed:
             policy = MixedPrecisionPolicy(meaning.compute_dtype(), torch.float32)
-        # What holds all parameters: a LightningModule itself is called by `training_step`, around FSDP2's hooks.
+        # The root is the only child with parameters if there is one: FSDP2's hooks run when a module is called, and
+        # Lightning calls `training_step`, not the LightningModule.
         children = [child for child in module.children() if next(child.parameters(), None) is not None]
         root = children[0] if len(children) == 1 else module
         for block in compile_targets(module, CompileOptions(regional=True)):
@@ -124,10 +130,10 @@ class ModelParallel(ModelParallelStrategy):
 
 
 def split(module: LightningModule, mesh: DeviceMesh) -> None:
-    """Split the matrices of a module's plan over a mesh's devices; each has all of the other parameters.
+    """Split the layers of a module's plan over a mesh's devices, and replicate all other parameters.
 
     Raises:
-        UsageError: the module has no plan, or it names what is not there.
+        UsageError: the module has no plan, or the plan names an unknown style or layer.
     """
     plan_of: Callable[[int], dict[str, Any]] | None = getattr(module, "tensor_parallel_plan", None)
     if plan_of is None:
@@ -140,30 +146,31 @@ def split(module: LightningModule, mesh: DeviceMesh) -> None:
         if isinstance(style, str) and style not in _STYLES:
             raise unknown("style of tensor_parallel_plan", style, _STYLES)
         styles[name] = _STYLES[style]() if isinstance(style, str) else style
-        if not any(fnmatch(known, name) for known, _ in module.named_modules()):
+        if not any(fnmatch(path, name) for path, _ in module.named_modules()):
             raise UsageError(f"tensor_parallel_plan names {name}, and {type(module).__name__} has no such layer")
     parallelize_module(module, mesh, styles)
-    # All are of one kind then: an optimizer step, and a norm of all gradients, take no mixture. By identity, since
-    # layers may share a parameter.
-    copies: dict[nn.Parameter, nn.Parameter] = {}
+    # Every parameter becomes a DTensor, since optimizer steps and gradient norms do not mix tensors and DTensors.
+    # `replicas` keeps a parameter that layers share one parameter.
+    replicas: dict[nn.Parameter, nn.Parameter] = {}
     for part in list(module.modules()):
-        whole = [(name, own) for name, own in part.named_parameters(recurse=False) if not isinstance(own, DTensor)]
-        for name, own in whole:
-            if own not in copies:
-                copies[own] = nn.Parameter(distribute_tensor(own.data, mesh, [Replicate()]), own.requires_grad)
-            part.register_parameter(name, copies[own])
-        if whole:
-            part.register_forward_pre_hook(lambda _, inputs: tuple(_as_copies(each, mesh) for each in inputs))
-            part.register_forward_hook(lambda *called: called[-1].to_local())
+        plain = [(name, p) for name, p in part.named_parameters(recurse=False) if not isinstance(p, DTensor)]
+        for name, parameter in plain:
+            if parameter not in replicas:
+                replica = distribute_tensor(parameter.data, mesh, [Replicate()])
+                replicas[parameter] = nn.Parameter(replica, parameter.requires_grad)
+            part.register_parameter(name, replicas[parameter])
+        if plain:
+            part.register_forward_pre_hook(lambda _, args: tuple(_replicated(value, mesh) for value in args))
+            part.register_forward_hook(lambda _, args, output: output.to_local())
 
 
-def _as_copies(value: Any, mesh: DeviceMesh) -> Any:
+def _replicated(value: Any, mesh: DeviceMesh) -> Any:
     return DTensor.from_local(value, mesh, [Replicate()]) if isinstance(value, Tensor) else value
 
 
-#: The strategies that lmbench knows by name; Lightning has more.
+#: Strategies that can be predicted by name; Lightning has more.
 STRATEGIES = ("auto", "ddp", "fsdp2", "fsdp2_zero2", "tensor_parallel")
 StrategyRegistry.register("fsdp2", ModelParallel)
-# As ZeRO's stage 2: parameters stay gathered until the backward is over.
+# Like ZeRO stage 2: parameters stay gathered until the end of the backward.
 StrategyRegistry.register("fsdp2_zero2", ModelParallel, reshard_after_forward=False)
 StrategyRegistry.register("tensor_parallel", ModelParallel, tensor_parallel_size="auto")

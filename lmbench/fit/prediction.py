@@ -1,8 +1,8 @@
-"""Predicts the memory of a configuration of `lmbench fit`, as a process of its own; needs no GPU and no weights.
+"""Predict the memory of a configuration of `lmbench fit`, as a process of its own that needs no GPU and no weights.
 
     python -m lmbench.fit.prediction REQUEST [OPTIONS OF lmbench fit]
 
-prints the forecast as JSON, and tells each step that it tries on standard error.
+prints the forecast as JSON, and a line on standard error for each fake step that it runs.
 """
 
 from __future__ import annotations
@@ -49,14 +49,26 @@ from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.predictor import Predictor, Trial
 from lmbench.standard_output import result_alone, write_result
 
-# The Trainer's flags that memory depends on, beside those that a prediction gives itself.
-_KEPT = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm")
+# Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
+_KEPT_FLAGS = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm")
 
 
 class Prediction:
-    """A configuration of `lmbench fit`, understood and not run; `step` tries it on fake tensors.
+    """A parsed configuration of `lmbench fit`; `step` runs one step of it on fake tensors.
 
-    `has_context` says that the model's context can be chosen: both model and data are lmbench's own.
+    Attributes:
+        world_size: ranks of the configuration, one for each device on each node.
+        strategy: the strategy's name, or its class for a strategy with arguments.
+        is_sharded: whether all ranks share parameters, gradients and optimizer state evenly; None if they split some.
+        mode: the mode that is predicted.
+        zero_grad: `after_step` or `native`.
+        precision: Lightning's name of the precision.
+        compile_options: options of torch.compile; None if nothing is compiled.
+        is_compiled: whether the model is compiled.
+        has_context: whether the context length can be varied, since the data is lmbench's own and the model takes it.
+
+    Raises:
+        UsageError: the words are wrong, or devices or strategy cannot be predicted.
     """
 
     def __init__(self, words: list[str]) -> None:
@@ -68,44 +80,47 @@ class Prediction:
             raise UsageError(f"trainer.devices is {devices}; a prediction needs a number, as in --trainer.devices 8")
         self._devices = int(count)
         check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
-        #: Ranks of the configuration, one for each device on each node.
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
         if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy.startswith(STRATEGIES)):
             raise unknown("trainer.strategy of a prediction", self.strategy, STRATEGIES)
         is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
-        #: Whether all ranks share parameters, gradients and optimizer state evenly; None where they split some.
         is_sharded = self.strategy.startswith("fsdp2") or isinstance(strategy, ModelParallelStrategy)
         self.is_sharded = None if is_split else is_sharded
         plan = Measurement("fit", line.model, line.build("measure"), self._flags)
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
-        compiled = self._flags["compile"]
-        self.compile_options = CompileOptions(**({} if compiled is True else vars(compiled))) if compiled else None
+        options = self._flags["compile"]
+        self.compile_options = CompileOptions(**({} if options is True else vars(options))) if options else None
         self.is_compiled = self.compile_options is not None
         self._micro_batches = min(self._flags["accumulate_grad_batches"], MOST_MICRO_BATCHES)
         self._batch: Any = None
         data = line.build("data")
-        self._users_data = None if isinstance(data, TokenData | ShapeData) else data
-        self._data = data if isinstance(data, TokenData | ShapeData) else None
+        is_own = isinstance(data, TokenData | ShapeData)
+        self._data: TokenData | ShapeData | None = data if is_own else None
+        self._users_data = None if is_own else data
         self.has_context = self._data is not None and "context_length" in line.config.model
 
     @property
     def batch_size(self) -> int:
-        """Samples in the batch of the configuration."""
-        return next(iter(_leading_sizes(self._user_batch(None))), 1) if self._data is None else self._data.batch_size
+        """Samples in the configuration's batch."""
+        if self._data is not None:
+            return self._data.batch_size
+        return next(iter(_leading_sizes(self._user_batch(None))), 1)
 
     @property
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
     def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int) -> Trial:
-        """The peaks of a steady step on fake tensors, by phase and region.
+        """Run a steady step on fake tensors, and return its peaks by phase and region.
 
         Args:
-            keep_blocks: cut lists of alike blocks to so many.
-            workspace_bytes: what a thread that multiplies matrices takes for it.
+            batch_size: samples in the batch.
+            context_length: tokens in a sample; None for data that is not lmbench's own.
+            keep_blocks: length to cut lists of alike blocks to; None cuts nothing.
+            workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
         """
         tracker, track = Tracker(workspace_bytes), PhaseTrack()
         resident_count = None
@@ -115,32 +130,32 @@ class Prediction:
         is_alone = self.strategy == "auto" and self.world_size == 1
         group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)
         with group, fakes, tracker, CudaAttention():
-            # What follows from the data follows here too.
+            # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
-            known = {name: size for name, size in sizes.items() if name in self._line.config.model}
-            module: LightningModule = self._line.build("model", **known)
+            changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
+            module: LightningModule = self._line.build("model", **changes)
             apply_mode(module, self.mode, self.zero_grad)
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options)
-            own = {
+            own_flags = {
                 "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
                 "max_epochs": 1, "accumulate_grad_batches": self._micro_batches,
             }  # fmt: skip
-            # Built anew, since a strategy keeps what it was set up with.
+            # Build the flags anew, since a strategy keeps the state of its set-up.
             flags = vars(self._line.build("trainer"))
-            trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT}, **own})
+            trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
             strategy = trainer.strategy
             strategy.precision_plugin = precision_plugin(self.precision, strategy)
-            # It is where it shall be; and a fake parameter cannot be moved in place.
+            # Fake parameters are on the right device already, and cannot be moved in place.
             strategy.model_to_device = strategy.teardown = lambda: None  # type: ignore[method-assign]
             if isinstance(strategy, ParallelStrategy):
                 act_as_one_rank(strategy, tracker)
             trainer.profiler = BorderProfiler(PassThroughProfiler(), track)  # type: ignore[attr-defined]
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
-            # The first step makes the optimizer's state, the second one of DDP new buckets.
+            # The first step makes the optimizer's state; DDP makes new buckets in the second.
             steps = 3 if isinstance(strategy, DDPStrategy) else 2
             batches = FakeBatches(batch, steps * self._micro_batches, tracker, resident_count)
             trainer.fit(module, train_dataloaders=batches)
@@ -155,17 +170,24 @@ class Prediction:
             tokens = torch.empty(batch_size, context_length, dtype=torch.int64, device="meta")
             return TokenBatch(tokens, tokens)
         batch = self._user_batch(module)
-        before = _leading_sizes(batch)[:1]
+        samples = _leading_sizes(batch)[:1]
 
-        def scaled(tensor: torch.Tensor) -> torch.Tensor:
-            first, rest = list(tensor.shape[:1]), tensor.shape[1:]
-            shape = ([batch_size] if first and first == before else first) + list(rest)
+        def resize(tensor: torch.Tensor) -> torch.Tensor:
+            shape = list(tensor.shape)
+            if samples and shape[:1] == samples:
+                shape[0] = batch_size
             return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
-        return apply_to_collection(batch, torch.Tensor, scaled)
+        return apply_to_collection(batch, torch.Tensor, resize)
 
     def _user_batch(self, module: LightningModule | None) -> Any:
-        """The first batch of the user's own loader, with real values; of a module's once that is there."""
+        """The first batch of the user's own loader, with real values.
+
+        Without a data module the loader is `module`'s; None builds the module to ask it.
+
+        Raises:
+            UsageError: the loader has no batch.
+        """
         if self._batch is None:
             with _disable_current_modes():
                 data = self._users_data
@@ -180,16 +202,17 @@ class Prediction:
 
 
 def _leading_sizes(batch: Any) -> list[int]:
+    """The first dimension of each tensor in a batch, scalars left out."""
     sizes: list[int] = []
     apply_to_collection(batch, torch.Tensor, lambda tensor: sizes.extend(tensor.shape[:1]))
     return sizes
 
 
 def forecast(words: list[str], request: Request) -> Forecast:
-    """The forecast for a configuration.
+    """Predict the memory of a configuration, and answer the request.
 
     Raises:
-        UsageError: the words are wrong, or the module cannot be run on fake tensors.
+        UsageError: the words are wrong, or the module cannot run on fake tensors.
     """
     started = time.perf_counter()
     act_like_cuda()
@@ -208,11 +231,13 @@ def forecast(words: list[str], request: Request) -> Forecast:
         result.largest_context_length = predictor.largest(gpu, is_context=True) if plan.has_context else None
         if plan.is_sharded:
 
-            def reserve(count: int) -> int:
-                other = Prediction([*words, f"--trainer.devices={count}", "--trainer.num_nodes=1"])
-                return (predictor if count == plan.world_size else _predictor(other, workspace_bytes)).reserved_bytes
+            def reserved_by_ranks(count: int) -> int:
+                if count == plan.world_size:
+                    return predictor.reserved_bytes
+                resized = Prediction([*words, f"--trainer.devices={count}", "--trainer.num_nodes=1"])
+                return _predictor(resized, workspace_bytes).reserved_bytes
 
-            result.fewest_gpus = predictor.fewest_ranks(plan.world_size, gpu, reserve)
+            result.fewest_gpus = predictor.fewest_ranks(plan.world_size, gpu, reserved_by_ranks)
     result.took_s = time.perf_counter() - started
     return result
 
@@ -226,17 +251,17 @@ def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
         except Exception as error:
             if is_usage_error(error):
                 raise
-            # What fake tensors cannot do is one line, with the place in the user's code.
-            last = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
-            place = f"{Path(last.filename).name}:{last.lineno}" + (f" `{last.line}`" if last.line else "")
+            # Report an operation that fake tensors lack in one line, with its place in the user's code.
+            frame = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
+            location = f"{Path(frame.filename).name}:{frame.lineno}" + (f" `{frame.line}`" if frame.line else "")
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise UsageError(f"cannot be predicted: {place}: {reason}") from error
+            raise UsageError(f"cannot be predicted: {location}: {reason}") from error
 
     return Predictor(take_step, plan.batch_size, plan.context_length, is_slow=plan.is_compiled)
 
 
 def main(args: list[str]) -> int:
-    """Print the forecast, or the user's mistake in one line; returns the exit code."""
+    """Print the forecast, or one line about the user's mistake; returns the exit code."""
     quiet()
     find_modules_in_current_folder()
     try:
@@ -251,6 +276,6 @@ def main(args: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # The user's own code may print.
+    # Keep what the user's code prints out of the JSON on standard output.
     with result_alone(until_exit=True):
         raise SystemExit(main(sys.argv[1:]))

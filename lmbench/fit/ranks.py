@@ -1,7 +1,7 @@
-"""Ranks of one measurement: forked from one process, watched until all have ended, and told in one record.
+"""Start the ranks of one measurement, watch them until all have ended, and find the rank that ended the measurement.
 
-A launcher that exists (torchrun, srun, mpirun) starts the processes itself; otherwise they are started here, by a fork
-of the process that has imported everything and understood the command line. It has not touched a GPU by then.
+Under a launcher (torchrun, srun, mpirun) the launcher starts the processes. Otherwise this process forks them once it
+has imported everything and parsed the command line, before it touches a GPU.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from lmbench.records.load import Run, load_known
 from lmbench.records.vocabulary import KILLED, RUNNING
 from lmbench.sweep.fork_server import end_after
 
-#: Once a rank has failed, the others have this time to end by themselves: they may wait for it in a collective.
+#: Time for the other ranks to end by themselves after one has failed; they may wait for it in a collective.
 GRACE_S = 5.0
 
-#: A rank that another launcher started has this time to write down why it failed.
-ANOTHERS_END_S = 2.0
-#: The variable that tells a rank where its log is.
+#: Time for a rank that a launcher started to record why it failed.
+RECORDING_S = 2.0
+#: The environment variable with the path of a rank's log.
 _LOG = "RANK_LOG_OF_LMBENCH"
 _STACK = "stack-of-lmbench"
 _LAUNCHERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
 
 
 def rank_of_process() -> int:
-    """The rank of this process, by what its launcher set; 0 of a process that was started alone."""
+    """The rank of this process from its launcher's variables; 0 for a process that was started alone."""
     return _get_rank() or 0
 
 
 def count_to_start(flags: dict[str, Any]) -> int:
-    """How many ranks this process has to start: 1 for one device, or where a launcher has started them.
+    """How many ranks this process has to start: 1 for one device, or if a launcher has started all ranks.
 
     Args:
-        flags: the Trainer's.
+        flags: the Trainer's flags; accelerator, devices, strategy and num_nodes are read.
 
     Raises:
-        UsageError: several nodes without a launcher, or flags that the Trainer refuses.
+        UsageError: several nodes without a launcher, LOCAL_RANK without MASTER_ADDR, or flags that the Trainer refuses.
     """
     if flags["num_nodes"] == 1 and str(flags["devices"]) == "1":
         return 1
-    # Lightning warns where `srun` is installed and did not start this process.
+    # Lightning warns if `srun` is installed and did not start this process.
     with warnings.catch_warnings(action="ignore", category=PossibleUserWarning):
         if any(launcher.detect() for launcher in _LAUNCHERS):
             return 1
@@ -87,8 +87,14 @@ def count_to_start(flags: dict[str, Any]) -> int:
 
 
 class End(NamedTuple):
-    """How a rank ended: its exit code, or minus the number of the signal that ended it; what it printed, or its stack;
-    and whether it had to be ended after another one had failed, or still runs."""
+    """How a rank ended.
+
+    Attributes:
+        rank: the rank.
+        code: its exit code, or minus the number of the signal that ended it.
+        log: what it printed, or its stack.
+        was_waited_for: whether it still ran when the other ranks had been waited for after a failure.
+    """
 
     rank: int
     code: int
@@ -97,20 +103,24 @@ class End(NamedTuple):
 
 
 def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
-    """Fork `count` ranks that call `measure`, which returns an exit code; returns how they ended, in that order.
+    """Fork `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
 
-    They leave their records in `path`, the run's folder; one that ends without closing its record has failed.
+    Rank 0 prints where this process prints, the others print into a log. All ranks have ended when this function
+    returns or raises.
 
-    Rank 0 prints where this process prints, the others into a log. All have ended when this returns or raises.
+    Args:
+        path: the run's folder, with the records of the ranks; a rank that ends without closing its record has failed.
+        count: ranks.
+        measure: measures as one rank, and returns an exit code.
     """
-    # Made before the fork: what a process makes is its own.
+    # Chosen before the fork, since all ranks need the same port.
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": str(count)}
     context = multiprocessing.get_context("fork")
     ends: list[End] = []
     with ScratchFolder("ranks") as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(count)]
-        each = [{**variables, "LOCAL_RANK": str(rank), _LOG: str(logs[rank])} for rank in range(count)]
-        ranks = [context.Process(target=_be_rank, args=(each[rank], rank, measure)) for rank in range(count)]
+        environments = [{**variables, "LOCAL_RANK": str(rank), _LOG: str(log)} for rank, log in enumerate(logs)]
+        ranks = [context.Process(target=_be_rank, args=(environment, measure)) for environment in environments]
         try:
             for process, log in zip(ranks, logs, strict=True):
                 log.touch()
@@ -121,7 +131,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
                 if not wait([ranks[rank].sentinel for rank in running], timeout_s):
                     late = set(running)
                     for rank in late:
-                        # It tells its log where it is, also where Python hears of no signal.
+                        # The rank writes its stack to its log, even while it runs no Python code.
                         os.kill(ranks[rank].pid or 0, signal.SIGURG)
                     time.sleep(0.2)
                     _end(ranks)
@@ -137,7 +147,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
 
 
 def _end(ranks: list[ForkProcess]) -> None:
-    """End what still runs: by SIGTERM, and what waits in a collective, where Python hears of no signal, by SIGKILL."""
+    """End running ranks by SIGTERM, then by SIGKILL: Python handles no signal while a rank waits in a collective."""
     for stop in (ForkProcess.terminate, ForkProcess.kill):
         running = [process for process in ranks if process.pid is not None and process.is_alive()]
         for process in running:
@@ -148,45 +158,48 @@ def _end(ranks: list[ForkProcess]) -> None:
 
 
 @contextmanager
-def in_its_log() -> Iterator[None]:
-    """What this rank writes on standard error within, the process that started it prints if this rank is the cause."""
+def errors_in_log() -> Iterator[None]:
+    """Send standard error to this rank's log, which `run_ranks`'s process prints if this rank ended the measurement.
+
+    In a process that `run_ranks` did not start, standard error stays as it is.
+    """
     with ExitStack() as stack:
         if is_watched():
             stack.enter_context(redirect_stderr(stack.enter_context(Path(os.environ[_LOG]).open("a"))))
         yield
 
 
-def _be_rank(variables: dict[str, str], rank: int, measure: Callable[[], int]) -> None:
-    """In a fork: measure as this rank, and end the process as Python would."""
+def _be_rank(environment: dict[str, str], measure: Callable[[], int]) -> None:
+    """Measure as one rank in a forked process, and end the process with the exit code."""
     die_with_parent()
-    os.environ.update(variables)
-    # As Lightning's own launcher does: the ranks of a host share its cores.
-    _set_num_threads_if_needed(int(variables["WORLD_SIZE"]))
-    output = os.open(variables[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.environ.update(environment)
+    # Lightning's own launcher does this too: the ranks of a host share its cores.
+    _set_num_threads_if_needed(int(environment["WORLD_SIZE"]))
+    output = os.open(environment[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     _tell_stack(output)
-    if rank:
+    if environment["LOCAL_RANK"] != "0":
         os.dup2(output, 1)
         os.dup2(output, 2)
     end_after(lambda: sys.exit(measure()))
 
 
 def _tell_stack(file: int) -> None:
-    """Let this process write down where it is when it is asked to, also while Python hears of no signal."""
-    # A Trainer that ended in this process put back the default, and faulthandler does not notice: it would go on
-    # believing that it has the signal.
+    """Have SIGURG write this process's stack to a file, even while the process runs no Python code."""
+    # A Trainer that ended in this process has put the default back. faulthandler does not notice that, and without
+    # this call would believe that it still has the signal.
     faulthandler.unregister(signal.SIGURG)
-    # Nobody else uses this signal, and unasked it does nothing: SIGUSR1 is Lightning's under SLURM.
+    # Nobody else uses SIGURG, and its default does nothing. SIGUSR1 is taken by Lightning under SLURM.
     faulthandler.register(signal.SIGURG, file, all_threads=False)
 
 
 def tell_stack() -> None:
-    """Let a rank that another launcher started be asked where it is, by `ends_by_records` on its machine."""
+    """Let `ends_by_records` ask a rank that a launcher started for its stack, if both are on one machine."""
     if hasattr(os, "memfd_create") and _get_rank() is not None and not is_watched():
         _tell_stack(os.memfd_create(f"{_STACK}{os.getpid()}"))
 
 
 def _stack_of(pid: int | None) -> str:
-    """Where a process of this machine is that tells it; nothing of one that is gone."""
+    """The stack of a process of this machine that called `tell_stack`; empty if the process is gone."""
     with suppress(OSError, ValueError):
         (stack,) = (file for file in Path(f"/proc/{pid}/fd").iterdir() if f"{_STACK}{pid} " in file.readlink().name)
         os.kill(pid or 0, signal.SIGURG)
@@ -196,9 +209,11 @@ def _stack_of(pid: int | None) -> str:
 
 
 def ends_by_records(path: Path, count: int) -> list[End]:
-    """How ranks ended that another launcher started, by their records in the run's folder; the others have some time
-    to tell more than that they heard of another one's end."""
-    deadline_s = time.monotonic() + ANOTHERS_END_S
+    """How ranks that a launcher started ended, from their records in the run's folder.
+
+    Waits up to `RECORDING_S` for a record that says more than that its rank heard of another rank's failure.
+    """
+    deadline_s = time.monotonic() + RECORDING_S
     while True:
         runs = [_run_of(path, rank) for rank in range(count)]
         ends = [End(rank, int(run.outcome != "ok"), "", run.outcome == RUNNING) for rank, run in enumerate(runs)]
@@ -210,8 +225,11 @@ def ends_by_records(path: Path, count: int) -> list[End]:
 
 
 def _silence(path: Path, end: End) -> int:
-    """How little a rank's record says of why the measurement ended: of one that was killed, or failed by itself, all;
-    of one that heard of it in a collective or by a signal, or that has no record, ever less."""
+    """How little a rank's record says about why the measurement ended.
+
+    0 if the rank was killed, 1 if it failed by itself, 2 if it heard of another failure in a collective or by a signal,
+    and 3 if it recorded no error.
+    """
     run = _run_of(path, end.rank)
     if run.outcome == KILLED:
         return 0
@@ -221,20 +239,20 @@ def _silence(path: Path, end: End) -> int:
 
 
 def cause_of(path: Path, ends: list[End]) -> End | None:
-    """The rank that ended a measurement; None where all ended well.
+    """The rank that ended a measurement; None if all ranks ended well.
 
     Args:
         path: the run's folder.
-        ends: how its ranks ended; of those that say as much it is the first.
+        ends: how the ranks ended; of ranks whose records say equally much, the first is the cause.
     """
     failures = [end for end in ends if end.code and not end.was_waited_for]
     return min(failures, key=lambda end: _silence(path, end), default=None)
 
 
 def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
-    """The ending that a failed rank makes of its measurement; None where that of rank 0 is recorded and says all.
+    """The measurement's ending because of a failed rank; None if rank 0's own record says everything.
 
-    Of one that waited too long for another, that one's place comes first.
+    If the failed rank timed out waiting for ranks that hung, the message starts with their locations.
     """
     run = _run_of(path, cause.rank)
     if (error := run.record.error) is None:
@@ -243,26 +261,28 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
             how = f"was ended by {signal.Signals(-cause.code).name}"
         last = next((f": {line}" for line in reversed(cause.log.splitlines()) if line.strip()), "")
         return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it{last}", None)
-    late = list[str]()
+    hangs = ""
     if re.search("timed? ?out", str(error.message), re.I):
-        for end in (end for end in ends if end.was_waited_for):
-            # By the stack in its log: its innermost line of no library.
-            stack = end.log.rpartition("(most recent call first):")[2]
-            frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
-            frames.sort(key=lambda frame: bool(re.search(r"/(torch|lightning)/", frame[0])))
-            places = (f"{name} at {file}:{line}" for file, line, name in frames)
-            late.append(f"rank {end.rank} hung in {next(places, 'no place that it could tell')}; ")
-    if not cause.rank and not late:
+        hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
+    if not cause.rank and not hangs:
         return None
-    error.message = f"{''.join(late)}rank {cause.rank}: {error.message}"
+    error.message = f"{hangs}rank {cause.rank}: {error.message}"
     return Ending(run.outcome, ExitCode(run.record.exit_code or 0), error)
 
 
+def _innermost(log: str) -> str:
+    """The innermost frame outside of torch and lightning, by the last stack in a rank's log."""
+    stack = log.rpartition("(most recent call first):")[2]
+    frames = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.M)
+    frames.sort(key=lambda frame: bool(re.search(r"/(torch|lightning)/", frame[0])))
+    return next((f"{name} at {file}:{line}" for file, line, name in frames), "no place that it could tell")
+
+
 def is_watched() -> bool:
-    """Whether this process is a rank that `run_ranks` started, and watches."""
+    """Whether `run_ranks` started this process as a rank, and watches it."""
     return _LOG in os.environ
 
 
 def _run_of(path: Path, rank: int) -> Run:
-    """A rank's run without its steps."""
+    """The run of a rank, without its steps."""
     return load_known(path / f"rank{rank}" if rank else path)

@@ -1,4 +1,4 @@
-"""Run one measurement from a command line and turn whatever happens into an exit code and one line."""
+"""Run one measurement from a command line, and turn every outcome into an exit code and one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lmbench.fit.ranks import (
     count_to_start,
     ending_of,
     ends_by_records,
-    in_its_log,
+    errors_in_log,
     is_watched,
     rank_of_process,
     run_ranks,
@@ -47,17 +47,17 @@ from lmbench.report.run import run_answer
 from lmbench.standard_output import abandon_result, write_result
 from lmbench.wandb.publish import publish_run
 
-#: How a run may end without another word than that of the result on the screen.
-_TOLD_BY_THE_RESULT = (ExitCode.USAGE, ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_FAILED)
-#: About what is printed, not about what is measured.
+#: Exit codes that the printed result explains, so that a line is needed only if the result is not printed.
+_EXPLAINED_BY_RESULT = (ExitCode.USAGE, ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_FAILED)
+#: Flags that change what is printed, not what is measured.
 _FLAGS = {"--json", "--quiet", "--print_config"}
 
 
 def run(args: list[str]) -> int:
     """Run `lmbench fit|validate` with the given words; returns the exit code.
 
-    `--json` prints the result's record and nothing else on standard output, `--quiet` only where the result lies,
-    `--print_config` the settings.
+    Standard output has only the record with `--json`, only the result's folder with `--quiet`, and only the settings
+    with `--print_config`.
     """
     reach("imported")
     quiet()
@@ -69,15 +69,16 @@ def run(args: list[str]) -> int:
         if not words and "--print_config" not in flags:
             raise UsageError(f"name a configuration, such as `lmbench {command} smoke`; `lmbench fit -h` lists them")
         line = CommandLine(command, words)
-        for sentence in line.ignored if not rank_of_process() else ():
-            tell(sentence)
+        if rank_of_process() == 0:
+            for sentence in line.ignored:
+                tell(sentence)
         if "--print_config" in flags:
             line.write()
             write_result(line.text)
             return ExitCode.OK
         settings, memory, dtypes, wandb = (line.build(group) for group in ("measure", "memory", "dtypes", "wandb"))
         if settings.run_id is not None:
-            # A replay is a run of its own, outside of the sweep that gave this one its place.
+            # A replay is a run of its own, outside of the sweep that named this run and its folder.
             line.config.measure.run_id, line.config.measure.results_dir = None, MeasureSettings.results_dir
         line.write()
         rank_count = count_to_start(vars(line.build("trainer", callbacks=None, logger=None, profiler=None)))
@@ -106,7 +107,7 @@ def run(args: list[str]) -> int:
     code = _finish(recorder, flags)
     _publish(recorder, wandb.timeout_s, is_loud)
     signum = received()
-    # Whoever stops the upload of a run that is complete stops this command all the same.
+    # A signal during the upload ends the command with that signal's code, although the run is complete.
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
 
 
@@ -118,25 +119,25 @@ def _measure(
     is_predicted: bool,
     options: dict[str, Any],
 ) -> int:
-    """Measure in this process, as the rank that it is, and tell what went wrong; returns the exit code."""
+    """Measure as this process's rank, and report a failure; returns the exit code."""
     is_first, recorder = rank_of_process() == 0, measurement.recorder
     tell_stack()
     failure = measurement.run(build, seed=seed, announces=is_loud and is_first, **options)
-    count, is_others = recorder.run.world_size or 1, False
+    count, is_of_other_rank = recorder.run.world_size or 1, False
     if is_first and failure is not None and recorder.folder is not None and count > 1 and not is_watched():
-        # A launcher ends the other ranks by a signal when one has failed.
+        # A launcher ends the other ranks by a signal once one has failed; find the cause before that.
         with suppress(Terminated), held():
             path = recorder.folder.path
             ends = ends_by_records(path, count)
             cause = cause_of(path, ends)
             if cause is not None and (ending := ending_of(path, cause, ends)) is not None:
                 recorder.take_over(path, ending)
-                is_others = True
-    if failure is not None and not is_others:
-        with in_its_log():
+                is_of_other_rank = True
+    if failure is not None and not is_of_other_rank:
+        with errors_in_log():
             if recorder.folder is None:
                 return _complain(failure, ExitCode.USAGE)
-            # Lightning turns a Ctrl-C into SystemExit(1); what it was is in the record by now.
+            # Decide by the record, since Lightning turns a Ctrl-C into SystemExit(1).
             if recorder.exit_code is ExitCode.INTERNAL:
                 _print_lines("".join(traceback.format_exception(failure)))
             elif recorder.exit_code is ExitCode.USER_CODE:
@@ -147,17 +148,17 @@ def _measure(
 
 
 def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int]) -> int:
-    """Measure by `count` ranks, and take their record as the recorder's; returns the exit code."""
+    """Measure by `count` ranks, and take over the record of rank 0; returns the exit code."""
     ends: list[End] = []
     path = Path(recorder.results_dir, recorder.run_id or "").absolute()
-    was_there = path.exists()
+    existed = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
         ends = run_ranks(path, count, measure)
     signum = received()
     cause = cause_of(path, ends) if signum is None else None
-    if path.is_dir() and not was_there:
+    if path.is_dir() and not existed:
         ending = None if cause is None else ending_of(path, cause, ends)
-        # What a rank tells of a signal may be that the others are gone.
+        # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None:
         _print_lines(cause.log)
@@ -169,7 +170,11 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
 
 
 def _before_anything(error: BaseException) -> int:
-    """The command line was not understood, or asked for help."""
+    """Report an error from before the measurement, such as a wrong option; returns the exit code.
+
+    Raises:
+        BaseException: `error` itself, after a signal or when it is no Exception.
+    """
     if received() is None and isinstance(error, SystemExit) and not error.code:
         return ExitCode.OK
     if received() is not None or not isinstance(error, Exception):
@@ -190,7 +195,7 @@ def _complain(line: object, code: ExitCode) -> int:
 
 
 def _print_own_lines(error: BaseException, recorder: RunRecorder | None = None) -> int:
-    """An error of the user's own code: their lines, and below them what happened."""
+    """Print the lines of the user's code that an error came through, then the error; returns the exit code."""
     facts, all_frames = None, ""
     if recorder is not None and recorder.folder is not None:
         facts = recorder.run.error
@@ -213,9 +218,9 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
     assert recorder.folder is not None
     path, code = recorder.folder.path, int(recorder.exit_code or 0)
     error, failed = recorder.run.error, [guard.message for guard in recorder.run.guards if guard.status == "fail"]
-    # A rank that was killed or hung says nothing itself.
-    is_told = code in _TOLD_BY_THE_RESULT or (error and str(error.message).startswith("rank "))
-    if is_told and {"--json", "--quiet"} & flags:
+    # A rank that was killed or hung printed no line itself.
+    needs_line = code in _EXPLAINED_BY_RESULT or (error and str(error.message).startswith("rank "))
+    if needs_line and {"--json", "--quiet"} & flags:
         tell("; ".join([error.message or error.kind or ""] if error is not None else failed))
     try:
         if "--json" in flags:
@@ -225,20 +230,20 @@ def _finish(recorder: RunRecorder, flags: set[str]) -> int:
         else:
             give(run_answer(recorder.run, path, with_banner=False), Output())
     except BrokenPipeError:
-        # Whoever read the output has enough of it.
+        # The reader of the output, such as `head`, has closed it.
         return code
-    except Exception as fault:
-        if isinstance(fault, OSError):
+    except Exception as failure:
+        if isinstance(failure, OSError):
             abandon_result()
         else:
             _print_lines(traceback.format_exc())
-        tell(f"the result could not be printed ({fault}); it is in {path}")
+        tell(f"the result could not be printed ({failure}); it is in {path}")
         return code or ExitCode.INTERNAL
     return code
 
 
 def _publish(recorder: RunRecorder, timeout_s: float, is_loud: bool) -> None:
-    """Let W&B have the result, now that it is complete and shown; nothing of that changes how the run ended."""
+    """Publish the complete result to W&B, and print a line about it; a failure does not change the exit code."""
     assert recorder.folder is not None
     is_interrupted = recorder.run.outcome == "interrupted"
     published = publish_run(recorder.folder.path, recorder.given["wandb"], timeout_s, is_interrupted)

@@ -1,4 +1,4 @@
-"""The measurement's own settings, the command line's group `--measure.*`; and settings nothing can be measured with."""
+"""The measurement's own settings (`--measure.*`, `--memory.*`, `--dtypes.*`), and checks that no parser makes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ _SEED_LIMIT = 2**32
 
 @dataclass
 class MeasureSettings(Schedule):
-    """What is measured, for how long, and where the result goes.
+    """The mode, the length of the measurement, and the folder of its result.
 
     Args:
         mode: forward (graph kept, no backward), forward_backward (no optimizer) or train_step. `lmbench validate`
-            measures inference, whatever this says.
+            always measures inference.
         warmup_steps: steps before the window.
-        steps: the window's steps, at least.
-        min_window_s: the window's seconds, at least.
-        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 leaves out all probes.
-        matmul_precision: float32 matrix products: highest is fp32, high is TF32.
+        steps: least number of steps in the window.
+        min_window_s: least length of the window in seconds.
+        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
+            kind.
+        matmul_precision: precision of float32 matrix products: highest is fp32, high is TF32.
         zero_grad: after_step frees gradients as soon as they are used; native is Lightning's order (between forward
-            and backward), which keeps them alive through the forward. auto is after_step for lmbench's own model and
-            native for yours, which is measured as it is.
-        gradient_norm: record the gradient norm of every step that updates weights. It costs kernels, which are phase
-            `clip` of the step.
-        collective_timeout_s: how long a rank waits for the others, once the first step is done, before it ends the run.
-        results_dir: where result folders go.
-        run_id: the result folder's name; by default one of its own is made up.
+            and backward), which keeps them alive through the forward. auto is after_step for lmbench's own models and
+            native for your module, which is measured as it is.
+        gradient_norm: record the gradient norm of every step that updates weights. It costs kernels, which count as
+            phase `clip` of the step.
+        collective_timeout_s: seconds that a rank waits for the other ranks, after the first step, before it ends the
+            run.
+        results_dir: folder of result folders.
+        run_id: name of the result's folder; by default a new name is made up.
         strict: exit with 4 when a guard fails.
     """
 
@@ -50,13 +52,15 @@ class MeasureSettings(Schedule):
 
 @dataclass
 class MemorySettings:
-    """What is told of the device's memory, for `lmbench memory`.
+    """What to record of the device's memory, for `lmbench memory`.
 
     Args:
-        predict: predict the run's memory too, when it is over and in a process of its own, and keep both figures.
-        history: record the allocator's history over a few steps after the warm-up; that makes the run no timing.
-        steps: steps to record; they are the run's window, whatever measure.steps and measure.min_window_s say.
-        max_entries: entries that the history may hold; older ones are lost, and that is said.
+        predict: after the run, predict its memory in a process of its own, and record the prediction beside the
+            measured peak.
+        history: record the allocator's history over a few steps after the warm-up; the run's step times then do not
+            count as timings.
+        steps: steps to record. They are the run's window; measure.steps and measure.min_window_s have no effect.
+        max_entries: entries that the history can hold. Older entries are lost, which the record says.
     """
 
     predict: bool = False
@@ -67,39 +71,38 @@ class MemorySettings:
 
 @dataclass
 class DtypeSettings:
-    """What is told of dtypes, for `lmbench dtypes`.
+    """What to record of dtypes, for `lmbench dtypes`.
 
     Args:
-        record: note the dtypes of parameters, modules, operators, loss, gradients and optimizer state on one probe
-            step, with the reason for each cast; none without measure.probe_steps.
+        record: record the dtypes of parameters, modules, operators, loss, gradients and optimizer state on one probe
+            step, with the reason for each cast; nothing is recorded if measure.probe_steps is 0.
     """
 
     record: bool = False
 
 
-def refuse(config: Any) -> None:
-    """Look through the parsed settings of a command, a namespace with `get`, for what every parser lets through.
+def check_settings(config: Any) -> None:
+    """Check the parsed settings of a command, a namespace with `get`, for values that the parser accepts.
 
     Raises:
-        UsageError: a seed that NumPy cannot take, a file that is no checkpoint, or a limit that would keep training
-            from ending.
+        UsageError: the seed does not fit NumPy, `ckpt_path` is no checkpoint, or a limit keeps training from ending.
     """
-    refuse_least(config.trainer)
+    check_limits(config.trainer)
     seed = config.get("seed_everything")
     if seed is not None and not 0 <= seed < _SEED_LIMIT:
         raise UsageError(f"seed_everything is {seed}; it must be from 0 to {_SEED_LIMIT - 1}")
-    # An address is the file system's business; `best` and `last` are of earlier runs of the same Trainer, and there
-    # are none.
+    # Addresses are left to Lightning. Its `best` and `last` name checkpoints of earlier runs of the same Trainer, and
+    # this Trainer has none: they are refused.
     checkpoint = config.get("ckpt_path")
     if checkpoint is not None and "://" not in checkpoint and not is_zipfile(checkpoint):
         raise UsageError(f"ckpt_path {checkpoint!r} is no file that torch.save wrote; give a checkpoint's")
 
 
-def refuse_least(trainer: Any) -> None:
-    """Look for limits that would keep training from ending; `trainer` has the Trainer's flags and a `get`.
+def check_limits(trainer: Any) -> None:
+    """Refuse limits that keep training from ending; `trainer` has the Trainer's flags and a `get`.
 
     Raises:
-        UsageError: there is one.
+        UsageError: `min_steps` or `min_epochs` is set.
     """
     for name in ("min_steps", "min_epochs"):
         if trainer.get(name) is not None:

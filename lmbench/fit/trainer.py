@@ -1,4 +1,4 @@
-"""Lightning's Trainer, as a measurement needs it."""
+"""Lightning's Trainer with defaults, precisions and checks for a measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
-# Its strategies are registered by their names when it is imported.
+# Importing this registers its strategies by name.
 import lmbench.fit.model_parallel  # noqa: F401
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least, check_launcher
@@ -24,10 +24,10 @@ from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import find_precision
 
-#: What Lightning says while it sets up and runs, which is about its own calls and not about the measurement.
+#: Lightning's loggers, whose messages are about its own calls and not about the measurement.
 LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
-# What would add time or synchronize inside the window is off unless asked for.
+# Everything that adds time or a synchronize to the window is off by default.
 TRAINER_DEFAULTS: dict[str, Any] = {
     "devices": 1,
     "max_epochs": -1,
@@ -46,18 +46,24 @@ FLOAT16_ON_A_CPU = "16-mixed on a CPU is float16 with a loss scaler (Lightning 2
 
 
 def as_list(callbacks: Any) -> list[Any]:
-    """The Trainer's flag `callbacks`, which takes none, one, or several."""
+    """The Trainer's flag `callbacks`, which may be None, one callback or several, as a list."""
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
 
 
 class BenchTrainer(Trainer):
-    """A Trainer whose defaults disturb nothing; takes every flag that Lightning's takes.
+    """Lightning's Trainer with two more flags, checks of its flags, and Lightning's mixed precision repaired.
+
+    `repairs` lists the repairs, for the record.
 
     Args:
-        precision: Lightning's, or fp8-tensorwise or fp8-rowwise: bf16-mixed with linear layers in fp8, by torchao.
-        compile: compile the module in place: true, or options.
+        precision: Lightning's name of a precision, or fp8-tensorwise or fp8-rowwise: bf16-mixed with linear layers in
+            fp8, by torchao.
+        compile: compile the module in place: true, or options of torch.compile.
+
+    Raises:
+        UsageError: Lightning refuses a flag, or the flags do not fit the launcher.
     """
 
     def __init__(
@@ -72,11 +78,12 @@ class BenchTrainer(Trainer):
         meaning = find_precision(name)
         is_fp8 = meaning is not None and meaning.peak == "fp8"
         kwargs["precision"] = "bf16-mixed" if is_fp8 else precision
-        own = [Compiler(options), *([Fp8Tokens()] if is_fp8 else [])]
+        callbacks: list[Any] = [Compiler(options)]
         if is_fp8:
+            callbacks.append(Fp8Tokens())
             # torchao's tensors cannot be cast in inference mode.
             kwargs["inference_mode"] = False
-        kwargs["callbacks"] = [*own, *as_list(kwargs.get("callbacks"))]
+        kwargs["callbacks"] = [*callbacks, *as_list(kwargs.get("callbacks"))]
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
         devices = str(kwargs.get("devices", 1))
         if devices.isdecimal():
@@ -103,31 +110,34 @@ class BenchTrainer(Trainer):
             raise UsageError("trainer.strategy spawns or forks processes of Python objects; give ddp in place of it")
         built_profiler: Profiler = self.profiler  # type: ignore[attr-defined]
         if built_profiler.filename is None:
-            # Its report would go to a logger that lmbench keeps quiet; standard output may be a record's.
+            # Print the profiler's report on standard error: `quiet` silences its logger, and standard output may hold a
+            # record.
             built_profiler._write_stream = partial(print, file=sys.stderr)
-        _leave_in_place(self.strategy)
+        _skip_copy_to_host(self.strategy)
         self.repairs: list[str] = []
         plugin = self.strategy.precision_plugin
         if is_fp8:
             self.strategy.precision_plugin = fp8_precision(name, self.strategy)
-            self.repairs = [*REPAIRS, *FP8_CHANGES[: 2 if options is not None and name == ROWWISE else 1]]
+            changes = FP8_CHANGES if options is not None and name == ROWWISE else FP8_CHANGES[:1]
+            self.repairs = [*REPAIRS, *changes]
         elif type(plugin) is MixedPrecision:
-            asked = "16-mixed" if name in ("16-mixed", "16") else plugin.precision
-            # Without a scaler the plugin makes its own.
-            self.strategy.precision_plugin = RepairedMixedPrecision(asked, plugin.device, plugin.scaler)  # type: ignore[arg-type]
-            self.repairs = [*REPAIRS, *([FLOAT16_ON_A_CPU] if asked != plugin.precision else [])]
+            mixed = "16-mixed" if name in ("16-mixed", "16") else plugin.precision
+            # Given no scaler, the plugin makes its own for float16.
+            self.strategy.precision_plugin = RepairedMixedPrecision(mixed, plugin.device, plugin.scaler)  # type: ignore[arg-type]
+            self.repairs = [*REPAIRS, *([FLOAT16_ON_A_CPU] if mixed != plugin.precision else [])]
 
 
-def _leave_in_place(strategy: Strategy) -> None:
-    """Spare the copy of weights and optimizer state to the host when a run is over: the process ends next.
+def _skip_copy_to_host(strategy: Strategy) -> None:
+    """Skip Lightning's copy of weights and optimizer state to the host at the end of a run.
 
-    For the 2.7B model that took 7 s of every run on an H200.
+    The process ends next, or `lmbench.measure` moves the module back itself. For the 2.7B model the copy took 7 s of
+    every run on an H200.
     """
     if type(strategy).teardown is not Strategy.teardown:
         return
 
     def teardown() -> None:
-        # Lightning 2.6's, without its first half.
+        # Lightning 2.6's teardown without its first half, the copy.
         strategy.precision_plugin.teardown()
         assert strategy.accelerator is not None
         strategy.accelerator.teardown()
@@ -137,7 +147,7 @@ def _leave_in_place(strategy: Strategy) -> None:
 
 
 def quiet() -> None:
-    """Lightning's tips and notices about its own calls say nothing about the measurement."""
+    """Silence Lightning's tips and warnings about its own calls, which say nothing about the measurement."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module=r"lightning\..*")

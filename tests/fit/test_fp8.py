@@ -1,4 +1,4 @@
-"""Linear layers in fp8, by torchao: they train like bf16, the record says which, and what cannot be is one line."""
+"""Linear layers in fp8, by torchao: they train like bf16, the record lists them, and refusals are one line."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def model(**changes):
         ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}, {}),
     ],
 )
-def test_it_trains_like_bf16_and_the_record_says_which_layers(recipe, settings, changes):
+def test_fp8_trains_like_bf16_and_the_record_lists_the_layers(recipe, settings, changes):
     plain, module = measure(model(**changes), BATCH, precision="bf16-mixed", **settings), model(**changes)
     run = measure(module, BATCH, precision=f"fp8-{recipe}", **settings)
-    losses, expected = ([step.loss for step in each.steps] for each in (run, plain))
+    losses, expected = [step.loss for step in run.steps], [step.loss for step in plain.steps]
     assert losses == pytest.approx(expected, abs=0.01)
     assert losses != expected
     record, fp8 = run.record, run.record.model.fp8
@@ -49,7 +49,7 @@ def test_it_trains_like_bf16_and_the_record_says_which_layers(recipe, settings, 
     assert record.flops.fp8_per_token_flops == 2 * parameters * record.flops.multiplier
     assert "\nfp8 " in str(run)
     assert record.compile.graph_count == (1 if "compile" in settings else None)
-    # Of a caller the module is as it was.
+    # The caller's module has its own layers again.
     assert {type(part).__name__ for part in module.modules()} & {"Float8Linear", "Projection"} == {"Projection"}
 
 
@@ -77,12 +77,12 @@ def test_flops_of_a_users_module_are_counted_as_in_bf16():
         (model(d_model=40), BATCH, r"LanguageModel: 2 network.blocks.\*.attention.q \(40 x 40\), 2"),
     ],
 )
-def test_what_cannot_be_in_fp8_is_one_line(module, data, line):
+def test_a_module_or_batch_that_fp8_cannot_take_is_refused_in_one_line(module, data, line):
     with pytest.raises(UsageError, match=f"^precision fp8-rowwise .*{line}"):
         measure(module, data, precision="fp8-rowwise")
 
 
-def test_without_torchao_or_fp8_units_or_by_another_strategy_it_is_one_line(monkeypatch):
+def test_fp8_without_torchao_or_fp8_units_or_with_another_strategy_is_refused_in_one_line(monkeypatch):
     with pytest.raises(UsageError, match=r"^precision fp8-rowwise with trainer.strategy SimpleNamespace: not"):
         fp8_precision("fp8-rowwise", SimpleNamespace(root_device=torch.device("cpu")))
     strategy = SingleDeviceStrategy(torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""`lmbench.measure`, `load` and `to_frame`: the command's own measurement, in somebody else's process."""
+"""`lmbench.measure`, `load` and `to_frame`: the command's measurement, in the caller's own process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from lmbench.model.language_model import LanguageModel
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A run that was kept, probes included, and the folder of results it is in."""
+    """A kept run with probe steps, and its folder of results."""
     results = tmp_path_factory.mktemp("api") / "results"
     return measure(probe_steps=1, results_dir=results), results
 
 
-def test_a_run_is_what_the_command_would_have_left_and_a_row_or_steps_of_a_frame(kept, capsys):
+def test_a_run_equals_the_stored_result_and_makes_a_row_or_steps_of_a_frame(kept, capsys):
     run, results = kept
     (loaded,) = lmbench.load(results)
     assert (loaded.path, loaded.record, loaded.steps) == (run.path, run.record, run.steps)
@@ -49,7 +49,7 @@ def test_a_run_is_what_the_command_would_have_left_and_a_row_or_steps_of_a_frame
     assert list(lmbench.to_frame(run, steps=True)["step_s"]) == [step.step_s for step in run.steps]
 
 
-def test_nothing_is_kept_unless_it_is_asked_for(tmp_path, monkeypatch):
+def test_nothing_is_kept_without_a_results_dir(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     run = measure()
@@ -59,9 +59,9 @@ def test_nothing_is_kept_unless_it_is_asked_for(tmp_path, monkeypatch):
 
 
 def test_in_a_notebook_a_run_is_html_without_script_and_escaped(kept):
-    named = lmbench.load(kept[0].path)[0]
-    named.record.model.name = "<script>alert(1)</script>"
-    html = named._repr_html_()
+    run = lmbench.load(kept[0].path)[0]
+    run.record.model.name = "<script>alert(1)</script>"
+    html = run._repr_html_()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;, 577 parameters" in html
     assert not re.findall(r"<(?!/?(?:div|table|caption|strong|thead|tbody|tr|th|td)\b)", html)
 
@@ -79,7 +79,7 @@ def test_lmbenchs_own_modules_get_their_data_and_zero_gradients_after_the_step()
     record = measure(module).record
     assert (record.data.batch_size, record.data.context_length, record.zero_grad) == (4, 8, "after_step")
     assert record.throughput.tokens_per_s > 0
-    # Its weights were trained by then.
+    # The first measurement trained its weights.
     assert (record.model.is_fresh, measure(module, mode="inference").record.model.is_fresh) == (True, False)
     layer = lmbench.AttentionLayer(heads=2, head_dim=8, batch_size=3, context_length=16)
     record = measure(layer).record
@@ -87,20 +87,20 @@ def test_lmbenchs_own_modules_get_their_data_and_zero_gradients_after_the_step()
 
 
 @pytest.mark.parametrize(
-    ("instrument", "is_there"),
+    ("instrument", "has_record"),
     [
         ("dtypes", lambda record: record.dtypes.tensors),
         ("kernels", lambda record: record.is_profiled and record.kernels),
         ("sync", lambda record: not record.is_profiled),
     ],
 )
-def test_a_notebook_has_the_instruments_and_the_gradient_norm_of_the_command(instrument, is_there):
+def test_a_notebook_has_the_instruments_and_the_gradient_norm_of_the_command(instrument, has_record):
     run = measure(instrument=instrument, gradient_norm=True, probe_steps=1)
-    assert is_there(run.record)
+    assert has_record(run.record)
     assert run.steps[-1].gradient_norm > 0
 
 
-def surroundings():
+def process_state():
     return {
         "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()),
         "dtype": (torch.get_default_dtype(), torch.get_float32_matmul_precision()),
@@ -117,10 +117,10 @@ def surroundings():
 @pytest.mark.parametrize("module", [OwnLoaders, Failing])
 def test_the_process_is_left_as_it_was(module):
     flags = {"deterministic": True, "benchmark": True, "detect_anomaly": True}
-    built, before = module(), surroundings()
+    instance, before = module(), process_state()
     with suppress(ArithmeticError):
-        measure(built, matmul_precision="high", seed=7, trainer=flags)
-    assert surroundings() == before
+        measure(instance, matmul_precision="high", seed=7, trainer=flags)
+    assert process_state() == before
 
 
 @pytest.mark.parametrize("options", [{"mode": "forward"}, {"zero_grad": "after_step"}, {"precision": "bf16-true"}, {}])
@@ -135,7 +135,7 @@ def test_the_module_is_left_as_it_was_but_for_its_weights(options):
     assert state() == before
     assert {parameter.dtype for parameter in module.parameters()} == {module.dtype} == {torch.float32}
     assert all(parameter.grad is None for parameter in module.parameters())
-    # As it is, it trains.
+    # It can still be trained.
     assert measure(module).record.phases.optimizer.mean_s > 0
 
 
@@ -147,11 +147,11 @@ def test_a_copy_leaves_the_weights_alone():
         assert torch.equal(module.net[0].weight, before) == copy
 
 
-def test_it_works_in_a_thread_and_beside_a_running_event_loop():
-    async def cell():
+def test_measure_works_in_a_thread_and_beside_a_running_event_loop():
+    async def notebook_cell():
         return await asyncio.to_thread(measure), measure()
 
-    assert [run.outcome for run in asyncio.run(cell())] == ["ok", "ok"]
+    assert [run.outcome for run in asyncio.run(notebook_cell())] == ["ok", "ok"]
 
 
 def test_a_measurement_within_another_is_refused():
@@ -164,7 +164,7 @@ def test_a_measurement_within_another_is_refused():
     assert measure().outcome == "ok"
 
 
-def test_a_lack_of_memory_is_a_run(tmp_path):
+def test_running_out_of_memory_returns_a_run_and_keeps_no_batch_alive(tmp_path):
     batches = []
 
     class Hungry(OwnLoaders):
@@ -181,7 +181,7 @@ def test_a_lack_of_memory_is_a_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: measure(torch.nn.Linear(2, 2)), "Linear is no lightning.pytorch.LightningModule"),
         (lambda: measure(OwnLoaders), "OwnLoaders is no lightning.pytorch.LightningModule .or no instance"),
@@ -197,8 +197,8 @@ def test_a_lack_of_memory_is_a_run(tmp_path):
         (lambda: measure(compile={"mod": "default"}), "did you mean --compile.mode?"),
     ],
 )
-def test_a_mistake_is_an_exception_of_one_line(call, told):
-    with pytest.raises(lmbench.UsageError, match=told) as raised:
+def test_a_mistake_is_an_exception_of_one_line(call, message):
+    with pytest.raises(lmbench.UsageError, match=message) as raised:
         call()
     assert "\n" not in str(raised.value)
 

@@ -33,7 +33,7 @@ TINY = [
 
 
 class Uneven(lightning.pytorch.LightningModule):
-    """A module of a user's own whose rank 1 does something else in the tenth step, or in each."""
+    """A user's module whose rank 1 does its `deed` in the tenth step; to sleep, in each step."""
 
     def __init__(self, deed: str):
         super().__init__()
@@ -108,7 +108,7 @@ def steps_of(path):
 CLIPPED = ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"]
 BOTH = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=2", "--trainer.devices=4"]
 WHOLE_GRADIENTS = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.reduce_each_micro_batch=false"]
-#: How many batches are trained on at once, by how many ranks, and the words for it.
+#: Batches trained on at once, number of ranks, and the words for the strategy.
 STRATEGIES = [
     (1, 1, ["--trainer.devices=1"]),
     (1, 2, ["--trainer.strategy=tensor_parallel"]),
@@ -126,12 +126,12 @@ def first_figures():
 
 
 @pytest.mark.parametrize(("batches", "count", "words"), STRATEGIES)
-def test_each_strategy_measures_every_rank_and_trains_the_same(batches, count, words, first_figures):
+def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, words, first_figures):
     code, run = fit(*TINY, "--measure.min_window_s=0.2", "--measure.gradient_norm=true", *words)
     record, is_clipped = run.record, words[-2:] == CLIPPED
     assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", count, 1 + is_clipped)
     ranks = [steps_of(run.path), *(steps_of(run.path / f"rank{rank}") for rank in range(1, count))]
-    # Asked for by time; the ranks agreed on a number.
+    # The window was set by time; the ranks agreed on a number of steps.
     assert {len([step for step in steps if step["stage"] == "window"]) for steps in ranks} == {record.window.steps}
     assert record.window.steps >= 8
     assert [(rank.rank, rank.steps) for rank in record.per_rank or []] == [
@@ -145,12 +145,12 @@ def test_each_strategy_measures_every_rank_and_trains_the_same(batches, count, w
     figures = [step[name] for step in ranks[0][:8] for name in ("loss", "gradient_norm")]
     assert figures == pytest.approx(first_figures.setdefault((batches, is_clipped), figures), rel=1e-4)
     assert all([step["gradient_norm"] for step in steps[:8]] == figures[1::2] for steps in ranks)
-    # Parameter by parameter, in the last step of the warm-up, whoever has which part of them.
+    # The warm-up's norm is computed parameter by parameter in its last step, however ranks share the parameters.
     assert record.warmup.gradient_norm == pytest.approx(figures[3], rel=1e-4)
 
 
 def test_in_fp8_shards_train_as_whole_layers_do():
-    # Here, so that not each rank does it.
+    # Imports torchao once here, so that no rank has to.
     pytest.importorskip("torchao.float8")
     runs = {}
     for name in ("ddp", "fsdp2"):
@@ -173,19 +173,19 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
     capsys.readouterr()
     assert main(["show", str(run.path)]) == 0
-    told = capsys.readouterr().out
-    assert "mean of each rank in ms" in told
-    assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in " ".join(told.split())
-    # The number of ranks is a fact, by which a comparison picks its sides.
+    printed = capsys.readouterr().out
+    assert "mean of each rank in ms" in printed
+    assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in " ".join(printed.split())
+    # The number of ranks is a fact that runs can be selected by.
     assert main(["list", "--where=ranks=2", "--json"]) == 0
     assert main(["list", "--where=ranks=1"]) == 2
 
 
-def test_communication_that_no_work_hides_is_the_step_less_the_step_without_it(capsys):
+def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_gradients(capsys):
     code, run = fit(f"--model={__name__}.Uneven", "--model.deed=reduce slowly", "--trainer.strategy=ddp")
     probe = run.record.probe
     assert (code, probe.is_complete) == (0, True)
-    # A sleep may last longer, and never less.
+    # A sleep may last longer than asked for, but not shorter.
     assert probe.synchronized_step_s >= 0.02
     assert probe.synchronized_step_s - probe.unsynchronized_step_s > 0.01
     capsys.readouterr()
@@ -206,7 +206,7 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_ot
     assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
-def test_every_rank_records_its_trace_and_they_are_read_together(capsys):
+def test_every_rank_records_its_trace_and_all_traces_are_read_together(capsys):
     code, run = fit(*TINY, "--trainer.strategy=ddp", "--trainer.profiler=kernels")
     assert (code, (run.path / "rank1" / "trace.json.gz").is_file()) == (0, True)
     assert main(["kernels", str(run.path)]) == 0
@@ -262,7 +262,7 @@ def test_one_process_of_srun_for_two_devices_is_refused(monkeypatch, capsys):
 
 
 @pytest.mark.filterwarnings("error")
-def test_in_a_notebook_several_devices_are_refused_without_a_word_of_others(tmp_path, monkeypatch, capfd):
+def test_in_a_notebook_several_devices_are_refused_without_a_warning_by_lightning(tmp_path, monkeypatch, capfd):
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(lmbench.UsageError, match="several devices need a process each"):
@@ -270,7 +270,7 @@ def test_in_a_notebook_several_devices_are_refused_without_a_word_of_others(tmp_
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_signal_for_the_command_ends_all_ranks_and_is_what_the_result_says(tmp_path):
+def test_a_signal_to_the_command_ends_all_ranks_and_is_recorded(tmp_path):
     words = [*WORDS, *TINY, "--trainer.strategy=ddp", "--measure.min_window_s=60"]
     command = subprocess.Popen([sys.executable, "-m", "lmbench", "fit", *words], stderr=subprocess.PIPE)
     steps = tmp_path / "results" / "run" / "rank1" / "steps.jsonl"
@@ -304,7 +304,7 @@ def test_torchrun_starts_the_ranks_and_one_result_is_printed():
         ("hang", r"rank 1 hung in hang at .*test_ranks.py:\d+; rank 0: .*in gloo:all_reduce.*"),
     ],
 )
-def test_under_torchrun_too_the_rank_that_failed_is_the_reason(deed, error, monkeypatch):
+def test_under_torchrun_the_rank_that_failed_is_the_reason_too(deed, error, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     words = ["--config=smoke", f"--model={__name__}.Uneven", "--measure.collective_timeout_s=2"]
     done, run = torchrun(*words, f"--model.deed={deed}")
@@ -315,14 +315,14 @@ def test_under_torchrun_too_the_rank_that_failed_is_the_reason(deed, error, monk
     assert done.stderr.count("ignored model.size") == 1
 
 
-def test_a_parameter_that_ddp_waits_for_in_vain_is_one_line_with_what_to_do():
+def test_an_unused_parameter_under_ddp_is_one_line_that_says_what_to_do():
     words = [f"--model={__name__}.Uneven", "--model.deed=spare"]
     code, run = fit(*words, "--trainer.strategy=ddp")
     assert (code, "ddp_find_unused_parameters_true" in run.record.error.message) == (5, True)
     assert fit(*words, "--trainer.strategy=ddp_find_unused_parameters_true", "--measure.run_id=found")[0] == 0
 
 
-def test_what_an_optimizer_cannot_share_is_one_line_and_a_result_stays_as_it_is(capsys):
+def test_an_optimizer_that_cannot_shard_is_one_line_and_an_existing_result_is_not_overwritten(capsys):
     code, run = fit(*TINY, "--trainer.strategy=fsdp2", "--model.optimizer=SGD")
     assert (code, "choose another optimizer, or ddp" in run.record.error.message) == (2, True)
     capsys.readouterr()
