@@ -1,5 +1,6 @@
-"""What the harness costs: the arms of `lmbench overhead`, each measured in a process of its own, and what follows from
-them. Nothing here needs torch; control.py is what the processes run.
+"""Measure what the harness costs: run the arms of `lmbench overhead` in fresh processes, and compare their step times.
+
+This module works without torch; the processes of the control arms run control.py.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ from lmbench.report.run import banner
 from lmbench.report.units import MS, PERCENT
 
 Arm = Literal["bare", "trainer", "harness"]
-#: In the order of the first round.
+#: The arms and their meanings, in the order of the first round.
 ARMS: dict[Arm, str] = {
     "bare": "plain PyTorch loop",
     "trainer": "Lightning's Trainer with everything off",
     "harness": "lmbench fit without probe steps",
 }
 
-#: An arm's window in one round; see `measurement_of`.
-Measurement = dict[str, Any]
+#: One arm's window in one round, with the keys `arm`, `round`, `steps`, `step_s` and `first_loss`.
+ArmMeasurement = dict[str, Any]
 
 
-def measurement_of(arm: Arm, index: int, record: RunRecord) -> Measurement:
-    """`arm`, `round`, `steps`, `step_s` and `first_loss` of one process, by its record.
+def measurement_of(arm: Arm, index: int, record: RunRecord) -> ArmMeasurement:
+    """The measurement of one process, from its record.
 
-    Pauses are in its step: they too are the harness's cost. The loss is None where it is not finite. Raises
-    ProcessFailed for a record without a closed window.
+    `step_s` includes pauses, which the harness costs too. `first_loss` is None if the loss is not finite.
+
+    Raises:
+        ProcessFailed: the record has no closed window.
     """
     window = record.window
     if not window.steps or window.wall_s is None:
@@ -46,57 +49,60 @@ def measurement_of(arm: Arm, index: int, record: RunRecord) -> Measurement:
     return {"arm": arm, "round": index, "steps": window.steps, "step_s": step_s, "first_loss": record.loss.first}
 
 
-def overhead_answer(pilot: RunRecord, measurements: Sequence[Measurement], command: str) -> Answer:
-    """What complete rounds of measurements say of the run that `pilot` describes; `command` repeats them.
+def overhead_answer(pilot: RunRecord, measurements: Sequence[ArmMeasurement], command: str) -> Answer:
+    """The answer for complete rounds: each arm's time per step, and its difference to `bare`, paired by round.
 
-    Its table has each arm by time per step and by the difference to bare, which is paired by round.
+    Args:
+        pilot: the record of a run of the same configuration, for the banner.
+        measurements: of every arm in every round.
+        command: repeats the measurement.
     """
-    rounds = {arm: [each["step_s"] for each in measurements if each["arm"] == arm] for arm in ARMS}
-    rows: list[list[Value | Cell]] = [["bare", fmean(rounds["bare"]), None, None]]
+    times_s = {arm: [window["step_s"] for window in measurements if window["arm"] == arm] for arm in ARMS}
+    rows: list[list[Value | Cell]] = [["bare", fmean(times_s["bare"]), None, None]]
     for arm in list(ARMS)[1:]:
-        pairs = list(zip(rounds[arm], rounds["bare"], strict=True))
+        pairs = list(zip(times_s[arm], times_s["bare"], strict=True))
         over_s = _interval([step_s - bare_s for step_s, bare_s in pairs], "+.3f", 1e3)
-        # Of logarithms, so that no end is below -100 %.
+        # The interval of logarithms cannot reach below -100 %.
         over_fraction = _interval([math.log(step_s / bare_s) for step_s, bare_s in pairs], "+.2f", 100, math.expm1)
-        rows.append([arm, fmean(rounds[arm]), over_s, over_fraction])
+        rows.append([arm, fmean(times_s[arm]), over_s, over_fraction])
     columns = [
         Column("arm"), Column("mean", MS, "step_s"), Column("over bare", MS, "over_bare_s"),
         Column("over bare", PERCENT, "over_bare_fraction"),
     ]  # fmt: skip
-    steps = measurements[0]["steps"]
-    title = f"{len(rounds['bare'])} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
+    rounds, steps = len(times_s["bare"]), measurements[0]["steps"]
+    title = f"{rounds} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
     caption = "time a step, [95 % interval] of the mean over rounds"
     return Answer(
         headline=[*banner(pilot), *(Line(arm, meaning) for arm, meaning in ARMS.items())],
         tables=[Table("arms", title, columns, rows, caption)],
         notes=[Line("repeat", command, is_whole=True)],
-        figures={"rounds": len(rounds["bare"]), "steps": steps, "measurements": measurements, "run": pilot},
+        figures={"rounds": rounds, "steps": steps, "measurements": measurements, "run": pilot},
     )
 
 
-def _interval(values: Sequence[float], form: str, scale: float, result: Callable[[float], float] = float) -> Cell:
-    """A mean over rounds with Student's 95 % interval, as what `result` makes of it."""
-    mean, low, high = map(result, (fmean(values), *mean_interval(values)))
-    shown = [format(value * scale, form) for value in (mean, low, high)]
-    return Cell(mean, low=low, high=high, text=f"{shown[0]} [{shown[1]}, {shown[2]}]")
+def _interval(values: Sequence[float], form: str, scale: float, convert: Callable[[float], float] = float) -> Cell:
+    """The mean over rounds with Student's 95 % interval, after `convert`; the text shows multiples of 1 / `scale`."""
+    mean, low, high = map(convert, (fmean(values), *mean_interval(values)))
+    texts = [format(value * scale, form) for value in (mean, low, high)]
+    return Cell(mean, low=low, high=high, text=f"{texts[0]} [{texts[1]}, {texts[2]}]")
 
 
-# More than rounding and the order of sums makes: the arms did not do the same task.
+# Rounding and the order of sums differ less; beyond this the arms did not do the same work.
 LOSS_TOLERANCE_FRACTION = 1e-3
 
 
 def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command: str) -> Answer:
-    """Run every arm `rounds` times, one round after the other, each round beginning with another arm.
+    """Measure every arm in each round; the first arm rotates from round to round.
 
     Args:
         fit_options: options of `lmbench fit`.
-        rounds: how many.
-        folder: takes what the processes leave.
-        command: how to repeat it all.
+        rounds: number of rounds.
+        folder: folder for the results of the processes.
+        command: repeats the measurement.
 
     Raises:
         UsageError: the options are wrong.
-        ProcessFailed: a process did not end well, or did other work than the others.
+        ProcessFailed: a process failed, or did not do the same work as the first one.
     """
     with progress("overhead", 1 + rounds * len(ARMS)) as task:
         task.begin("a first run")
@@ -105,7 +111,7 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         task.keep(f"a first run of lmbench fit settled on {steps} steps a window")
         fixed = f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false"
         options = [*fit_options, *fixed.split()]
-        measurements: list[Measurement] = []
+        measurements: list[ArmMeasurement] = []
         for index in range(rounds):
             turn = index % len(ARMS)
             for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
@@ -117,28 +123,38 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         return overhead_answer(pilot, measurements, command)
 
 
-def check_same_work(measurements: list[Measurement]) -> None:
-    """Refuse to compare the latest arm with the first one where it took another number of steps, or began with another
-    loss. Raises ProcessFailed."""
+def check_same_work(measurements: list[ArmMeasurement]) -> None:
+    """Compare the latest measurement with the first one.
+
+    Raises:
+        ProcessFailed: the number of steps or the first loss differs.
+    """
     first, last = measurements[0], measurements[-1]
     if last["steps"] != first["steps"]:
         raise ProcessFailed(f"{last['arm']}: took {last['steps']} steps where {first['arm']} took {first['steps']}")
-    # A loss that is not finite is None.
-    known = [each["first_loss"] or math.nan for each in (first, last)]
-    if not math.isclose(*known, rel_tol=LOSS_TOLERANCE_FRACTION):
-        raise ProcessFailed(f"{last['arm']}: its first loss is {known[1]}, that of {first['arm']} {known[0]}")
+    # None, a loss that is not finite, is close to nothing.
+    first_loss, last_loss = (window["first_loss"] or math.nan for window in (first, last))
+    if not math.isclose(first_loss, last_loss, rel_tol=LOSS_TOLERANCE_FRACTION):
+        raise ProcessFailed(f"{last['arm']}: its first loss is {last_loss}, that of {first['arm']} {first_loss}")
 
 
 def measure_arm(
     arm: Arm, options: list[str], folder: Path, heard: Callable[[str], None] = lambda text: None
 ) -> RunRecord:
-    """Measure an arm once, with options of `lmbench fit`; `folder` is new and takes what it leaves.
+    """Measure an arm once, in a process of its own.
 
-    Returns a record with a closed window, memory and losses.
+    Args:
+        arm: the arm.
+        options: options of `lmbench fit`.
+        folder: a new folder for the result.
+        heard: called with every line about progress that the process prints.
+
+    Returns:
+        A record with window and losses.
 
     Raises:
         UsageError: the options are wrong.
-        ProcessFailed: the process did not end well.
+        ProcessFailed: the process failed.
     """
     if arm == "harness":
         return run_fit(options, folder, heard)
@@ -148,14 +164,19 @@ def measure_arm(
     return msgspec.json.decode(file.read_bytes(), type=RunRecord)
 
 
-def run_fit(options: list[str], folder: Path, heard: Callable[[str], None] = lambda text: None) -> RunRecord:
-    """`lmbench fit` with its results in `folder`; returns its record. Raises like `measure_arm`."""
+def run_fit(options: list[str], folder: Path, heard: Callable[[str], None]) -> RunRecord:
+    """Run `lmbench fit` in a process of its own, with its results in `folder`, and return its record.
+
+    Raises:
+        UsageError: the options are wrong.
+        ProcessFailed: the process failed.
+    """
     try:
         run_python("-m", "lmbench", "fit", *options, f"--measure.results_dir={folder}", heard=heard)
     except ProcessFailed as failure:
         runs = find_runs([folder]) if folder.is_dir() else []
         error = load_run(runs[0]).record.error if runs else None
-        # What the record says of it is shorter and clearer than the end of a traceback.
+        # The record's error is shorter and clearer than the end of a traceback.
         reason = f"{error.kind}: {error.message}" if error else str(failure)
         raise ProcessFailed(f"harness: {reason}", failure.exit_code) from None
     return load_run(find_runs([folder])[0]).record

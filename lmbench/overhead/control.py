@@ -1,7 +1,7 @@
 """The control arms of `lmbench overhead`: `python -m lmbench.overhead.control ARM RESULT fit [OPTIONS]`.
 
-One process measures one arm and leaves a run's record as JSON in the file RESULT. Both arms read the very same
-configuration as `lmbench fit`; where that compiles, a control compiles too, with the cache on the disk.
+One process measures one arm and writes its record as JSON to the file RESULT. Both arms read the same configuration as
+`lmbench fit`. If the configuration compiles the model, a control arm compiles it too, with torch's cache on the disk.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 
 
 class ControlWindow(Callback):
-    """Clocks a number of steps between two synchronizes; told of every step's end, it says when to stop.
+    """Times the window's steps between two synchronizes, and says when to stop; as a callback or called by a loop.
 
-    Schedule and collection of garbage are the session's: one policy for all arms. A control has no probe steps. As a
-    callback it is the least that a Trainer needs to be clocked; it compiles where the configuration compiles.
+    All arms share the schedule and the collection of garbage of a measuring session, but a control arm runs no probe
+    steps. As a callback it does the least that timing a Trainer takes, and compiles the module if the configuration
+    says so.
 
-    `record` has window and losses when the window is complete.
+    `record` has window and losses once the window is complete.
     """
 
     def __init__(self, schedule: Schedule, trainer: Trainer, options: CompileOptions | None) -> None:
@@ -63,7 +64,11 @@ class ControlWindow(Callback):
             self._start_ns = time.perf_counter_ns()
 
     def micro_batch_ended(self, loss: Tensor) -> bool:
-        """A micro-batch ended, with its loss divided by their number, still on the device; True after the window."""
+        """Count a micro-batch; returns True once the window is complete.
+
+        Args:
+            loss: its loss on the device, divided by the number of micro-batches.
+        """
         self._losses.append(loss)
         if len(self._losses) < self._micro_batches:
             return False
@@ -78,9 +83,8 @@ class ControlWindow(Callback):
             synchronize(self._device)
             self.record.window = Window(steps=self._steps, wall_s=(time.perf_counter_ns() - self._start_ns) * 1e-9)
             self._collector.end()
-            self.record.loss = Loss(
-                *(float(torch.stack(of_step).double().sum()) for of_step in (self._first_losses, losses))
-            )
+            first, last = (float(torch.stack(step).double().sum()) for step in (self._first_losses, losses))
+            self.record.loss = Loss(first, last)
         return is_complete
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -97,7 +101,10 @@ class ControlWindow(Callback):
 
 
 class _Step(nn.Module):
-    """A module's training step as a forward, which is what DistributedDataParallel wraps; of that its switch."""
+    """Calls a module's training step in its forward, since DistributedDataParallel wraps a forward.
+
+    `require_backward_grad_sync` is DistributedDataParallel's switch, which the loop sets on this class too.
+    """
 
     require_backward_grad_sync: bool
 
@@ -110,7 +117,7 @@ class _Step(nn.Module):
 
 
 def _over_ranks(module: LightningModule, trainer: Trainer) -> Any:
-    """The module's training step with the parallelism of the trainer's strategy, as that one does it."""
+    """The module's training step, parallelized as the trainer's strategy does it."""
     step = _Step(module)
     if isinstance(trainer.strategy, ModelParallel):
         trainer.strategy.parallelize(module, str(trainer.precision))
@@ -128,19 +135,20 @@ def train_bare(
     mode: str = "train_step",
     zero_grad: str = "after_step",
 ) -> None:
-    """Train a LightningModule by its own `configure_model`, `configure_optimizers` and `training_step` until the
-    window is complete.
+    """Train a LightningModule in a plain PyTorch loop until the window is complete.
+
+    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`.
 
     Args:
         module: the module.
-        trainer: its flags say precision, clipping, micro-batches, device and strategy; it trains nothing.
-        batches: each a sequence of tensors.
-        window: what clocks it.
+        trainer: gives precision, clipping, micro-batches, device and strategy; it trains nothing.
+        batches: batches, each a sequence of tensors.
+        window: times the steps and ends the loop.
         mode: forward, forward_backward or train_step.
-        zero_grad: `after_step`, or `native`: Lightning's place, between forward and backward.
+        zero_grad: `after_step`, or `native`, which is Lightning's order (between forward and backward).
 
     Raises:
-        UsageError: several optimizers, or Transformer Engine's precision, which replaces layers.
+        UsageError: the module has several optimizers, or the precision is Transformer Engine's, which replaces layers.
     """
     name, device = str(trainer.precision), trainer.strategy.root_device
     if name.startswith("transformer-engine"):
@@ -153,15 +161,15 @@ def train_bare(
     clip = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
     with device:
         module.configure_model()
-    # Layers in fp8 are other layers.
+    # fp8 replaces layers, so the optimizer has to be made afterwards.
     trainer.precision_plugin.convert_module(module)
     module.to(device=device, dtype=precision.weight_dtype())
     step = _over_ranks(module, trainer)
     optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
         raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
-    before = torch.get_default_dtype()
-    # Tensors made on the way have the weights' dtype, as under Lightning's "true" precisions.
+    default_dtype = torch.get_default_dtype()
+    # Lightning's "true" precisions, too, give new tensors the dtype of the weights.
     torch.set_default_dtype(precision.weight_dtype())
     try:
         window.on_train_start(trainer, module)
@@ -188,20 +196,20 @@ def train_bare(
                     scaler.update()
                 if mode != "forward" and zero_grad == "after_step":
                     optimizer.zero_grad(set_to_none=True)
-            # A CUDA graph writes the next loss where this one is.
+            # A CUDA graph overwrites this loss with the next one.
             if window.micro_batch_ended(loss.detach().clone() if window.uses_cudagraphs else loss.detach()):
                 break
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
 
 
 def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningModule]:
-    """Measure a configuration of `lmbench fit` without lmbench's callbacks; returns the record and the trained module.
+    """Measure a configuration without lmbench's callbacks; returns the record and the trained module.
 
     Args:
-        arm: `trainer` is Lightning's Trainer with everything off, zeroing gradients where Lightning does. For `bare`
-            the Trainer is built, which reads the flags and finds the device, and trains nothing.
-        words: the configuration, as `lmbench fit` takes it.
+        arm: `trainer` runs Lightning's Trainer with everything off and Lightning's order of zeroing gradients. `bare`
+            builds the Trainer too, to read the flags and find the device, but trains in a plain loop.
+        words: the configuration as words of `lmbench fit`.
     """
     line = CommandLine("fit", words)
     settings = line.build("measure")
@@ -209,29 +217,29 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     seed_everything(line.config.seed_everything, workers=True, verbose=False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
-    # Whatever else the configuration turns on is off here; what changes the work itself stays.
+    # Turn off what the configuration adds to the work; keep the flags that change the work itself.
     off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None}
     off |= {name: flags[name] for name in ("max_epochs", "devices")}
     trainer = BenchTrainer(**{**flags, **off})
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    # In the place of the Compiler, which would bring a measuring session with it.
-    clock = callbacks[0] = ControlWindow(settings, trainer, callbacks[0].options)
+    # The window replaces the Compiler callback, which would start a measuring session.
+    window = callbacks[0] = ControlWindow(settings, trainer, callbacks[0].options)
     if arm == "trainer":
         apply_mode(module, plan.mode, "native")
         trainer.fit(module, datamodule=data)
-        return clock.record, module
+        return window.record, module
     trainer.strategy.connect(module)
     trainer.strategy.setup_environment()
-    # The module asks its trainer for the precision, the data for the device.
+    # The module asks its trainer for the precision, and the data asks for the device.
     module.trainer = data.trainer = trainer
     data.prepare_data()
     data.setup("fit")
-    train_bare(module, trainer, data.train_dataloader(), clock, plan.mode, plan.zero_grad)
-    return clock.record, module
+    train_bare(module, trainer, data.train_dataloader(), window, plan.mode, plan.zero_grad)
+    return window.record, module
 
 
 def leave_record(arm: str, result: str, words: list[str]) -> int:
-    """Measure an arm as the rank that this process is; the first one leaves the record. Returns the exit code."""
+    """Measure an arm as this process's rank, and write rank 0's record to `result`; returns the exit code."""
     try:
         record = measure_control(arm, words)[0]
     except UsageError as error:

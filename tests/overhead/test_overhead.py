@@ -71,7 +71,7 @@ def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
 
 
 def record_of(arm, costs_s, index=0):
-    """A process of an arm with steps of the given time, pauses included, on a machine that slows in each round."""
+    """The record of an arm whose steps take the given time, pauses included, and 1 ms more in each round."""
     window = Window(steps=10, wall_s=10 * (costs_s[arm] + 1e-3 * index) - 0.025, excluded_s=0.025)
     return RunRecord(1, "ok", window=window, loss=Loss(first=4.0, last=3.0))
 
@@ -81,13 +81,13 @@ def measurements(costs_s):
 
 
 def test_differences_are_paired_by_round_and_compared_with_bares():
-    """The drift of 1 ms a round is in all arms and cancels: nothing of it is in an interval of milliseconds."""
-    found = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106})
-    (table,) = overhead_answer(RunRecord(1, "ok", device_type="cuda"), found, "lmbench overhead").tables
+    """All arms drift by 1 ms a round. The drift cancels in pairs, so the intervals in seconds have no width."""
+    windows = measurements({"bare": 0.010, "trainer": 0.0104, "harness": 0.0106})
+    (table,) = overhead_answer(RunRecord(1, "ok", device_type="cuda"), windows, "lmbench overhead").tables
     _, trainer, harness = rows = table.records()
     assert [row["over_bare_s"] for row in rows[1:]] == pytest.approx([0.4e-3, 0.6e-3])
     assert all(row["over_bare_high_s"] - row["over_bare_low_s"] < 1e-9 for row in rows[1:])
-    # t of 0.975 with 3 degrees of freedom is 3.182; steps of bare are 10, 11, 12 and 13 ms.
+    # Student's t for 0.975 and 3 degrees of freedom is 3.1824; the steps of bare take 10, 11, 12 and 13 ms.
     logs = [math.log1p(0.6 / step_ms) for step_ms in (10, 11, 12, 13)]
     half = 3.1824 * stdev(logs) / 2
     interval = [harness[f"over_bare{part}_fraction"] for part in ("", "_low", "_high")]
@@ -99,12 +99,12 @@ def test_differences_are_paired_by_round_and_compared_with_bares():
     ("change", "message"),
     [({"first_loss": 4.1}, "first loss"), ({"first_loss": None}, "first loss"), ({"steps": 9}, "9 steps where bare")],
 )
-def test_arms_that_did_not_do_the_same_are_not_compared(change, message):
-    found = measurements(dict.fromkeys(ARMS, 0.01))
-    check_same_work(found)
-    found[-1] |= change
+def test_arms_that_did_different_work_are_not_compared(change, message):
+    windows = measurements(dict.fromkeys(ARMS, 0.01))
+    check_same_work(windows)
+    windows[-1] |= change
     with pytest.raises(ProcessFailed, match=message):
-        check_same_work(found)
+        check_same_work(windows)
 
 
 def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
@@ -114,22 +114,22 @@ def test_a_failing_process_is_one_line_with_the_end_of_its_standard_error():
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
-def test_a_lack_of_memory_is_a_line_and_an_exit_code(capsys):
+def test_running_out_of_memory_is_one_line_and_an_exit_code(capsys):
     assert main(["overhead", *TINY, f"--model.vocab_size={10**13}"]) == ExitCode.OUT_OF_MEMORY
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[-1].startswith("lmbench: overhead: harness: ")) == ("", True)
 
 
-def test_every_arm_is_measured_in_every_round_which_begins_with_another(monkeypatch, capsys):
-    measured = []
+def test_every_arm_is_measured_in_every_round_and_the_first_arm_rotates(monkeypatch, capsys):
+    order = []
 
     def measure(arm, *_):
-        measured.append(arm)
+        order.append(arm)
         return record_of(arm, dict.fromkeys(ARMS, 0.01))
 
     monkeypatch.setattr("lmbench.overhead.measure_arm", measure)
     monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_: record_of("harness", dict.fromkeys(ARMS, 0.01)))
     assert main(["overhead", "--rounds=2", "--json"]) == 0
     answer, (first, *others) = json.loads(capsys.readouterr().out), ARMS
-    assert [record["arm"] for record in answer["measurements"]] == measured == [*ARMS, *others, first]
+    assert [record["arm"] for record in answer["measurements"]] == order == [*ARMS, *others, first]
     assert [row["arm"] for row in answer["tables"]["arms"]] == list(ARMS)
