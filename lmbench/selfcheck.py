@@ -1,5 +1,7 @@
-"""`lmbench selfcheck`: planted truths that a measurement must bring back on the user's own machine, found where and as
-long as they were planted."""
+"""`lmbench selfcheck`: plant known truths in a training loop, and check that a measurement on this machine finds them.
+
+Each truth, such as a duration, an allocation or a synchronize, must be found in the right place and size.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from lmbench.callbacks import MeasurementSession, MemoryRecorder, PhaseTimer, SyncFinder, TrainingCheck
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
+from lmbench.fit.trainer import TRAINER_DEFAULTS
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.environment import host_state, read_host
 from lmbench.instruments.window import Schedule
@@ -47,7 +50,7 @@ def nothing() -> None:
 
 
 class Block(nn.Module):
-    """One block: does its planted work in the forward, another in the backward, around a tiny product."""
+    """A tiny matrix product, with planted work in its forward and other planted work in its backward."""
 
     def __init__(self, forward_work: Work = nothing, backward_work: Work = nothing) -> None:
         super().__init__()
@@ -62,8 +65,13 @@ class Block(nn.Module):
 
 
 class Planted(LightningModule):
-    """A stack of blocks with planted work, and planted work at the end of the optimizer's step; `see_loss` gets each
-    step's loss and index, and returns a loss."""
+    """A stack of blocks with planted work.
+
+    Args:
+        blocks: the blocks; one without planted work by default.
+        optimizer_work: planted work at the end of the optimizer's step.
+        see_loss: takes each step's loss and index, and returns the loss to use.
+    """
 
     def __init__(
         self, *blocks: Block, optimizer_work: Work = nothing, see_loss: SeeLoss = lambda loss, _: loss
@@ -84,7 +92,13 @@ class Planted(LightningModule):
 
 
 def plant_late_rank(folder: str, late_us: float, cost_us: float) -> list[Path]:
-    """Write the traces of two ranks: a product, which takes the second one longer, and a collective."""
+    """Write the traces of two ranks, each with a matrix product and a collective; rank 1's product ends later.
+
+    Args:
+        folder: the folder for the traces.
+        late_us: how much later rank 1 reaches the collective.
+        cost_us: the collective's duration once both ranks are there.
+    """
     paths = [Path(folder, f"{rank}.json") for rank in range(2)]
     for rank, path in enumerate(paths):
         begin_us, end_us = 100 + rank * late_us, 100 + late_us + cost_us
@@ -99,7 +113,7 @@ def plant_late_rank(folder: str, late_us: float, cost_us: float) -> list[Path]:
 
 
 class Measured(NamedTuple):
-    """The window's steps, and the record of the run."""
+    """The steps of the window, and the record of the run."""
 
     window: list[StepRecord]
     run: RunRecord
@@ -114,21 +128,15 @@ def measure(
     schedule: Schedule,
     clock: Literal["events", "sync"] = "events",
 ) -> Measured:
-    """Train `module` on one small resident batch under the harness's own callbacks."""
-    # A Trainer is a cycle: what the check before had on the device would be freed in the midst of this one's peaks.
+    """Train `module` on one small batch that stays on the device, under lmbench's own callbacks."""
+    # A Trainer is a reference cycle. Collect the last one now, or its memory is freed in the middle of these peaks.
     gc.collect()
     timer, session = PhaseTimer(clock), MeasurementSession(schedule)
     trainer = Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=1,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[timer, MemoryRecorder(), TrainingCheck(), SyncFinder(), session],
+        **TRAINER_DEFAULTS,
     )
-    # The same small batch for ever, already on the device.
     trainer.fit(module, repeat(torch.rand(8, 8, device=device)))
     complete_run(session.run, timer.records, session.raw_wall_s)
     return Measured([step for step in timer.records if step.stage == "window"], session.run)
@@ -138,7 +146,7 @@ def measure(
 
 
 class Truth(NamedTuple):
-    """What was planted, within which limits it is expected to come back, what came back, and whether that is right."""
+    """A planted truth, the value that is expected with its limits, the measured value, and whether that is right."""
 
     name: str
     is_right: bool
@@ -152,29 +160,31 @@ def within_1_percent(name: str, expected_s: float, measured_s: float) -> Truth:
     return Truth(name, abs(error) <= 0.01, f"{expected_s * 1e3:.3f} ms within 1%", measured)
 
 
-# Are phases as long as the work that was planted in them, and do the clocks agree?
+# Do phases take as long as the work planted in them, and do the clocks agree?
 
-# Planted lengths, all different so that no phase can pass with another's time, and long enough for the 0.2 ms that a
-# slow host needs around them to stay well under 1 %.
+# Planted durations. They differ, so that no phase passes with another phase's time. They are long enough that 0.2 ms
+# of a slow host around them stays well under 1 %.
 LENGTHS_S: dict[Phase, float] = {"forward": 0.060, "backward": 0.080, "optimizer": 0.040}
 TIMING = Schedule(warmup_steps=2, steps=12)
 
 
 def known_durations(device: torch.device) -> Iterator[Truth]:
-    """Work of a known length in each phase comes back within 1 %, and the steps sum to the window."""
+    """Work of a known duration in each phase is measured within 1 %, and the steps sum to the window."""
     forward, backward, optimizer = works = [_work_of(length_s, device) for length_s in LENGTHS_S.values()]
-    run = measure(Planted(Block(forward, backward), optimizer_work=optimizer), device, TIMING)
+    measured = measure(Planted(Block(forward, backward), optimizer_work=optimizer), device, TIMING)
     for (phase, length_s), work in zip(LENGTHS_S.items(), works, strict=True):
-        # A kernel's true length is learned by an independent clock.
+        # A kernel's true duration comes from an independent clock.
         truth_s = length_s if device.type == "cpu" else _synchronized_s(work, device)
-        yield within_1_percent(f"known duration in {phase}", truth_s, run.median_s(phase))
-    error = run.run.window.identity_error_fraction
-    error, limit = math.nan if error is None else error, 1e-3 if device.type == "cuda" else 5e-3
+        yield within_1_percent(f"known duration in {phase}", truth_s, measured.median_s(phase))
+    error = measured.run.window.identity_error_fraction
+    if error is None:
+        error = math.nan
+    limit = 1e-3 if device.type == "cuda" else 5e-3
     yield Truth("steps sum to the window", abs(error) <= limit, f"0% within {limit:.1%}", f"{error:+.4%}")
 
 
 def _work_of(length_s: float, device: torch.device) -> Work:
-    """Work of about this length: exactly, of the host on a CPU."""
+    """Work that takes about `length_s` on a GPU, or exactly that on the host of a CPU run."""
     if device.type == "cuda":
         cycles = int(length_s / _synchronized_s(lambda: torch.cuda._sleep(10**7), device) * 10**7)
         return lambda: torch.cuda._sleep(cycles)
@@ -188,7 +198,7 @@ def _work_of(length_s: float, device: torch.device) -> Work:
 
 
 def _synchronized_s(work: Work, device: torch.device, repeats: int = 10) -> float:
-    """Seconds a kernel takes, by the host's clock around a queue of several between two synchronizes."""
+    """Seconds that a kernel takes, by the host's clock around `repeats` queued kernels between two synchronizes."""
     for count in (1, repeats):
         start = time.perf_counter()
         for _ in range(count):
@@ -198,21 +208,21 @@ def _synchronized_s(work: Work, device: torch.device, repeats: int = 10) -> floa
 
 
 def clocks_agree(device: torch.device) -> Iterator[Truth]:
-    """Whole steps by device events and by a synchronize at each border."""
+    """Steps timed by device events take as long as steps timed with a synchronize at each border."""
     work = _work_of(LENGTHS_S["forward"], device)
     module = Planted(*(Block(work, work) for _ in range(3)), optimizer_work=work)
     by_events, by_sync = (measure(module, device, TIMING, clock).median_s("step") for clock in ("events", "sync"))
     yield within_1_percent("events and sync agree per step", by_sync, by_events)
 
 
-# Does the lag tell a device that waits for the host from one that is busy?
+# Does the lag distinguish a device that waits for the host from a busy device?
 
 LAGS = Schedule(warmup_steps=3, steps=10, probe_steps=10)
 BLOCKS = 8
 
 
 def verdicts(device: torch.device) -> Iterator[Truth]:
-    """Planted hosts and devices that are too slow, each with the verdict its forward must get."""
+    """Forwards with a planted slow host or a planted busy device get the right verdict."""
     matrix = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
     vector = torch.zeros(8, device=device)
 
@@ -229,7 +239,7 @@ def verdicts(device: torch.device) -> Iterator[Truth]:
     def stack(work: Work, last: Work | None = None) -> list[Block]:
         return [*(Block(work, work) for _ in range(BLOCKS - 1)), Block(last or work, work)]
 
-    # The host sleeps through everything that was queued before it: the device starves once in the forward.
+    # The host sleeps longer than the queued work takes, so the device starves once in the forward.
     slow = [Block(heavy) for _ in range(BLOCKS)]
     slow[4] = Block(lambda: time.sleep(0.25))
     cases = {
@@ -253,7 +263,7 @@ FINDINGS = Schedule(warmup_steps=1, steps=4, probe_steps=1)
 
 
 def allocations(device: torch.device) -> Iterator[Truth]:
-    """A temporary allocation shows in the peak of the phase it was planted in, and in no other."""
+    """A temporary allocation raises the peak of the phase that it was planted in, and of no other phase."""
 
     def allocate() -> None:
         torch.empty(PLANTED_MIB << 20, dtype=torch.uint8, device=device)
@@ -273,10 +283,10 @@ def allocations(device: torch.device) -> Iterator[Truth]:
 
 
 def hidden_syncs(device: torch.device) -> Iterator[Truth]:
-    """A planted `.item()` is found with its line; a clean module has none."""
+    """A planted `.item()` is found with its line, and a clean module has no hidden synchronize."""
 
     def peek(loss: Tensor, _: int) -> Tensor:
-        """Looks at its loss on the host, as many training loops do."""
+        """Read the loss on the host, as many training loops do."""
         loss.item()
         return loss
 
@@ -289,7 +299,7 @@ def hidden_syncs(device: torch.device) -> Iterator[Truth]:
 
 
 def training(device: torch.device) -> Iterator[Truth]:
-    """A weight that gets no gradient, and one that the optimizer does not know, are named."""
+    """A weight without a gradient is named, and no other weight is reported as unmoved."""
     module = Planted(Block(), Block(), Block())
     module.unused = torch.nn.Parameter(torch.ones(3))
     facts = measure(module, device, FINDINGS).run.probe.training or TrainingFacts()
@@ -299,14 +309,14 @@ def training(device: torch.device) -> Iterator[Truth]:
 
 
 def losses(device: torch.device) -> Iterator[Truth]:
-    """Every step's loss, which is k in step k, is recorded with its own step."""
+    """The loss, which is k in step k, is recorded with its own step."""
     window = measure(Planted(see_loss=lambda loss, k: loss * 0.0 + k), device, Schedule(2, 200)).window
     right = sum(step.loss == step.step for step in window)
     yield Truth("each step has its own loss", right == len(window), "200 right", f"{right} right")
 
 
 def late_rank(_: torch.device) -> Iterator[Truth]:
-    """In the traces of two ranks the one that comes late is found, and what their collective costs without waiting."""
+    """Traces of two ranks show which rank is late, how long the other rank waits, and what the collective costs."""
     late_us, cost_us = 900.0, 40.0
     with ScratchFolder("selfcheck") as folder:
         paths = plant_late_rank(folder, late_us, cost_us)
@@ -318,7 +328,7 @@ def late_rank(_: torch.device) -> Iterator[Truth]:
 
 
 class Check(NamedTuple):
-    """A check; `needs_gpu` where it says nothing on a CPU."""
+    """A check; `needs_gpu` says that it has no meaning on a CPU."""
 
     run: Callable[[torch.device], Iterator[Truth]]
     needs_gpu: bool = False
@@ -336,46 +346,49 @@ CHECKS = {
 }
 
 
-def check_truths(wanted: str | None) -> Answer:
-    """Run every check; exit code 1 where one failed, 11 where a busy machine left one undecided.
+def check_truths(device_type: str | None) -> Answer:
+    """Run every check; the exit code is 1 if one failed, or 11 if one is undecided because the machine is busy.
 
     Args:
-        wanted: `cpu` or `cuda`; None takes a GPU where there is one.
+        device_type: `cpu` or `cuda`; None takes a GPU if there is one.
 
     Raises:
-        UsageError: there is no GPU to check.
+        UsageError: `cuda` was asked for, and there is no GPU.
     """
     has_gpu = torch.cuda.is_available()
-    if wanted == "cuda" and not has_gpu:
+    if device_type == "cuda" and not has_gpu:
         raise UsageError("no CUDA device here; use `lmbench selfcheck cpu`")
-    device = torch.device(wanted or ("cuda" if has_gpu else "cpu"))
+    device = torch.device(device_type or ("cuda" if has_gpu else "cpu"))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     checks = {name: check for name, check in CHECKS.items() if device.type != "cpu" or not check.needs_gpu}
-    before, truths = read_host(), list[Truth]()
+    truths = list[Truth]()
+    before = read_host()
     with progress("selfcheck", len(checks), is_measured_here=True) as task:
         for name, check in checks.items():
             task.begin(name)
             truths += check.run(device)
     state = host_state(before, read_host())
     guard = busy_machine(RunRecord(SCHEMA_VERSION, "ok", device_type=device.type, host_state=state))
-    # A clock that fails on a busy machine is undecided.
+    # On a busy machine a failed check decides nothing.
     wrong = "undecided" if guard.status == "warn" else "failed"
     rows: list[list[Value | Cell]] = [
         [Cell("pass" if truth.is_right else wrong, style="outcome"), truth.name, *truth[2:]] for truth in truths
     ]
     passed = sum(truth.is_right for truth in truths)
-    told = f"{passed} passed" if passed == len(truths) else f"{passed} passed, {len(truths) - passed} {wrong}"
-    told += f"; {len(CHECKS) - len(checks)} checks need a GPU" if len(checks) < len(CHECKS) else ""
-    notes, code = [Line("result", told)], ExitCode.OK
+    result = f"{passed} passed"
+    if passed < len(truths):
+        result += f", {len(truths) - passed} {wrong}"
+    if len(checks) < len(CHECKS):
+        result += f"; {len(CHECKS) - len(checks)} checks need a GPU"
+    notes, code = [Line("result", result)], ExitCode.OK
     if passed < len(truths):
         code = ExitCode.INTERNAL
         if wrong == "undecided":
             code = ExitCode.UNDECIDED
             notes.append(Line(wrong, f"{guard.message}; check again when it is quiet"))
     columns = [
-        Column("", name="status"), Column("check"), Column("expected", is_extra=True),
-        Column("found"),
+        Column("", name="status"), Column("check"), Column("expected", is_extra=True), Column("found"),
     ]  # fmt: skip
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return Answer(

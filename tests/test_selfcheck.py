@@ -1,4 +1,4 @@
-"""`lmbench selfcheck`: planted truths are found on a CPU, and a failed check sets the exit code."""
+"""`lmbench selfcheck`: planted truths are found, and a failed check is an exit code."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("check", [checks.training, checks.losses, checks.late_rank])
 def test_planted_truths_are_found_on_a_cpu(check):
-    results = list(check(CPU))
-    assert results
-    assert [result.name for result in results if not result.is_right] == []
+    truths = list(check(CPU))
+    assert truths
+    assert [truth.name for truth in truths if not truth.is_right] == []
 
 
 def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
     monkeypatch.setattr(checks, "LENGTHS_S", dict.fromkeys(checks.LENGTHS_S, 0.002))
     *durations, identity = checks.known_durations(CPU)
-    assert [result.name for result in durations] == [
-        f"known duration in {p}" for p in ("forward", "backward", "optimizer")
+    assert [truth.name for truth in durations] == [
+        f"known duration in {phase}" for phase in ("forward", "backward", "optimizer")
     ]
     assert identity.is_right
 
@@ -34,11 +34,11 @@ def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
     yaml.safe_load("""
 - [true, 0.3, 0, "1 passed"]
 - [false, 0.01, 1, "0 passed, 1 failed"]
-# A check that fails on a busy machine is undecided.
+# A check that fails on a busy machine.
 - [false, 0.3, 11, "0 passed, 1 undecided"]
 """),
 )
-def test_the_table_has_every_result_and_a_failure_sets_the_exit_code(
+def test_the_table_has_every_truth_and_the_exit_code_tells_a_failure(
     monkeypatch, capsys, is_right, waited, code, counts
 ):
     planted = checks.Check(lambda device: [checks.Truth("planted truth", is_right, "one", "two")])
