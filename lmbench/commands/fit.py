@@ -1,4 +1,7 @@
-"""`lmbench fit` and `validate` before PyTorch is imported: short help, misspelt options, repeats in fresh processes."""
+"""The part of `lmbench fit` and `validate` that runs before PyTorch is imported.
+
+It prints the short help, reports misspelt options, and starts repeats in fresh processes.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
 
-#: With one of these a configuration is measured in processes of its own.
-_IN_PROCESSES = {"--repeats", "--compare", "--gate"}
+#: Options that have the configuration measured in fresh processes.
+_REPEATING_OPTIONS = {"--repeats", "--compare", "--gate"}
 
 
 def run(args: list[str]) -> int:
@@ -28,10 +31,12 @@ def run(args: list[str]) -> int:
         print(help_text(command), end="")
         return ExitCode.OK
     check_options(words)
-    if _IN_PROCESSES & {word.partition("=")[0] for word in words} and "--print_config" not in words:
+    if _REPEATING_OPTIONS & {word.partition("=")[0] for word in words} and "--print_config" not in words:
         from lmbench.commands.parser import run_typed
 
-        return run_typed(command, repeated, [*words, *(["--measure.mode=inference"] if command == "validate" else [])])
+        if command == "validate":
+            words = [*words, "--measure.mode=inference"]
+        return run_typed(command, repeated, words)
     from lmbench.fit.run import run as measure
 
     return measure([command, *words])
@@ -57,7 +62,7 @@ def repeated(
         quiet: only the result's folder on standard output
         settings: options of `lmbench fit`
     """
-    # Here: a single measurement does without these.
+    # Imported here, since a single measurement does not need them.
     from lmbench.commands.compare import parse_gate
     from lmbench.commands.report import make_catalogue
     from lmbench.commands.sweep import carry_out, concluding, read_options
@@ -111,6 +116,7 @@ _MEASURES = {
 
 
 def help_text(command: str) -> str:
+    """The short help of `fit` or `validate`, from fit.txt."""
     names = f"shipped: {', '.join(shipped_configs())}"
     shipped = fill(names, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     text = Path(__file__).with_suffix(".txt").read_text("utf-8")
@@ -118,6 +124,6 @@ def help_text(command: str) -> str:
 
 
 def daily_options() -> dict[str, tuple[str, str]]:
-    """The options in the short help: each with its value (`N`, `NAME`) and what it does."""
+    """The options in the short help, each with its placeholder (`N`, `NAME`) and its meaning."""
     lines = re.findall(r"^  (--\S+) ?(\S*)\s+(\S.*)$", help_text("fit"), re.MULTILINE)
     return {name: (value, meaning) for name, value, meaning in lines}
