@@ -245,7 +245,7 @@ class CommandLine:
             raise
 
 
-def settings_of(key: str, class_: type, **values: Any) -> Any:
+def settings_of(key: str, class_: type, /, **values: Any) -> Any:
     """Build a settings object from the keyword arguments of a Python call.
 
     Raises:

@@ -195,6 +195,7 @@ def test_running_out_of_memory_returns_a_run_and_keeps_no_batch_alive(tmp_path):
         (lambda: measure(trainer={"min_steps": 9}), "trainer.min_steps is 9"),
         (lambda: measure(mode="backward"), "mode is 'backward'; allowed: inference, forward"),
         (lambda: measure(compile={"mod": "default"}), "did you mean --compile.mode?"),
+        (lambda: measure(compile={"key": 1}), "unknown option --compile.key"),
     ],
 )
 def test_a_mistake_is_an_exception_of_one_line(call, message):
