@@ -131,9 +131,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
                 if not wait([ranks[rank].sentinel for rank in running], timeout_s):
                     late = set(running)
                     for rank in late:
-                        # The rank writes its stack to its log, even while it runs no Python code.
-                        os.kill(ranks[rank].pid or 0, signal.SIGURG)
-                    time.sleep(0.2)
+                        _ask_stack(ranks[rank].pid or 0, logs[rank])
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
@@ -198,13 +196,22 @@ def tell_stack() -> None:
         _tell_stack(os.memfd_create(f"{_STACK}{os.getpid()}"))
 
 
+def _ask_stack(pid: int, file: Path) -> str:
+    """Ask a process for its stack, and return what its file holds once nothing more comes, at the latest after 2 s."""
+    texts = [file.read_text(errors="replace")]
+    os.kill(pid, signal.SIGURG)
+    deadline_s = time.monotonic() + 2.0
+    while time.monotonic() < deadline_s and (texts[-1] == texts[0] or texts[-1] != texts[-2]):
+        time.sleep(0.1)
+        texts.append(file.read_text(errors="replace"))
+    return texts[-1]
+
+
 def _stack_of(pid: int | None) -> str:
     """The stack of a process of this machine that called `tell_stack`; empty if the process is gone."""
     with suppress(OSError, ValueError):
         (stack,) = (file for file in Path(f"/proc/{pid}/fd").iterdir() if f"{_STACK}{pid} " in file.readlink().name)
-        os.kill(pid or 0, signal.SIGURG)
-        time.sleep(0.2)
-        return stack.read_text()
+        return _ask_stack(pid or 0, stack)
     return ""
 
 
