@@ -147,8 +147,10 @@ def _skip_copy_to_host(strategy: Strategy) -> None:
 
 
 def quiet() -> None:
-    """Silence Lightning's tips and warnings about its own calls, which say nothing about the measurement."""
+    """Silence tips and warnings of libraries about their own calls, which say nothing about the measurement."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # torchao 0.18 registers constants in a way that torch 2.13 warns of, also where only transformers imports it.
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
