@@ -143,11 +143,11 @@ class TaskExecution:
             UsageError: the engine refuses.
             KeyboardInterrupt, SystemExit: an interruption, after the tasks were cancelled or left running.
         """
-        tasks = dict[str, int]()
+        earlier = _Submission("", {}, {})
         with suppress(Unreadable, DamagedRecord):
-            tasks = decode(read_file(self._path / TASKS_FILE, MAX_SWEEP_BYTES), _Submission).tasks
-        states = self.engine.states([*tasks], self._path) if tasks else {}
-        alive = {task: repeat for task, repeat in tasks.items() if task in states and not states[task].is_over}
+            earlier = decode(read_file(self._path / TASKS_FILE, MAX_SWEEP_BYTES), _Submission)
+        states = self.engine.states([*earlier.tasks], self._path) if earlier.tasks else {}
+        alive = {task: repeat for task, repeat in earlier.tasks.items() if task in states and not states[task].is_over}
         running_rounds = {*alive.values()}
         self._folder.open(self._plan, [repeat for repeat in self._plan.chosen if repeat not in running_rounds])
         for job in self._plan.jobs():
@@ -159,9 +159,11 @@ class TaskExecution:
                 self._open[job.name] = job
         self._folder.close()
         if missing := sorted({job.repeat for job in self._open.values()} - running_rounds):
-            submission = _Submission(secrets.token_hex(8), versions(), alive)
+            # An earlier task that has not begun yet still compares the earlier probe.
+            probe = earlier.probe if alive else secrets.token_hex(8)
+            submission = _Submission(probe, versions(), alive)
             self._write(submission)
-            names = self.engine.submit(self._commands(missing, submission.probe), self._needs, self._path)
+            names = self.engine.submit(self._commands(missing, probe), self._needs, self._path)
             alive |= dict(zip(names, missing, strict=True))
             self._write(submission)
         try:

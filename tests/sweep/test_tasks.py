@@ -178,6 +178,32 @@ def test_a_task_that_the_engine_puts_back_into_its_queue_is_waited_for(study, ca
     assert "6 of 6 runs: 6 ok" in capsys.readouterr().out
 
 
+def test_a_task_that_has_not_begun_still_measures_after_another_round_was_submitted_again(study):
+    engine, servers = study
+    become, probes = engine.become, {}
+
+    def become_later(self, where, rounds, probe):
+        if rounds == "0" or self.submitted.count(rounds) > 1:
+            return become(self, where, rounds, probe)
+        # At first round 1 waits in the queue, and round 2 dies.
+        probes[rounds] = probe
+        return None if rounds == "1" else 1
+
+    engine.become = become_later
+    assert sweep() == 130
+    assert (outcomes()[1], outcomes()[2]) == ({}, {"interrupted": 2})
+    original_states, engine.states_asked = engine.states, 0
+
+    def states(self, names, folder):
+        if self.states_asked == 2:
+            self.codes["task1"] = become_task(str(folder), "1", probes["1"])
+        return original_states(self, names, folder)
+
+    engine.states = states
+    assert sweep() == 0
+    assert (outcomes(), engine.submitted, len(servers.started)) == (ALL_OK, ["0", "1", "2", "2"], 6)
+
+
 def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study, capsys):
     _, servers = study
     for rounds, place in (("0,2", "a"), ("1", "b"), ("2", "c")):
