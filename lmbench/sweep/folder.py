@@ -101,6 +101,8 @@ class SweepFolder:
             if not is_dry:
                 self._write_plan(plan)
         except BlockingIOError:
+            # A caller may wait and open the folder again.
+            self.close()
             problem = f"{self.path} is being written by another sweep; wait for it, or give --name"
             raise FolderTaken(problem) from None
         except OSError as error:

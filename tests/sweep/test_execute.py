@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.records.store import RunFolder
 from lmbench.sweep.execute import SweepHalted
 from lmbench.sweep.file import sweep_from
-from lmbench.sweep.folder import SweepFolder
+from lmbench.sweep.folder import FolderTaken, SweepFolder
 from lmbench.sweep.plan import make_plan
 
 GRID = {"matrix": {"model.num_layers": [1, 2, 3]}, "repeats": 2}
@@ -155,6 +156,16 @@ def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
     first.close()
     second.open(plan, [1])
     second.close()
+
+
+def test_a_folder_that_is_taken_leaves_no_file_open(tmp_path):
+    plan, first, second = make_plan("sim", sweep_from(GRID)), SweepFolder(tmp_path), SweepFolder(tmp_path)
+    first.open(plan, [0])
+    open_files = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(FolderTaken):
+        second.open(plan, [0])
+    assert len([*Path("/proc/self/fd").iterdir()]) == open_files
+    first.close()
 
 
 def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monkeypatch):
