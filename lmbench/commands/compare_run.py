@@ -159,7 +159,7 @@ def measure(
     about: Sequence[str],
     budget_s: float,
     engine: Engine | None = None,
-    pace: Pace | None = None,
+    limits: Pace | None = None,
 ) -> Comparison:
     """Measure both sides in rounds until the verdict stands, on this machine or as tasks of an engine.
 
@@ -170,7 +170,7 @@ def measure(
         about: dotted names of what is compared.
         budget_s: the time after which no further round starts.
         engine: runs the rounds elsewhere; None measures them here.
-        pace: limits of single runs, and their compile cache; its rounds and windows are set here.
+        limits: a pace with limits of single runs and a compile cache; its rounds and windows are set here.
 
     Raises:
         SweepHalted: the disk is full, or a process cannot be started.
@@ -214,7 +214,7 @@ def measure(
         return is_late or is_decided
 
     window_options = [] if options & {*_WINDOW} else window_words(window_s)
-    pace = replace(pace or Pace(), is_enough=is_enough, window_options=window_options)
+    pace = replace(limits or Pace(), is_enough=is_enough, window_options=window_options)
     # Standard output has the verdict alone, in every output format.
     with result_alone():
         carry_out(plan, path, progress, pace, engine=engine)

@@ -257,7 +257,7 @@ class Stages:
         least_s = 2 * FIRST_LOOK * statistics.fmean(self.costs_s("finals-*") or [0.0])
         try:
             if rest_s > least_s:
-                comparison = compare_sides(path, file, _GATE, [], rest_s, pace=self.pace(path, _VERDICT))
+                comparison = compare_sides(path, file, _GATE, [], rest_s, limits=self.pace(path, _VERDICT))
             elif path.is_dir():
                 comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
             else:
