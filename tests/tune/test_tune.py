@@ -78,6 +78,15 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
     assert all(path.stat().st_mtime_ns == written_ns for path, written_ns in runs.items() if lost not in path.parents)
 
 
+def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said(tune, monkeypatch):
+    monkeypatch.setattr("lmbench.commands.tune_stages._VERDICT", 0.0)
+    monkeypatch.setattr("lmbench.commands.tune_stages._GATE", 1e-6)
+    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [4, 4.001]}\n")
+    code, answer, err = tune("given.yaml", *WORDS)
+    assert (code, [*Path("results/tune-given").glob("verdict-*")]) == (0, []), err
+    assert ": no time for its 4 rounds" in str(answer)
+
+
 def test_other_tokens_a_step_are_another_training(tune):
     Path("space.yaml").write_text("only: true\naxes: {data.batch_size: [4, 8]}\n")
     _, answer, err = tune("smoke", "--data.batch_size=4", *WORDS)
