@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# In a checkout, which `python -m` in its root finds before any installed lmbench, two packages lie beside this one.
+# In a checkout `callbacks` and `configs` lie beside this package, and `python -m` in its root imports the checkout, not
+# an installed lmbench.
 _ROOT = Path(__file__).parents[1]
 if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_dir():
     __path__.append(str(_ROOT))
 
-
-# What Python code uses, and where it is. Importing most of it brings torch, which most commands do without.
-_FOUND_IN = {
+# The public names and their modules, imported at first use: most of them import torch, which most commands do without.
+_MODULES = {
     "AttentionLayer": "lmbench.model.attention_layer",
     "HuggingFace": "lmbench.model.hugging_face",
     "KernelProfiler": "lmbench.callbacks.kernel_capture",
@@ -35,12 +35,12 @@ _FOUND_IN = {
     "measure": "lmbench.fit.in_process",
     "to_frame": "lmbench.runs",
 }
-__all__ = [*_FOUND_IN, "__version__"]  # noqa: PLE0604
+__all__ = [*_MODULES, "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
-    if name in _FOUND_IN:
-        return getattr(import_module(_FOUND_IN[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -16,7 +16,7 @@ from lmbench.errors import ExitCode, UsageError, check_launcher, suggest, tell
 from lmbench.interruption import exit_code, listening, received
 from lmbench.masking import keep_words_secret, masked_message
 from lmbench.records.process import begin
-from lmbench.standard_output import abandon_result, result_alone, result_stream, write_what_can_be
+from lmbench.standard_output import abandon_result, replace_unencodable, result_alone, result_stream
 
 #: Commands that start runs. Other commands may start some with `--run` or `--config`.
 _STARTS_RUNS = {*MEASURING, "sweep", "overhead", "selfcheck", "nsys"}
@@ -39,7 +39,7 @@ def help_text() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code. Ctrl-C ends it with 130, SIGTERM with 143, both without a traceback."""
     begin()
-    write_what_can_be()
+    replace_unencodable()
     if argv is None:
         sys.excepthook = lambda *error: print(
             masked_message("".join(traceback.format_exception(*error))), end="", file=sys.stderr

@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and a terminal that goes away (SIGHUP) end a run where it stands, never in the middle of a write.
+"""Ends a run at once on Ctrl-C, SIGTERM or a closed terminal (SIGHUP), but never in the middle of a write.
 
-Python runs a signal's handler between any two instructions of the main thread. Under `listening` the handler raises at
-that point, also where Lightning would only look after the next batch; inside `held` it waits for the end of the block.
-Only the first signal raises: a second Ctrl-C must not break into the closing of what the first one ended.
+Python runs a signal handler between any two instructions of the main thread. Under `listening` the handler raises at
+that point, where Lightning would only stop after the batch. Inside `held` it raises at the end of the block. Only the
+first signal raises, because a second Ctrl-C must not interrupt the closing of the record.
 """
 
 from __future__ import annotations
@@ -14,46 +14,53 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
-#: A further signal ends the process on the spot if the first one has not done so after this time.
+#: Seconds after the first signal from which a further one ends the process at once.
 PATIENCE_S = 5.0
 
-# Only these are taken over, and only from their defaults: whoever ignores or handles a signal goes on doing so.
+# The signals that are handled, with their default handlers. A signal with any other handler, or ignored, is left alone.
 _DEFAULTS: dict[int, object] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
 }
 
-
-# Whose handlers others let raise: PyTorch says so that a loader's process died (a signal for all ends it while the
-# run's record is being closed), and alarms end what takes too long.
+# Signals whose handlers, set by other code, may raise. PyTorch's reports a loader process that died, as it may by a
+# Ctrl-C while the record is being closed. Alarms end code that takes too long.
 _OTHERS = (signal.SIGCHLD, signal.SIGALRM)
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP came. A SystemExit like Lightning's own: nobody shall take it for a failure of what it ends."""
+    """SIGTERM or SIGHUP was received. As a SystemExit, like Lightning's exception, nobody takes it for a failure."""
 
 
-#: Signals: `received` is the first one since `listening` began, `waiting` one that came within `depth` held blocks.
-_state = SimpleNamespace(is_listening=False, received=None, received_at_s=0.0, depth=0, waiting=None)
+class _State:
+    """The first signal since `listening` began, and a signal that waits for the end of `depth` nested `held` blocks."""
+
+    is_listening = False
+    received: int | None = None
+    received_at_s = 0.0
+    waiting: int | None = None
+    depth = 0
+
+
+_state = _State()
 
 
 def received() -> int | None:
-    """The first SIGINT, SIGTERM or SIGHUP since `listening` began, None without one."""
-    first: int | None = _state.received
-    return first
+    """The first SIGINT, SIGTERM or SIGHUP since `listening` began; None without one."""
+    return _state.received
 
 
 def exit_code(signum: int) -> int:
-    """What a process that a signal ended exits with: as a shell says it for Ctrl-C, else for SIGTERM."""
+    """The exit code of a process that a signal ended: 130 for SIGINT, else 143, as a shell reports SIGTERM."""
     return 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
 
 
 def interrupt(signum: int) -> None:
-    """Raise what a signal raises: KeyboardInterrupt or Terminated."""
+    """Raise KeyboardInterrupt for SIGINT, Terminated for any other signal."""
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     raise Terminated(exit_code(signum))
@@ -61,10 +68,14 @@ def interrupt(signum: int) -> None:
 
 @contextmanager
 def listening(until_exit: bool = False) -> Iterator[None]:
-    """Within, SIGINT raises KeyboardInterrupt, the others Terminated, at once or when a `held` block ends.
+    """Let signals raise within the block, at once or when a `held` block ends; a nested block changes nothing.
 
-    With `until_exit` what comes afterwards, while Python shuts down, ends the process without a traceback. Inside
-    another such block this one changes nothing.
+    Args:
+        until_exit: let a signal after the block, while Python shuts down, end the process without a traceback.
+
+    Raises:
+        KeyboardInterrupt: SIGINT was received.
+        Terminated: SIGTERM or SIGHUP was received.
     """
     if _state.is_listening:
         yield
@@ -82,9 +93,9 @@ def listening(until_exit: bool = False) -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """`with held():` makes these signals wait; at the end of the block the first of them raises.
+    """Let signals wait until the end of the block, where the first one raises.
 
-    In somebody else's program, where nobody is listening, Ctrl-C waits too; and so do others' handlers that raise.
+    Ctrl-C also waits in a user's program outside of `listening`, and so do handlers of other code that may raise.
     """
     _state.depth += 1
     arrived: list[int] = []
@@ -104,15 +115,18 @@ def held() -> Iterator[None]:
 
 
 def _take_over(signals: tuple[int, ...], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set a handler where the default, or of `_OTHERS` one in Python, is; returns what was there.
+    """Replace default handlers, and Python handlers of `_OTHERS`, by `handler`; returns the replaced ones by signal.
 
-    Only the main thread can.
+    Python allows this in the main thread only; any other thread replaces none.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    before = {signum: signal.getsignal(signum) for signum in signals}
-    free = [s for s, now in before.items() if (now is _DEFAULTS[s] if s in _DEFAULTS else callable(now))]
-    return {signum: signal.signal(signum, handler) for signum in free}
+
+    def is_replaceable(signum: int) -> bool:
+        current = signal.getsignal(signum)
+        return current is _DEFAULTS[signum] if signum in _DEFAULTS else callable(current)
+
+    return {signum: signal.signal(signum, handler) for signum in filter(is_replaceable, signals)}
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
@@ -120,7 +134,7 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
         _state.waiting = signum
     elif _state.received is None:
         _state.received, _state.received_at_s = signum, time.monotonic()
-        # What libraries warn of from now on is how they were interrupted (PyTorch's compiler prints a traceback).
+        # From now on libraries warn only because they were interrupted (PyTorch's compiler prints a traceback).
         warnings.simplefilter("ignore")
         if _state.depth:
             _state.waiting = signum

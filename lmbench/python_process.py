@@ -1,4 +1,4 @@
-"""A Python of its own for work that changes its process for good, or that must begin afresh."""
+"""Runs a Python process for work that changes its process for good, or that needs a fresh one."""
 
 from __future__ import annotations
 
@@ -14,28 +14,34 @@ from contextlib import suppress
 from lmbench.errors import ExitCode, Failure, UsageError
 
 _LAST_LINES = 3
-# Of Linux's prctl: the signal that a process gets when its parent ends, however it does.
+# Option of Linux's prctl: sets the signal that the process gets when its parent ends.
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
 class ProcessFailed(Failure):
-    """A process did not end well; its last lines in one, with the exit code to end with."""
+    """A Python process failed; has its last lines, joined into one, and the exit code for this process."""
 
 
 def tied_python(*words: str) -> list[str]:
-    """The command line of a Python with these words that a SIGKILL of this process ends too."""
-    # -P: the installed lmbench, as in this process, whatever lies in the working directory.
+    """The command line of a Python process that ends when this process ends, even by a SIGKILL.
+
+    Args:
+        words: arguments of the interpreter, such as `-m lmbench fit`.
+    """
+    # With -P the child imports the installed lmbench, not one in the working directory.
     return [sys.executable, "-P", "-m", "lmbench.python_process", str(os.getpid()), *words]
 
 
 def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) -> str:
-    """Run the installed lmbench's Python with these words, such as `-m lmbench fit`; returns what it printed.
+    """Run a Python process with the installed lmbench, and return its standard output.
 
-    `heard` is called with each line that it tells on standard error meanwhile, of where it stands.
+    Args:
+        words: arguments of the interpreter, such as `-m lmbench fit`.
+        heard: called with each progress line on the process's standard error, without its beginning `lmbench: `.
 
     Raises:
-        UsageError: the words are wrong.
-        ProcessFailed: it did not end well.
+        UsageError: the process ended with a usage error.
+        ProcessFailed: the process ended with any other error.
     """
     lines = list[str]()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
@@ -55,7 +61,7 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
         output.seek(0)
         printed = output.read()
     if code == ExitCode.USAGE:
-        # The user's own code may have said something before it, and after it.
+        # The user's own code may have printed lines before and after the error.
         raise UsageError("\n".join(lines).rpartition("lmbench: ")[2].partition("\n")[0])
     if code != ExitCode.OK:
         last = " | ".join(list(filter(None, lines))[-_LAST_LINES:]) or "nothing on standard error"
@@ -65,7 +71,7 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
 
 
 def die_with_parent() -> None:
-    """Let the kernel end this process when its parent ends, however that does; where it cannot, nothing is changed."""
+    """Let Linux kill this process when its parent ends for any reason; does nothing on other systems."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 

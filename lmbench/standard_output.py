@@ -1,7 +1,7 @@
-"""Standard output that holds the result and nothing else, whatever is printed beside it.
+"""Keeps standard output for a command's result alone.
 
-A module prints, a library logs, C code writes to file descriptor 1, a loader's worker process inherits it: all of that
-goes to standard error while the result's own stream is kept apart.
+A module may print, a library may log, C code may write to file descriptor 1, and a loader's worker process inherits it.
+All of that is redirected to standard error, while the result has a stream of its own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-#: The stream of the result while standard output is redirected.
-_kept: list[TextIO] = []
+#: Holds the stream of the result while standard output is redirected, else nothing.
+_result_streams: list[TextIO] = []
 
 
-def write_what_can_be() -> None:
+def replace_unencodable() -> None:
     """Let standard output and error write `?` for characters that their encoding (ASCII, Latin-1) lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
@@ -26,12 +26,12 @@ def write_what_can_be() -> None:
 
 
 def result_stream() -> TextIO:
-    """The stream that a command writes its result to; None where the process has no standard output."""
-    return _kept[-1] if _kept else sys.stdout
+    """The stream for a command's result; None where the process has no standard output."""
+    return _result_streams[-1] if _result_streams else sys.stdout
 
 
 def write_result(text: str) -> None:
-    """Write what the command was asked for, as it stands."""
+    """Write a part of the command's result, without adding a line end."""
     stream = result_stream()
     if stream is not None:
         stream.write(text)
@@ -39,24 +39,26 @@ def write_result(text: str) -> None:
 
 
 def abandon_result() -> None:
-    """Discard what is left of a result that nobody takes, which Python would otherwise write, and fail, at its end."""
+    """Discard the unwritten rest of a result whose reader is gone; Python would fail to write it at exit."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), result_stream().fileno())
 
 
 @contextmanager
 def result_alone(until_exit: bool = False) -> Iterator[None]:
-    """Within, only `write_result` reaches standard output; the output of Python and C code goes to standard error.
+    """Let only `write_result` reach standard output; other output of Python and C code goes to standard error.
 
-    With `until_exit` the redirection stays: what threads, exit handlers and C's own buffers still print belongs to no
-    result. Inside another such block this one changes nothing.
+    A nested block changes nothing.
+
+    Args:
+        until_exit: keep the redirection after the block, also for threads, exit handlers and C's buffers.
     """
     before = sys.stdout
-    if _kept or before is None:
+    if _result_streams or before is None:
         yield
         return
     _flush(before)
-    # A replaced sys.stdout (a notebook's, a test's) has no descriptor; only Python's output is redirected then.
+    # A replaced sys.stdout (a notebook's, a test's) has no descriptor; then only Python's output is redirected.
     descriptor = None
     with suppress(OSError, ValueError, AttributeError):
         descriptor = os.dup(before.fileno())
@@ -64,13 +66,13 @@ def result_alone(until_exit: bool = False) -> Iterator[None]:
     result = before
     if descriptor is not None:
         result = open(descriptor, "w", encoding=before.encoding, errors=before.errors)  # noqa: SIM115, PTH123
-    _kept.append(result)
+    _result_streams.append(result)
     sys.stdout = sys.stderr
     try:
         yield
     finally:
         if not until_exit:
-            _kept.clear()
+            _result_streams.clear()
             _flush(before)
             if descriptor is not None:
                 os.dup2(descriptor, before.fileno())
@@ -79,7 +81,7 @@ def result_alone(until_exit: bool = False) -> Iterator[None]:
 
 
 def _flush(stream: TextIO) -> None:
-    """Flush a stream of Python's, and C's own buffers."""
+    """Flush a Python stream, and C's buffers."""
     with suppress(OSError, AttributeError):
         stream.flush()
         ctypes.CDLL(None).fflush(None)

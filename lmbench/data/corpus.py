@@ -1,6 +1,6 @@
-"""Text corpora as token ids: their files, hash and text, byte-level BPE trained locally, and a cache keyed by content.
+"""Turns text files into token ids, by a byte-level BPE trained on them, with a cache keyed by content.
 
-A cache file holds the ids and nothing else. It is written under another name and renamed, so that two processes may
+A cache file holds the token ids alone. It is written under another name and then renamed, so that two processes may
 build it at once.
 """
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
-#: All byte values and the end of a text: with fewer ids, not every text can be written.
+#: One token id for each byte value and one for the end of a text; with fewer, some texts cannot be encoded.
 MINIMUM_VOCAB_SIZE = 257
-#: The tokenizer learns its merges from every n-th piece, about this much in all: from all of the standard
-#: library, 12 MB, it learns for 1.2 s instead of 0.6 s, and makes 1 % fewer tokens.
+#: The tokenizer is trained on every n-th piece, about this many bytes in all. Training on all 12 MB of the standard
+#: library takes 1.2 s instead of 0.6 s, and makes 1 % fewer tokens.
 TRAINING_BYTES = 4_000_000
 
 _BLOCK_BYTES = 1 << 20
-#: Pieces of text that are encoded at once, in threads; of large files some 64 MiB.
+#: Pieces of text that are encoded at once, in threads; about 64 MiB of large files.
 _ENCODED_PIECES = 64
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -47,14 +47,14 @@ TokenIds = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text files in a fixed order; a name for the record, which is not part of the hash."""
+    """Text files in a fixed order, with a name for the record."""
 
     name: str
     files: tuple[Path, ...]
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of all contents in order, each after its length; names and places do not count."""
+        """Hash of the lengths and contents of all files in order, but not of their names and folders."""
         digest = hashlib.sha256()
         for path in self.files:
             digest.update(path.stat().st_size.to_bytes(8, "little"))
@@ -65,32 +65,35 @@ class Corpus:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Bytes in all files."""
+        """Bytes of all files."""
         return sum(path.stat().st_size for path in self.files)
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        """All text, in pieces of at most about 2 MiB that end at a line's end where there is one.
+        """All text in pieces of at most about 2 MiB, each up to a line's end unless the line is too long.
 
-        Yields each piece with True where it is the last of its file. Bytes that are no UTF-8 are read as Latin-1, which
-        gives every byte a character of its own, so any file can be tokenized and none of it is lost.
+        Yields each piece, with True for the last piece of a file. A piece that is not UTF-8 is read as Latin-1, which
+        has a character for every byte, so any file can be tokenized without loss.
         """
         for path in self.files:
             with path.open("rb") as file:
-                # The rest of a block's last line, as long as that line is not a block long itself.
+                # Complete the last line of each block, by at most another block.
                 blocks = iter(lambda: file.read(_BLOCK_BYTES) + file.readline(_BLOCK_BYTES), b"")
-                for block, following in itertools.pairwise(itertools.chain(blocks, [None])):
+                for block, next_block in itertools.pairwise(itertools.chain(blocks, [b""])):
                     try:
-                        text = (block or b"").decode("utf-8")
+                        text = block.decode("utf-8")
                     except UnicodeDecodeError:
-                        text = (block or b"").decode("latin-1")
-                    yield text, following is None
+                        text = block.decode("latin-1")
+                    yield text, not next_block
 
 
 def open_corpus(text_files: Sequence[str]) -> Corpus:
-    """The corpus of the named files or patterns (``**`` for all levels); of none, the standard library's.
+    """The corpus of files, or of Python's standard library if there are none.
+
+    Args:
+        text_files: names of files, or patterns (``**`` stands for folders of any depth).
 
     Raises:
-        UsageError: a name or pattern without a file, or no text at all.
+        UsageError: a name or pattern matches no file, or all files are empty.
     """
     if not text_files:
         return standard_library()
@@ -110,7 +113,7 @@ def open_corpus(text_files: Sequence[str]) -> Corpus:
 
 
 def standard_library() -> Corpus:
-    """Sources of the running Python's standard library without its test folders: text without a network."""
+    """Sources of the running Python's standard library without its tests, a text that needs no network."""
     root = Path(sysconfig.get_path("stdlib"))
     files: list[Path] = []
     for folder, subfolders, names in os.walk(root):
@@ -120,10 +123,12 @@ def standard_library() -> Corpus:
 
 
 def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
-    """All token ids of a corpus, below ``vocab_size``, as a read-only memory map; built if not cached.
+    """All token ids of a corpus, below ``vocab_size``, as a read-only memory map of its cache file.
+
+    Builds the cache file if there is none.
 
     Raises:
-        UsageError: a vocabulary below 257, a file that cannot be read, or a cache folder that cannot be written.
+        UsageError: ``vocab_size`` is below 257, a file cannot be read, or the cache folder cannot be written.
     """
     if vocab_size < MINIMUM_VOCAB_SIZE:
         raise UsageError(f"vocab_size is {vocab_size}; byte-level tokens of text need at least {MINIMUM_VOCAB_SIZE}")
@@ -141,7 +146,7 @@ def corpus_tokens(corpus: Corpus, vocab_size: int, cache_dir: Path) -> TokenIds:
 
 
 def _build(corpus: Corpus, vocab_size: int, path: Path, dtype: Any) -> None:
-    """Write the ids of each piece of text, with the end-of-text id after each file."""
+    """Write the token ids of all text, with the end-of-text id after each file."""
     tokenizer, pieces = train_tokenizer(corpus, vocab_size), corpus.pieces()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
@@ -155,8 +160,8 @@ def _build(corpus: Corpus, vocab_size: int, path: Path, dtype: Any) -> None:
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of the corpus itself, the same whenever it is trained."""
-    # Unless this says that its threads are wanted, the library warns in every worker forked later.
+    """A byte-level BPE tokenizer trained on the corpus; training again gives the same tokenizer."""
+    # Without this setting the library warns in every loader process that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -168,6 +173,6 @@ def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    every = math.ceil(corpus.size_bytes / TRAINING_BYTES)
-    tokenizer.train_from_iterator((text for text, _ in itertools.islice(corpus.pieces(), 0, None, every)), trainer)
+    stride = math.ceil(corpus.size_bytes / TRAINING_BYTES)
+    tokenizer.train_from_iterator((text for text, _ in itertools.islice(corpus.pieces(), 0, None, stride)), trainer)
     return tokenizer

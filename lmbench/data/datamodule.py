@@ -1,5 +1,4 @@
-"""The LightningDataModules of lmbench: random tokens or real text, on the device or through a loader; and batches that
-are a shape and nothing else."""
+"""The LightningDataModules of lmbench: random tokens or text, on the device or through a loader, and bare shapes."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, open_corpus
 from lmbench.errors import UsageError, check_at_least, unknown
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
 
-# With fewer, training would be close to that on one fixed batch, which is faster than on real data.
+# With fewer batches, training would resemble training on one fixed batch, which is faster than on real data.
 MINIMUM_BATCHES = 8
 SOURCES = ("random", "text")
 PLACEMENTS = ("device", "pinned")
-# The share of a text's tokens, at its end, that is kept for validation.
+# Share of a text's tokens, at its end, that is held out for validation.
 HELD_OUT_FRACTION = 0.1
 
 
 class TokenBatch(NamedTuple):
-    """Token ids and, one position later, the ids to predict: int64, ``batch seq`` each."""
+    """Token ids, and the ids to predict, which are one position later: int64 of shape ``batch seq`` each."""
 
     tokens: Tensor
     targets: Tensor
@@ -37,10 +36,14 @@ class TokenBatch(NamedTuple):
 
 @dataclass(eq=False)
 class DrawnBatches(IterableDataset[TokenBatch]):
-    """Batches drawn as they are asked for, other ones in every loader process.
+    """Batches that are drawn when they are asked for, differently in every loader process.
 
-    `source` is a text's ids, from which windows are taken that start anywhere, or a vocabulary's size, from which ids
-    are drawn uniformly. `seed` has parts for run, rank and split.
+    Attributes:
+        source: the token ids of a text, from which windows with random starts are taken; or a vocabulary size, below
+            which ids are drawn uniformly.
+        batch_size: sequences in a batch.
+        context_length: tokens in a sequence.
+        seed: seeds of run, rank and split.
     """
 
     source: TokenIds | int
@@ -62,7 +65,7 @@ class DrawnBatches(IterableDataset[TokenBatch]):
 
 @dataclass(eq=False)
 class PrebuiltBatches(IterableDataset[TokenBatch]):
-    """Batches that exist, in turn; loader processes start at different ones."""
+    """Given batches in turn, without end; loader processes start at different ones."""
 
     batches: Sequence[TokenBatch]
 
@@ -85,18 +88,18 @@ class TokenData(LightningDataModule):
         batch_size: sequences in a batch.
         context_length: tokens in a sequence.
         vocab_size: number of token ids; text is tokenized to it.
-        num_batches: how many different batches are built before the first step (not for text through a loader).
-        placement: ``device`` keeps pre-built batches on the training device, so that no transfer is left; ``pinned``
+        num_batches: number of different batches, built before the first step (not for text through a loader).
+        placement: ``device`` keeps the built batches on the training device, so that no transfer is left; ``pinned``
             sends each through a DataLoader, from pinned memory where there is CUDA (text is drawn anew for every
             batch).
         num_workers: processes of that DataLoader.
-        seed: of everything drawn.
-        text_files: files or patterns of text; none means the Python standard library's own sources.
-        cache_dir: where tokenized text is kept; by default ``lmbench`` in the user's cache folder.
+        seed: seed of all random numbers.
+        text_files: files or patterns of text; none takes the sources of Python's standard library.
+        cache_dir: folder for tokenized text; by default ``lmbench`` in the user's cache folder.
 
     Raises:
-        UsageError: a setting out of its range, files that are missing or empty, text shorter than one batch needs, or
-            (in ``setup``) a model whose vocabulary is smaller than the data's.
+        UsageError: a setting is out of its range, files are missing or empty, or the text is too short for a batch. In
+            ``setup`` also: the model's vocabulary is smaller than the data's.
     """
 
     def __init__(
@@ -158,16 +161,14 @@ class TokenData(LightningDataModule):
         return self._loader(held_out=True)
 
     def _loader(self, held_out: bool) -> Iterable[TokenBatch]:
-        """The batches of the Trainer's rank for its device, without a Trainer those of the CPU.
+        """The batches for the Trainer's rank and device, or for rank 0 on the CPU without a Trainer.
 
-        Ranks that compute a batch together have the same.
+        Ranks that compute a batch together get the same batches.
         """
         device, rank = torch.device("cpu"), 0
         if self.trainer is not None:
-            device, rank = (
-                self.trainer.strategy.root_device,
-                (self.trainer.distributed_sampler_kwargs or {}).get("rank", 0),
-            )
+            device = self.trainer.strategy.root_device
+            rank = (self.trainer.distributed_sampler_kwargs or {}).get("rank", 0)
         source = self.vocab_size if self.source == "random" else self._text_part(held_out)
         dataset: IterableDataset[TokenBatch] = DrawnBatches(
             source, self.batch_size, self.context_length, (self.seed, rank, int(held_out))
@@ -190,7 +191,7 @@ class TokenData(LightningDataModule):
         return batch.tokens.numel()
 
     def describe(self) -> dict[str, Any]:
-        """What the data was, for the run's record; about a text's corpus once ``setup`` has run."""
+        """Facts about the data for the run's record; those about a text's corpus only after ``setup``."""
         names = ("source", "batch_size", "context_length", "vocab_size", "placement", "num_workers", "seed")
         facts = {name: getattr(self, name) for name in names}
         facts["num_batches"] = None if self._draws_anew else self.num_batches
@@ -210,10 +211,10 @@ class TokenData(LightningDataModule):
         return self.source == "text" and self.placement == "pinned"
 
     def _text_part(self, held_out: bool) -> TokenIds:
-        """The ids for training, or those held out for validation."""
+        """The token ids of the text for training, or those held out for validation."""
         _, ids = self._text or self._read_text()
-        border = round(ids.size * (1 - HELD_OUT_FRACTION))
-        part = ids[border:] if held_out else ids[:border]
+        training_count = round(ids.size * (1 - HELD_OUT_FRACTION))
+        part = ids[training_count:] if held_out else ids[:training_count]
         needed = self.batch_size * self.context_length + 1
         if part.size < needed:
             raise UsageError(
@@ -228,21 +229,21 @@ class TokenData(LightningDataModule):
 
 
 class BatchShape(NamedTuple):
-    """Sequences, and positions in each."""
+    """A batch without tensors: the number of its sequences, and of positions in each."""
 
     batch_size: int
     context_length: int
 
 
 class ShapeData(LightningDataModule):
-    """Endless batches of one shape, without a tensor in them: nothing is drawn, moved or held.
+    """Endless batches of one shape without tensors: nothing is drawn, moved or kept in memory.
 
     Args:
         batch_size: sequences in a batch.
         context_length: positions in a sequence.
 
     Raises:
-        UsageError: one of them is below 1.
+        UsageError: a value is below 1.
     """
 
     def __init__(self, *, batch_size: int = 4, context_length: int = 512) -> None:

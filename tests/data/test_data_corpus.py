@@ -1,4 +1,4 @@
-"""Text files become token ids: which files, which hash, and a cache that survives company."""
+"""Text files become token ids: the choice of files, their hash, and a cache that several processes share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def corpus(tmp_path):
 
 
 def text_of(ids, corpus, vocab_size):
-    """Decode with the tokenizer that the same corpus gives again."""
+    """Decode with a tokenizer that is trained again on the same corpus."""
     from tokenizers import decoders
 
     tokenizer = corpora.train_tokenizer(corpus, vocab_size)
@@ -42,7 +42,7 @@ def test_tokens_are_the_text_with_an_end_after_each_file(corpus, tmp_path):
 
 
 def test_the_smallest_vocabulary_has_one_token_a_byte_and_large_ones_take_four_bytes(corpus, tmp_path):
-    # Three ends, and two characters of Latin-1, of two bytes each in UTF-8.
+    # Three end-of-text ids, and one more byte for each of two Latin-1 characters, which UTF-8 writes in two.
     assert corpus_tokens(corpus, 257, tmp_path / "cache").size == corpus.size_bytes + 3 + 2
     assert corpus_tokens(corpus, 70_000, tmp_path / "cache").dtype == np.uint32
     with pytest.raises(UsageError, match="vocab_size is 256; byte-level tokens of text need at least 257"):

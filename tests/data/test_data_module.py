@@ -1,4 +1,4 @@
-"""Batches in a real Trainer: what they hold, where they lie, when they end, and that a model learns."""
+"""Batches of the data modules: their contents, device and order, and the settings that are refused."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.console import make_console, shortened
 from lmbench.report.render import FORMATS, Output, csv_field, escaped, give, print_answer, render
 from lmbench.report.units import MS, PERCENT, SETTING, mean_and_std
-from lmbench.standard_output import write_what_can_be
+from lmbench.standard_output import replace_unencodable
 
 KINDS = Table(
     "kinds",
@@ -166,7 +166,7 @@ def test_fields_of_csv_are_no_formulas_and_markdown_has_no_markup_of_its_own():
 def test_an_encoding_without_the_signs_is_no_error():
     stream = io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii", errors="strict")
     with contextlib.redirect_stdout(stream):
-        write_what_can_be()
+        replace_unencodable()
         print("443 ± 112 ≤ ─ ü")
         stream.flush()
     assert raw.getvalue() == b"443 ? 112 ? ? ?\n"
