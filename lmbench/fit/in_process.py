@@ -34,7 +34,7 @@ from lmbench.fit.ranks import count_to_start
 from lmbench.fit.settings import MeasureSettings, MemorySettings, check_limits
 from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, as_list, quiet
 from lmbench.instruments.compiling import CompileOptions
-from lmbench.instruments.ending import is_usage_error, own_traceback
+from lmbench.instruments.ending import is_usage_error, user_traceback
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
@@ -259,7 +259,7 @@ def _run(
         elif failure is not None and is_usage_error(failure):
             failure = UsageError(str(failure))
         elif failure is not None:
-            failure = failure.with_traceback(own_traceback(failure) or failure.__traceback__)
+            failure = failure.with_traceback(user_traceback(failure) or failure.__traceback__)
         if failure is not None:
             if is_kept and recorder.folder is not None:
                 failure.add_note(f"lmbench keeps the result so far: {recorder.folder.path}")

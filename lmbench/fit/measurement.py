@@ -35,7 +35,7 @@ from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.ending import is_of_other_checkpoint
+from lmbench.instruments.ending import is_checkpoint_mismatch
 from lmbench.interruption import held, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
@@ -214,7 +214,7 @@ class Measurement:
                 raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
         except BaseException as error:
             failure = error
-            if received() is None and is_of_other_checkpoint(error):
+            if received() is None and is_checkpoint_mismatch(error):
                 reason = str(error).splitlines()[:2][-1].strip()
                 failure = UsageError(f"the checkpoint is of another model: {reason[:200]}")
             with held():

@@ -42,7 +42,7 @@ from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import STRATEGIES
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
 from lmbench.instruments.compiling import CompileOptions
-from lmbench.instruments.ending import is_usage_error, own_lines
+from lmbench.instruments.ending import is_usage_error, user_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
@@ -252,7 +252,7 @@ def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
             if is_usage_error(error):
                 raise
             # Report an operation that fake tensors lack in one line, with its place in the user's code.
-            frame = (own_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
+            frame = (user_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
             location = f"{Path(frame.filename).name}:{frame.lineno}" + (f" `{frame.line}`" if frame.line else "")
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise UsageError(f"cannot be predicted: {location}: {reason}") from error

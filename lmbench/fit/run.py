@@ -35,7 +35,7 @@ from lmbench.instruments.ending import (
     interrupted,
     is_usage_error,
     out_of_memory,
-    own_lines,
+    user_lines,
 )
 from lmbench.interruption import Terminated, exit_code, held, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words, shown, shown_json, shown_lines
@@ -183,7 +183,7 @@ def _before_anything(error: BaseException) -> int:
         return _complain(error, ExitCode.USAGE)
     if memory := out_of_memory(error):
         return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
-    if own_lines(error):
+    if user_lines(error):
         return _print_own_lines(error)
     _print_lines("".join(traceback.format_exception(error)))
     return ExitCode.INTERNAL
@@ -202,7 +202,7 @@ def _print_own_lines(error: BaseException, recorder: RunRecorder | None = None) 
         if facts is not None and facts.traceback_file:
             all_frames = f" (all frames: {recorder.folder.path / facts.traceback_file})"
     facts = facts or error_facts(type(error).__name__, str(error), "setup")
-    lines = own_lines(error)
+    lines = user_lines(error)
     notes = [f"{note}\n" for note in getattr(error, "__notes__", ())]
     _print_lines("".join([*traceback.format_list(lines), *notes]))
     where = facts.phase if lines else f"{facts.phase}, at no line of yours"

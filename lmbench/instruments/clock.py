@@ -1,9 +1,8 @@
-"""The three clocks a step can be measured with: device events, synchronized host time, plain host time.
+"""The three clocks of a step (device events, synchronized host time, plain host time), and a ring of device scalars.
 
-A clock hands out opaque stamps. `events` never makes the host wait: stamps are CUDA events, read after the device
-has passed them. `sync` waits for the device at every stamp, which is the classic method and slows the run; it is
-the second instrument, never the source of a timing table. `host` is the clock of a CPU run. Beside them a ring for
-scalars that live on the device, which are read when their step has been passed.
+A clock hands out stamps that only itself can read. `events` never makes the host wait: its stamps are CUDA events, read
+after the device has passed them. `sync` waits for the device at every stamp. That is the classic method and slows the
+run, so it is a second instrument and no source of timing tables. `host` is the clock of a run on a CPU.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import torch
 
 
 class HostClock:
-    """`time.perf_counter_ns`, for work that runs on the CPU. Stamps of every clock are opaque to all others."""
+    """`time.perf_counter_ns`, for work that runs on the CPU."""
 
     name = "host"
-    #: Whether device and host time differ, so that a lag between them means something.
+    #: Whether device time and host time differ, so that there is a lag between them.
     has_lag = False
 
     def stamp(self) -> Any:
@@ -32,7 +31,7 @@ class HostClock:
         return True
 
     def recycle(self, stamps: Iterable[Any]) -> None:
-        """Take back stamps that nobody reads again."""
+        """Reuse stamps that nobody will read again."""
 
 
 class EventClock(HostClock):
@@ -44,7 +43,7 @@ class EventClock(HostClock):
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
         self._free = [torch.cuda.Event(enable_timing=True) for _ in range(256)]
-        # An event's CUDA object is created by its first record; do that now, not in the window.
+        # The first record of an event creates its CUDA object: record here, not first in the window.
         for event in self._free:
             event.record(self._stream)
 
@@ -54,7 +53,7 @@ class EventClock(HostClock):
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Device seconds between two reached stamps; accurate between neighbours only (float32 milliseconds)."""
+        """Device seconds between two reached stamps, in float32 milliseconds: accurate between neighbours only."""
         return float(start.elapsed_time(end)) * 1e-3
 
     def is_reached(self, stamp: torch.cuda.Event) -> bool:
@@ -78,7 +77,7 @@ class SyncClock(HostClock):
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for `device`; nothing to wait for on a CPU."""
+    """Wait until `device` has finished its work; return at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -90,30 +89,29 @@ def make_clock(name: str, device: torch.device) -> HostClock:
     return EventClock(device) if name == "events" else SyncClock(device)
 
 
-#: Values that may be under way to the host at once. Older ones are overwritten.
-_UNDER_WAY = 8192
+#: Values that can be on their way to the host at once; older ones are overwritten.
+_RING_SIZE = 8192
 
 
 class ScalarRing:
-    """Copies device scalars into pinned host memory, in stream order, and reads them once their step is done.
+    """Copies device scalars into pinned host memory, in stream order, for reading when their step is done.
 
-    A copy costs one asynchronous launch. A value may be read when an event recorded after its copy has been reached;
-    the ring holds as many values as can be under way at once.
+    A copy costs one asynchronous launch. Its value may be read once the device has reached an event recorded after it.
 
     Args:
-        device: where the scalars live.
+        device: device of the scalars.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._host = torch.zeros(_UNDER_WAY, dtype=torch.float32, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(_RING_SIZE, dtype=torch.float32, pin_memory=device.type == "cuda")
         self._slots = self._host.unbind()
         self._next = 0
 
     def put(self, value: torch.Tensor) -> int:
-        """Copy a one-element tensor; returns the slot to read later."""
+        """Copy a one-element tensor to the host; returns the slot to read later."""
         slot = self._next
         self._next = (slot + 1) % len(self._slots)
-        # What Lightning hands out needs neither, and each would be one more call for every step.
+        # Lightning's losses need neither call, so test first and save two calls a step.
         if value.requires_grad:
             value = value.detach()
         if value.ndim:

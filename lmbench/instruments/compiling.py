@@ -1,4 +1,4 @@
-"""torch.compile in place: what is compiled, and what compiling did."""
+"""torch.compile in place: the modules to compile, the caches, and counts of graphs and graph breaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import nn
 
 from lmbench.errors import UsageError
 
-_PATIENCE_S = 0.2
+#: Seconds that a compile worker gets to end by itself.
+_WORKER_PATIENCE_S = 0.2
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -26,11 +27,12 @@ class CompileOptions:
     Args:
         mode: torch.compile's mode.
         fullgraph: a graph break is an error.
-        dynamic: shapes that may change without a new graph; false gives every shape its own.
+        dynamic: shapes may change without a new graph; false compiles a graph for every shape.
         regional: compile each block by itself (fast to compile) instead of the whole network.
         backend: torch.compile's backend.
-        cache: private starts from an empty cache, so that the cold time is one (the folder that TORCHINDUCTOR_CACHE_DIR
-            names if it is empty, else a temporary one); shared uses what is on the disk.
+        cache: private starts from an empty cache, so that compile times are cold ones; shared uses the cache on the
+            disk. The private cache is in the folder that TORCHINDUCTOR_CACHE_DIR names if it is empty, else in a
+            temporary one.
     """
 
     mode: CompileMode = "default"
@@ -44,10 +46,15 @@ class CompileOptions:
     def uses_cudagraphs(self) -> bool:
         return self.mode in ("reduce-overhead", "max-autotune")
 
-    def check(self, accumulated: int) -> None:
-        """Raises UsageError for CUDA graphs over micro-batches: PyTorch fails there, or counts one of them alone
-        (pytorch/pytorch#169545, #96693)."""
-        if self.uses_cudagraphs and accumulated > 1:
+    def check(self, micro_batches: int) -> None:
+        """Refuse CUDA graphs where a step has several micro-batches.
+
+        PyTorch then fails, or keeps the gradients of one micro-batch alone (pytorch/pytorch#169545, #96693).
+
+        Raises:
+            UsageError: the mode uses CUDA graphs, and gradients are accumulated.
+        """
+        if self.uses_cudagraphs and micro_batches > 1:
             raise UsageError(
                 f"trainer.compile.mode is {self.mode}, whose CUDA graphs lose gradients that are accumulated; give "
                 "trainer.accumulate_grad_batches 1, or mode default or max-autotune-no-cudagraphs"
@@ -60,11 +67,7 @@ class CompileOptions:
 
 
 def compile_in_place(module: LightningModule, options: CompileOptions) -> list[str]:
-    """Compile `module`'s targets, keeping every parameter's name; returns the targets' names.
-
-    Targets are the module's own `compile_targets()` if it has one, else the module itself if it defines `forward`, else
-    each of its children. With `regional`, the members of the lists of modules inside those.
-    """
+    """Compile the module's targets, without renaming a parameter; returns the names of the targets."""
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
     targets = compile_targets(module, options)
     for target in targets:
@@ -73,10 +76,14 @@ def compile_in_place(module: LightningModule, options: CompileOptions) -> list[s
 
 
 def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn.Module]:
-    """The modules that are compiled, each by itself."""
-    targets_of_module = getattr(module, "compile_targets", None)
-    if callable(targets_of_module):
-        targets: list[nn.Module] = list(targets_of_module())
+    """The modules to compile, each by itself.
+
+    These are the answer of the module's `compile_targets()` if it has that method, else the module itself if it defines
+    `forward`, else its children. With `regional` they are the members of the module lists inside those.
+    """
+    method = getattr(module, "compile_targets", None)
+    if callable(method):
+        targets: list[nn.Module] = list(method())
     elif type(module).forward is not LightningModule.forward:
         targets = [module]
     else:
@@ -89,7 +96,7 @@ def compile_targets(module: LightningModule, options: CompileOptions) -> list[nn
 
 
 def empty_cache() -> str | None:
-    """The folder that was set for this process's cache, if nothing is in it: then it is as good as a private one."""
+    """The folder that TORCHINDUCTOR_CACHE_DIR names, if it is empty or missing, and so as good as a private one."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     return folder if folder and not (Path(folder).is_dir() and any(Path(folder).iterdir())) else None
 
@@ -101,8 +108,8 @@ def use_cache(folder: str) -> None:
 
 
 def _compile_call(target: nn.Module, options: CompileOptions) -> None:
-    # `nn.Sequential().compile()` and its like compile nothing, since frames of torch.nn are skipped; a frame of our
-    # own around the call is compiled for every module.
+    # Dynamo skips frames of torch.nn, so `nn.Sequential().compile()` compiles nothing. It compiles this function's
+    # frame for every module.
     call = target._call_impl
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -112,33 +119,35 @@ def _compile_call(target: nn.Module, options: CompileOptions) -> None:
 
 
 def end_compile_workers() -> None:
-    """End the processes that Inductor compiles in; a later graph starts them anew.
+    """End Inductor's compile workers; a later graph starts new ones.
 
-    One a core imports PyTorch, for ten seconds where there are 16. That would go on beside the window, and the run's
-    own end would wait for it: 4 s of 12 for a graph of three kernels (one H200, torch 2.11).
+    Inductor starts one worker a core, and each imports PyTorch, which takes ten seconds on 16 cores. The imports would
+    go on beside the window, and the end of the run would wait for them: 4 s of 12 for a graph of three kernels (one
+    H200, torch 2.11).
     """
     from torch._inductor import async_compile
     from torch._inductor.compile_worker.subproc_pool import SubprocPool
 
     for pool in list(async_compile._pool_set):
-        # It is asked to end, and made to. Pools of another kind, which a setting of Inductor's chooses, are only asked.
+        # The shutdown below asks every pool to end. Kill this kind, Inductor's default, if it does not.
         if isinstance(pool, SubprocPool):
-            timer = threading.Timer(_PATIENCE_S, pool.process.kill)
+            timer = threading.Timer(_WORKER_PATIENCE_S, pool.process.kill)
             timer.daemon = True
             timer.start()
     async_compile.shutdown_compile_workers()
 
 
 def graph_counts() -> tuple[int, int]:
-    """Graphs compiled and graph breaks met in this process so far."""
+    """Numbers of compiled graphs and of graph breaks in this process so far."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values()))
 
 
 def is_attention_fused() -> bool | None:
-    """Whether Inductor put `scaled_dot_product_attention` in the place of attention that is written out (its pass
-    `fuse_attention`) since the counters were cleared. None where a graph came from a cache, which does not say.
+    """Whether Inductor put `scaled_dot_product_attention` in the place of written-out attention in this process.
+
+    Its pass `fuse_attention` counts that. None where a graph came from a cache, which does not tell.
     """
     from torch._dynamo.utils import counters
 

@@ -1,5 +1,6 @@
-"""What ended a run: outcome, exit code and the record's `error`, from an exception; whose code it came through, and
-whether it is a lack of memory.
+"""Derives a run's outcome, exit code and `error` from the exception that ended it.
+
+Also tells whose code an exception came through, and whether memory ran out.
 """
 
 from __future__ import annotations
@@ -29,45 +30,47 @@ from lmbench.records.measured import RunError
 
 _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
 
-# How DDP begins to tell of a parameter without a gradient.
-_UNUSED = "Expected to have finished reduction in the prior iteration"
-# The last line of whatever fails while it is compiled.
-_DYNAMOS_ADVICE = "Set TORCHDYNAMO_VERBOSE=1"
+# The first words of DDP's error about a parameter without a gradient.
+_DDP_UNUSED_PARAMETER = "Expected to have finished reduction in the prior iteration"
+# The first words of the last line of every error in compilation.
+_DYNAMO_ADVICE = "Set TORCHDYNAMO_VERBOSE=1"
 
 
 class Ending(NamedTuple):
-    """How a run ended; `error` is None where it ended by itself."""
+    """How a run ended; `error` is None where nothing failed."""
 
     outcome: str
     exit_code: ExitCode
     error: RunError | None = None
 
 
-#: The kind of error of a rank that only heard of another one's.
+#: The kind of error of a rank whose collective failed because another rank did.
 COLLECTIVE_FAILED = "CollectiveFailed"
 COMPLETE = Ending("ok", ExitCode.OK)
 
 
 def is_usage_error(exception: BaseException) -> bool:
-    """Whether an exception is the user's mistake: a line says it all."""
+    """Whether an exception is a mistake of the user's, of which its message says everything."""
     is_port_taken = isinstance(exception, DistNetworkError) and "EADDRINUSE" in str(exception)
-    is_told = isinstance(exception, UsageError | MisconfigurationException)
-    return is_told or is_port_taken or is_of_other_checkpoint(exception)
+    is_refused = isinstance(exception, UsageError | MisconfigurationException)
+    return is_refused or is_port_taken or is_checkpoint_mismatch(exception)
 
 
-def is_of_other_checkpoint(exception: BaseException) -> bool:
-    """Whether a checkpoint does not fit the model (`nn.Module.load_state_dict`, or Lightning's sharded one), or its
-    optimizer."""
-    # A KeyError is told in quotes.
-    begins = ("Error(s) in loading state_dict", "loaded state dict", '"The model contains a key')
-    return isinstance(exception, RuntimeError | ValueError | KeyError) and str(exception).startswith(begins)
+def is_checkpoint_mismatch(exception: BaseException) -> bool:
+    """Whether `load_state_dict`, or Lightning's sharded one, refused a checkpoint that does not fit."""
+    # `str` puts the message of a KeyError in quotes.
+    beginnings = ("Error(s) in loading state_dict", "loaded state dict", '"The model contains a key')
+    return isinstance(exception, RuntimeError | ValueError | KeyError) and str(exception).startswith(beginnings)
 
 
-def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> Ending:
-    """The ending that an exception makes; once a signal came, whatever is raised is its doing.
+def judge(exception: BaseException, phase: str, is_lmbench_subject: bool = True) -> Ending:
+    """The ending of a run that an exception ended; after a signal, every exception is its consequence.
 
-    `is_own_subject` says that module and data are lmbench's own: then an exception at no line of the user's is not
-    theirs.
+    Args:
+        exception: the exception.
+        phase: the phase in which it was raised.
+        is_lmbench_subject: module and data are lmbench's own classes. An exception that came through no line of the
+            user's is then an internal error.
     """
     signum = received()
     if signum is None and isinstance(exception, KeyboardInterrupt):
@@ -76,32 +79,32 @@ def judge(exception: BaseException, phase: str, is_own_subject: bool = True) -> 
         signum = signal.SIGTERM
     if signum is not None:
         return interrupted(signum, phase)
-    if (lack := out_of_memory(exception)) is not None:
-        lack.phase = phase
-        return Ending("oom", ExitCode.OUT_OF_MEMORY, lack)
-    lines, message = own_lines(exception), str(exception)
+    if (shortage := out_of_memory(exception)) is not None:
+        shortage.phase = phase
+        return Ending("oom", ExitCode.OUT_OF_MEMORY, shortage)
+    lines, message = user_lines(exception), str(exception)
     if isinstance(exception, SystemExit):
         message = f"somebody's code asked to exit with {exception.code}"
-    elif message.startswith(_UNUSED):
+    elif message.startswith(_DDP_UNUSED_PARAMETER):
         message = (
             "the loss does not depend on all parameters, for whose gradients ddp waits; freeze the others "
             "(requires_grad_(False)), or give --trainer.strategy ddp_find_unused_parameters_true"
         )
     facts = error_facts(type(exception).__name__, message, phase)
-    facts.location = place(lines[-1]) if lines else None
+    facts.location = frame_location(lines[-1]) if lines else None
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(exception.__traceback__)]
-    if not lines and "".join(modules[-1:]).startswith("torch.distributed.tensor."):
+    if not lines and modules and modules[-1].startswith("torch.distributed.tensor."):
         reason = "PyTorch cannot do that with what several devices share: choose another optimizer, or ddp"
         facts.message = f"{facts.message}; {reason}"
         return Ending("error", ExitCode.USAGE, facts)
     if is_usage_error(exception):
         return Ending("error", ExitCode.USAGE, facts)
-    # What PyTorch refuses between two lines of a module (a loss without a gradient, say) is that module's; so is what
-    # cannot be compiled, of which the compiler alone has frames.
+    # The user's module is also to blame where PyTorch fails between two of its lines (a loss without a gradient, say).
+    # The same holds for a module that cannot be compiled, where only the compiler has frames.
     compiler = sys.modules.get("torch._dynamo.exc")
-    is_compilers = compiler is not None and isinstance(exception, compiler.TorchDynamoException)
-    is_lmbenchs = is_own_subject or (is_lmbenchs_own(exception) and not is_compilers)
-    return Ending("error", ExitCode.USER_CODE if lines or not is_lmbenchs else ExitCode.INTERNAL, facts)
+    is_compiler_error = compiler is not None and isinstance(exception, compiler.TorchDynamoException)
+    is_internal = is_lmbench_subject or (is_lmbench_failure(exception) and not is_compiler_error)
+    return Ending("error", ExitCode.USER_CODE if lines or not is_internal else ExitCode.INTERNAL, facts)
 
 
 def interrupted(signum: int, phase: str | None) -> Ending:
@@ -112,35 +115,35 @@ def interrupted(signum: int, phase: str | None) -> Ending:
 
 
 def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = ExitCode.INTERNAL) -> Ending:
-    """The ending of a run that failed without an exception of its own."""
+    """The ending of a run that failed without an exception."""
     return Ending("error", exit_code, error_facts(kind, message, phase))
 
 
 def error_facts(kind: str, message: str, phase: str | None) -> RunError:
-    """The record's `error`."""
-    lines = [line for line in message.splitlines() if line.strip() and not line.startswith(_DYNAMOS_ADVICE)]
+    """The record's `error`, with the message in one line of at most 2000 characters."""
+    lines = [line for line in message.splitlines() if line.strip() and not line.startswith(_DYNAMO_ADVICE)]
     if "Traceback (most recent call last):" in message:
-        # Of another process: its first line says which, its last one what happened.
+        # A traceback of another process: the first line names the process, the last one the error.
         lines = [lines[0], lines[-1]]
     line = " ".join(" ".join(lines).split())[:2000]
     return RunError(kind, line, phase)
 
 
-#: PyTorch's MPS allocator writes GB and means 2^30, as its other allocators do.
+#: Powers of 1024: PyTorch's MPS allocator writes GB but means 2^30 bytes, as its other allocators do.
 _POWERS = " KMGTPE"
 _AMOUNT = re.compile(
     r"(?:[Tt]ried to allocate|[Uu]nable to (?:allocate|mmap)) "
     rf"(?P<number>\d+(?:\.\d+)?) ?(?P<power>[{_POWERS.strip()}]?)(?:i?B|bytes?)\b"
 )
 
-#: What each library says when the device's memory is used up.
+#: Messages of libraries when the device's memory is used up.
 _DEVICE = re.compile(
     r"(?:CUDA|HIP|XPU|MPS backend) out of memory"
     r"|(?:CUDA|HIP) error: out of memory|[Cc]uda failure[^\n]*out of memory|cudaErrorMemoryAllocation"
     r"|CU(?:BLAS|DNN|SOLVER|SPARSE|FFT)_(?:STATUS_)?(?:\w*_)?ALLOC(?:ATION)?_FAILED"
 )
 
-#: The same for the host's memory; cuDNN has a name of its own for that.
+#: Messages when the host's memory is used up.
 _HOST = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc"
     r"|[Uu]nable to allocate [\d.]+ ?[KMGTPE]?i?(?:B|bytes?) for an array"
@@ -149,96 +152,91 @@ _HOST = re.compile(
 )
 
 
-def out_of_memory(exc: BaseException) -> RunError | None:
-    """The lack of memory behind an exception, as a record has it: itself, one that caused it, or one in its group.
+def out_of_memory(exception: BaseException) -> RunError | None:
+    """The record's `error` if memory ran out, else None.
 
-    It has the bytes asked for if the message says, whose memory it was, and the message in one line.
-
-    A Ctrl-C stays one even while such an error is being handled. Bytes asked for are as exact as the message:
-    for a GPU, PyTorch rounds to two decimals of its unit.
+    The shortage may be the exception itself, its cause or context, or a member of its group. A Ctrl-C while a shortage
+    is handled stays a Ctrl-C. The requested bytes are as exact as the message: PyTorch rounds a GPU's to two decimals
+    of the unit.
     """
-    if isinstance(exc, KeyboardInterrupt):
+    if isinstance(exception, KeyboardInterrupt):
         return None
-    links: list[BaseException] = [exc]
-    for link in links:
-        if (where := _where(link)) is not None:
+    chain: list[BaseException] = [exception]
+    for link in chain:
+        if (where := _exhausted_memory(link)) is not None:
             amount = _AMOUNT.search(str(link))
             size = amount and round(float(amount["number"]) * 1024 ** _POWERS.index(amount["power"] or " "))
-            # The line of the message that tells of memory, else its first one, else the exception's name.
+            # Keep the line about memory, else the first line, else the exception's name.
             lines = [" ".join(line.split()) for line in str(link).splitlines() if line.strip()]
-            telling = [line for line in lines if _HOST.search(line) or _DEVICE.search(line)]
-            message = next(iter(telling or lines), type(link).__name__)[:500]
-            return RunError(type(exc).__name__, message, requested_bytes=size, where=where)
-        # What it was raised from or during, and the members of a group.
+            memory_lines = [line for line in lines if _HOST.search(line) or _DEVICE.search(line)]
+            message = next(iter(memory_lines or lines), type(link).__name__)[:500]
+            return RunError(type(exception).__name__, message, requested_bytes=size, where=where)
         context = None if link.__suppress_context__ else link.__context__
         members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
-        links += [other for other in (*members, link.__cause__, context) if other is not None and other not in links]
+        chain += [other for other in (*members, link.__cause__, context) if other is not None and other not in chain]
     return None
 
 
-def _where(exc: BaseException) -> str | None:
-    text = str(exc)
-    # PyTorch raises RuntimeError and subclasses; other exceptions may quote such words without meaning them.
-    is_torchs = isinstance(exc, RuntimeError)
-    if (
-        isinstance(exc, MemoryError)
-        or getattr(exc, "errno", None) == errno.ENOMEM
-        or (is_torchs and _HOST.search(text))
-    ):
+def _exhausted_memory(exception: BaseException) -> str | None:
+    """Whose memory ran out, `host` or `device`; None if the exception is about something else."""
+    text = str(exception)
+    if isinstance(exception, MemoryError) or getattr(exception, "errno", None) == errno.ENOMEM:
         return "host"
-    # torch.OutOfMemoryError, told by its name so that this module needs no torch.
-    if is_torchs and (_DEVICE.search(text) or "OutOfMemoryError" in [base.__name__ for base in type(exc).__mro__]):
-        return "device"
-    return None
+    # PyTorch raises RuntimeErrors; other exceptions may quote these messages.
+    if not isinstance(exception, RuntimeError):
+        return None
+    if _HOST.search(text):
+        return "host"
+    return "device" if isinstance(exception, torch.OutOfMemoryError) or _DEVICE.search(text) else None
 
 
-#: Packages whose frames say nothing of the user's code. Another one, even an installed one, was brought by the user.
+#: Packages that are no code of the user's. The user brought every other package, even an installed one.
 _LIBRARIES = """torch lightning lightning_utilities lightning_fabric pytorch_lightning torchmetrics triton jsonargparse
     numpy scipy msgspec rich yaml wandb tokenizers jinja2 pandas pynvml fsspec tqdm typeshed_client docstring_parser
     sympy"""
-_OWN = "lmbench lmbench.callbacks lmbench.configs"
+_LMBENCH = "lmbench lmbench.callbacks lmbench.configs"
 
-# Code without a file: Python's and PyTorch's own, as against a notebook's cell, `<string>` or `<stdin>`.
+# Code of Python and PyTorch without a file, unlike a notebook's cell, `<string>` or `<stdin>`.
 _GENERATED = re.compile(r"<(?:frozen |eval_with_key|__array_function__|attrs |lambdifygenerated)|.*[/\\]torchinductor_")
 
-#: A frame as the message of an exception tells it that came from another process (a loader's worker).
-_TOLD = re.compile(r'^ *File "(.+)", line (\d+), in (.+)(?:\n +(.+))?', re.MULTILINE)
+#: A frame in the message of an exception that came from another process (a loader's worker).
+_QUOTED_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)(?:\n +(.+))?', re.MULTILINE)
 
 
-def place(frame: FrameSummary) -> str:
-    """`my_module.py:31 in training_step`."""
+def frame_location(frame: FrameSummary) -> str:
+    """File, line and function of a frame: `my_module.py:31 in training_step`."""
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
 
 
-def own_lines(exception: BaseException) -> list[FrameSummary]:
-    """The user's lines that an exception came through, the one that failed last.
+def user_lines(exception: BaseException) -> list[FrameSummary]:
+    """The user's lines that an exception came through, the failing one last.
 
-    Lines of the user's own files; where there are none, those of packages that only the user's code can have brought.
+    These are lines of the user's own files, or else of installed packages that only the user's code can have imported.
     """
     if "Original Traceback (most recent call last):" in str(exception):
-        told = [(file, int(number), name, text) for file, number, name, text in _TOLD.findall(str(exception))]
+        frames = [(file, int(number), name, text) for file, number, name, text in _QUOTED_FRAME.findall(str(exception))]
     else:
-        told = [(f.filename, f.lineno or 0, f.name, f.line) for f in traceback.extract_tb(exception.__traceback__)]
-    # Without columns, which Python would underline.
-    lines = [FrameSummary(file, number, name, line=text) for file, number, name, text in told]
-    brought = [line for line in lines if not _is_library(line.filename)]
-    return [line for line in brought if not _is_installed(line.filename)] or brought
+        frames = [(f.filename, f.lineno or 0, f.name, f.line) for f in traceback.extract_tb(exception.__traceback__)]
+    # New summaries have no columns, which Python would underline.
+    lines = [FrameSummary(file, number, name, line=text) for file, number, name, text in frames]
+    users = [line for line in lines if not _is_library(line.filename)]
+    return [line for line in users if not _is_installed(line.filename)] or users
 
 
-def own_traceback(exception: BaseException) -> TracebackType | None:
-    """The exception's traceback without the frames of Lightning and its like; None where the user has none in it."""
-    kept: TracebackType | None = None
+def user_traceback(exception: BaseException) -> TracebackType | None:
+    """The exception's traceback without frames of Python, lmbench and its libraries; None if no frame is left."""
+    trace: TracebackType | None = None
     for frame, line in reversed(list(traceback.walk_tb(exception.__traceback__))):
         if not _is_library(frame.f_code.co_filename):
-            kept = TracebackType(kept, frame, frame.f_lasti, line)
-    return kept
+            trace = TracebackType(trace, frame, frame.f_lasti, line)
+    return trace
 
 
-def is_lmbenchs_own(exception: BaseException) -> bool:
-    """Whether lmbench's own code failed, in what Lightning called of it or beside that: of the frames that are neither
-    PyTorch's nor Python's, the last one is lmbench's."""
+def is_lmbench_failure(exception: BaseException) -> bool:
+    """Whether lmbench's code failed: the innermost frame of lmbench, Lightning and jsonargparse is lmbench's, or none
+    of them has one."""
     for frame in reversed(traceback.extract_tb(exception.__traceback__)):
-        if _is_in(frame.filename, _folders(_OWN)):
+        if _is_in(frame.filename, _folders(_LMBENCH)):
             return True
         if _is_in(frame.filename, _folders("lightning jsonargparse")):
             return False
@@ -246,7 +244,7 @@ def is_lmbenchs_own(exception: BaseException) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file is Python's, lmbench's, or of the libraries below it."""
+    """Whether a file belongs to Python, lmbench, or the libraries that lmbench uses."""
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if _GENERATED.match(file) or (cache and file.startswith(cache)):
         return True
@@ -254,7 +252,7 @@ def _is_library(file: str) -> bool:
         return False
     paths = sysconfig.get_paths()
     is_python = _is_in(file, [paths["stdlib"], paths["platstdlib"]]) and not _is_installed(file)
-    return is_python or _is_in(file, _folders(f"{_OWN} {_LIBRARIES}"))
+    return is_python or _is_in(file, _folders(f"{_LMBENCH} {_LIBRARIES}"))
 
 
 def _is_installed(file: str) -> bool:
@@ -262,10 +260,10 @@ def _is_installed(file: str) -> bool:
 
 
 def _folders(names: str) -> list[str]:
-    """Where packages lie (of a single file, that file), of those that are imported: only they can have a frame."""
-    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names.split()}
-    # A package is where its own file is: lmbench's path names a checkout's root too.
-    return [file.removesuffix(f"{os.sep}__init__.py") for file in files.values() if file]
+    """Folders of the imported ones of these packages, or the file of a single module; others can have no frame."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names.split()]
+    # Use `__file__`, because the `__path__` of lmbench in a checkout holds the checkout's root too.
+    return [file.removesuffix(f"{os.sep}__init__.py") for file in files if file]
 
 
 def _is_in(file: str, folders: list[str]) -> bool:
@@ -273,12 +271,12 @@ def _is_in(file: str, folders: list[str]) -> bool:
 
 
 def failed_collective(exception: BaseException) -> str | None:
-    """The collective that an exception is about, by PyTorch's flight recorder; None where it is about none."""
+    """The collective that failed, by PyTorch's flight recorder; None where the exception is about no collective."""
     dump: Callable[..., bytes] | None = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None or not (isinstance(exception, DistError) or re.search("gloo|pair closure", str(exception))):
         return None
     entries = json.loads(dump(True, False)).get("entries", [])
-    # Gloo's all stay `scheduled`, and it raises from the last one; NCCL's begin later than they are issued.
+    # Gloo's entries all stay `scheduled`, and the last one failed. NCCL marks the running one as `started`.
     entry = next((entry for entry in entries if entry["state"] == "started"), entries[-1] if entries else None)
     if entry is None:
         return None

@@ -1,10 +1,12 @@
-"""Everything around a run that its times may depend on: versions, code, devices, flags, variables; what the host is,
-how fast it issues work, and what others took of it in a window; and how the GPU stands.
+"""Reads the surroundings of a run on which its times may depend.
 
-What others took is known by the kernel's counters, which cost nothing in between: the cores' busy time (proc(5), by
-psutil), the CPU time of this process and its children, and the scheduler's run delay
-(Documentation/scheduler/sched-stats.rst). The GPU is asked by NVML: every figure that the card or driver does not give
-is None; without NVML, or on a CPU, all of them are.
+These are versions, code, flags and variables; the host, its speed in issuing work, and the load of other processes
+in the window; and the state of the GPU.
+
+The kernel's counters tell the load of other processes and cost nothing between two readings: the cores' busy time
+(proc(5), by psutil), the CPU time of this process and its children, and the scheduler's run delay
+(Documentation/scheduler/sched-stats.rst). NVML tells the state of the GPU. A figure that the card or the driver does
+not give is None; without NVML, and on a CPU, all of them are.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from lmbench.records.run import Code, Environment, Flags, GarbageCollection, Gpu
 
 T = TypeVar("T")
 
-#: Only variables whose names begin so are recorded, and none whose name looks like a secret's.
+#: Beginnings of the names of variables that are recorded, unless a name looks like a secret's.
 _ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_")
 
 _GIT_TIMEOUT_S = 5.0
@@ -46,7 +48,7 @@ _GIT_TIMEOUT_S = 5.0
 def capture_environment(device: torch.device) -> Environment:
     """The `environment` of a run's record.
 
-    Call it when all settings are made, outside the window: it synchronizes.
+    Call it after all settings are made, and outside the window, because it synchronizes.
     """
     sensor = DeviceSensor(device)
     return Environment(
@@ -59,7 +61,6 @@ def capture_environment(device: torch.device) -> Environment:
         host=host_facts(device),
         gc=GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count()),
         flags=torch_flags(),
-        # Sorted; never one whose name looks like a secret's.
         variables={
             name: value
             for name, value in sorted(os.environ.items())
@@ -69,7 +70,7 @@ def capture_environment(device: torch.device) -> Environment:
 
 
 def versions(driver: str | None) -> Versions:
-    """Versions of what takes part. Packages are asked for their metadata, not imported."""
+    """Versions of Python, PyTorch, CUDA, the driver and packages; packages are not imported for it."""
     cudnn: int | None = torch.backends.cudnn.version() if torch.version.cuda else None
     packages: dict[str, str] = {}
     for package in ("lightning", "torchmetrics", "wandb"):
@@ -87,7 +88,7 @@ def versions(driver: str | None) -> Versions:
 
 
 def torch_flags() -> Flags:
-    """Global switches; None where reading one is refused (old and new TF32 settings exclude each other)."""
+    """PyTorch's global switches; None where PyTorch refuses to read one, since old and new TF32 settings conflict."""
     cudnn = torch.backends.cudnn
     return Flags(
         float32_matmul_precision=_or_none(torch.get_float32_matmul_precision),
@@ -110,14 +111,18 @@ def _or_none(read: Callable[[], T]) -> T | None:
 
 
 def git_state(folder: Path, holds: str | None = None) -> Revision:
-    """`commit` of the repository that the folder belongs to; `is_dirty` if its tracked files differ from it.
+    """The commit of a folder's repository, and whether tracked files differ from it.
 
-    Both are None without git or a repository. With `holds` also where the repository does not track that file
-    of the folder: a package installed below somebody's project is not part of it.
+    Both are None without git or a repository.
+
+    Args:
+        folder: a folder in the repository.
+        holds: a file of the folder. If the repository does not track it, both are None too: a package that is installed
+            below a project is not part of the project.
     """
     if holds is not None and _git(folder, "ls-files", "--error-unmatch", holds) is None:
         return Revision()
-    # Untracked files do not count: the results folder itself would make every second run dirty.
+    # Untracked files do not count, because the results folder would make every second run dirty.
     state = _git(folder, "describe", "--always", "--exclude=*", "--abbrev=64", "--dirty")
     if state is None:
         return Revision()
@@ -126,7 +131,7 @@ def git_state(folder: Path, holds: str | None = None) -> Revision:
 
 
 def _git(folder: Path, *args: str) -> str | None:
-    # Without the optional lock a status of ours cannot get in the way of a user's git command.
+    # Without its optional locks this command cannot block a git command of the user's.
     command, variables = ["git", "-C", str(folder), *args], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         output = subprocess.check_output(
@@ -139,14 +144,17 @@ def _git(folder: Path, *args: str) -> str | None:
 
 _REPEATS = 5
 _LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
-#: The cores' times are counted in ticks of 10 ms: over less than this their shares say little.
-_LEAST_S = 0.2
-#: What keeps a core from others.
+#: Shares of the cores' time need at least this long, since it is counted in ticks of 10 ms.
+_MIN_ELAPSED_S = 0.2
+#: Kinds of CPU time in which a core is busy.
 _BUSY = ("user", "nice", "system", "irq", "softirq")
 
 
 def host_facts(device: torch.device) -> Host:
-    """The machine and its two scores: the fields of `environment.host`. Takes some 30 ms and synchronizes."""
+    """The `environment.host` of a run's record: the machine and its two speed scores.
+
+    Takes about 30 ms and synchronizes.
+    """
     return Host(
         hostname=platform.node() or None,
         system=platform.platform(),
@@ -154,14 +162,13 @@ def host_facts(device: torch.device) -> Host:
         core_count=os.cpu_count(),
         affinity=_usable_cores(),
         memory_total_bytes=psutil.virtual_memory().total,
-        # One turn of a small pure-Python loop.
         python_iteration_s=min(repeat(_LOOP, number=1, repeat=_REPEATS)) / 50_000,
         kernel_launch_s=kernel_launch_s(device),
     )
 
 
 def _proc_field(path: str, *names: str) -> str | None:
-    """The first field of one of these names in a file of /proc with `name: value` lines."""
+    """The first value under one of the names in a /proc file of `name: value` lines; None without one."""
     with suppress(OSError):
         for line in Path(path).read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -171,11 +178,11 @@ def _proc_field(path: str, *names: str) -> str | None:
 
 
 def kernel_launch_s(device: torch.device) -> float:
-    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries (on a CPU, to execute it)."""
+    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries; on a CPU to execute it."""
     vector = torch.zeros(1, device=device)
 
     def launch() -> None:
-        # From about 1000 on a CUDA launch queue is full, and the host waits for the device.
+        # Stay below about 1000 launches, which fill the queue of a CUDA device so that the host waits.
         for _ in range(256):
             vector.add_(1.0)
 
@@ -186,21 +193,25 @@ def kernel_launch_s(device: torch.device) -> float:
 
 
 def peak_rss_bytes() -> int | None:
-    """Peak resident memory of this process so far, None where the system does not say.
+    """Peak resident memory of this process so far; None where the system does not tell.
 
-    From VmHWM of /proc/self/status: what getrusage says on Linux is never less than the size its parent had
-    when it started this process, so that every cell of a sweep would show the runner's memory.
+    Read from VmHWM in /proc/self/status. On Linux getrusage is never below the size of the parent when it started this
+    process. So every cell of a sweep would show the runner's memory.
     """
     peak = _proc_field("/proc/self/status", "VmHWM")
     return None if peak is None else int(peak.split()[0]) * 1024
 
 
 class HostReading(NamedTuple):
-    """Counters at one moment, in seconds since some beginning.
+    """The kernel's counters at one moment, in seconds since an arbitrary start.
 
-    Of `cores` cores that this process may use: `busy_s`, and `stolen_s` by the hypervisor. `own_s` is the CPU time of
-    this process and its descendants: a loader's workers are no strangers. `waited_s` is how long this thread was ready
-    to run and had no core; None where the system does not tell.
+    Attributes:
+        read_at_s: the moment.
+        cores: number of cores that this process may use.
+        busy_s: their busy time.
+        stolen_s: their time that the hypervisor gave to other machines.
+        own_s: CPU time of this process and its descendants, such as a loader's workers.
+        waited_s: time in which this thread was ready to run and had no core; None where the system does not tell.
     """
 
     read_at_s: float
@@ -212,17 +223,17 @@ class HostReading(NamedTuple):
 
 
 def read_host() -> HostReading:
-    """Read the counters; takes a millisecond or so."""
+    """Read the counters; takes about a millisecond."""
     usable = _usable_cores() or list(range(os.cpu_count() or 1))
     by_core = psutil.cpu_times(percpu=True)
     cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
-    process, own_s, waited_s = psutil.Process(), 0.0, None
-    # The other ranks of this host are no strangers either: their launcher is the parent of them all.
-    launcher = process.parent() if "LOCAL_RANK" in os.environ else None
-    for one in {process, *(launcher or process).children(recursive=True)}:
+    this_process, own_s, waited_s = psutil.Process(), 0.0, None
+    # Other ranks on this host count as own processes too: one launcher is the parent of them all.
+    launcher = this_process.parent() if "LOCAL_RANK" in os.environ else None
+    for process in {this_process, *(launcher or this_process).children(recursive=True)}:
         with suppress(psutil.Error):
-            # With its children that have ended.
-            own_s += sum(one.cpu_times()[:4])
+            # User and system time of the process and of its children that have ended.
+            own_s += sum(process.cpu_times()[:4])
     with suppress(OSError, IndexError, ValueError):
         text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
         waited_s = int(text.split()[1]) * 1e-9
@@ -232,15 +243,19 @@ def read_host() -> HostReading:
 
 
 def _usable_cores() -> list[int] | None:
-    """Cores that this process may run on, None where the system does not say."""
+    """Cores that this process may run on; None where the system does not tell."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def host_state(opened: HostReading, closed: HostReading) -> HostState:
-    """What two readings say of the time between them, in shares of the time of all cores, or of the time."""
+    """The `host_state` of a run's record, from readings at the window's start and end.
+
+    `other_cpu_fraction` and `steal_fraction` are shares of the time of all cores, `waited_fraction` of the window. They
+    are None for a window of less than 0.2 s.
+    """
     elapsed_s = closed.read_at_s - opened.read_at_s
     state = HostState(load_per_core=load_per_core())
-    if elapsed_s < _LEAST_S:
+    if elapsed_s < _MIN_ELAPSED_S:
         return state
 
     def share(taken_s: float, of_s: float) -> float:
@@ -255,16 +270,19 @@ def host_state(opened: HostReading, closed: HostReading) -> HostState:
 
 
 @cache
-def _questions() -> dict[str, dict[str, Any]]:
-    """The tables of nvml.toml, which says what they hold."""
+def _nvml_queries() -> dict[str, dict[str, Any]]:
+    """The tables of nvml.toml, which documents them."""
     return tomllib.loads(Path(__file__).with_name("nvml.toml").read_text())
 
 
 class DeviceSensor:
-    """Reads the device that PyTorch calls `device`.
+    """Reads properties and state of a device by NVML.
 
-    NVML counts all GPUs of the machine in another order than CUDA_VISIBLE_DEVICES shows them, so the device
-    is found by its UUID or its PCI address, never by its index.
+    NVML numbers the machine's GPUs in another order than CUDA_VISIBLE_DEVICES. So the device is found by its UUID or
+    its PCI address, never by its index.
+
+    Args:
+        device: the device, as PyTorch numbers it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -275,19 +293,19 @@ class DeviceSensor:
         self._handle = _find(pynvml, self._gpu) if self._gpu is not None else None
 
     def facts(self) -> Gpu:
-        """What does not change. Where NVML does not answer, PyTorch does for what it knows."""
-        gpu, mig = self._gpu or Gpu(), self._ask("MigMode")
-        for name, question in _questions()["gpu"].items():
-            setattr(gpu, name, self._ask(*question) or getattr(gpu, name))
+        """The `environment.gpu` of a run's record: properties by NVML, or else by PyTorch where it knows them."""
+        gpu, mig = self._gpu or Gpu(), self._query("MigMode")
+        for name, query in _nvml_queries()["gpu"].items():
+            setattr(gpu, name, self._query(*query) or getattr(gpu, name))
         gpu.is_mig = None if mig is None else bool(mig[0])
         return gpu
 
     def read(self) -> DeviceReading:
-        """How the device stands now. Takes about a millisecond."""
-        # Beside the energy counter, since mean power is their quotient.
-        energy_j, read_at_s = self._ask("TotalEnergyConsumption", scale=1e-3), time.monotonic()
-        reasons, processes = self._ask("CurrentClocksThrottleReasons"), self._ask("ComputeRunningProcesses")
-        names = _questions()["throttle_reasons"].items()
+        """The state of the device now; takes about a millisecond."""
+        # Read energy and time next to each other, since mean power is their quotient.
+        energy_j, read_at_s = self._query("TotalEnergyConsumption", scale=1e-3), time.monotonic()
+        reasons, processes = self._query("CurrentClocksThrottleReasons"), self._query("ComputeRunningProcesses")
+        names = _nvml_queries()["throttle_reasons"].items()
         pids = None if processes is None else [process.pid for process in processes]
         other_pids, other_count = other_processes(pids, torch.cuda.is_initialized())
         return DeviceReading(
@@ -296,24 +314,30 @@ class DeviceSensor:
             throttle_reasons=None if reasons is None else [name for bit, name in names if reasons & int(bit)],
             other_process_pids=other_pids,
             other_process_count=other_count,
-            **{name: self._ask(*question) for name, question in _questions()["reading"].items()},
+            **{name: self._query(*query) for name, query in _nvml_queries()["reading"].items()},
         )
 
-    def _ask(self, function: str, constant: str = "", part: str = "", scale: float = 0.0) -> Any:
-        """The answer of `nvmlDeviceGet<function>` about this device, or a `part` of it, times `scale` if that is not 0;
-        `constant` names what is asked for. None where card or driver do not have it."""
+    def _query(self, function: str, constant: str = "", part: str = "", scale: float = 0.0) -> Any:
+        """The answer of NVML about this device; None where card or driver do not support the query.
+
+        Args:
+            function: name of the NVML function, without its beginning `nvmlDeviceGet`.
+            constant: name of the NVML constant to pass as an argument, if any.
+            part: attribute of the answer to return instead of the answer.
+            scale: factor on the answer; 0 for none.
+        """
         if self._handle is None:
             return None
         try:
-            kind = [getattr(self._nvml, constant)] if constant else []
-            answer = getattr(self._nvml, f"nvmlDeviceGet{function}")(self._handle, *kind)
+            arguments = [getattr(self._nvml, constant)] if constant else []
+            answer = getattr(self._nvml, f"nvmlDeviceGet{function}")(self._handle, *arguments)
         except (self._nvml.NVMLError, AttributeError):
             return None
         answer = getattr(answer, part) if part else answer
         return answer * scale if scale else answer
 
     def driver(self) -> str | None:
-        """Version of the NVIDIA driver."""
+        """Version of the NVIDIA driver; None without one."""
         try:
             return str(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError:
@@ -321,11 +345,14 @@ class DeviceSensor:
 
 
 def other_processes(pids: list[int] | None, has_context: bool) -> tuple[list[int] | None, int | None]:
-    """Which and how many processes on the GPU are not this one; None where the driver does not let us know.
+    """Process ids and number of the other processes on the GPU; None where the driver does not tell.
 
-    `pids` is NVML's list, `has_context` whether this process has the GPU open and so should be in it. In a
-    container the list may be empty, or hold the host's process ids: then the others can be counted but not
-    named.
+    In a container NVML's list may be empty, or hold the host's process ids. Then other processes can be counted at
+    best, not named.
+
+    Args:
+        pids: NVML's list of process ids; None where it has none.
+        has_context: whether this process uses the GPU and so belongs in the list.
     """
     if pids is None:
         return None, None
@@ -337,16 +364,18 @@ def other_processes(pids: list[int] | None, has_context: bool) -> tuple[list[int
 
 
 def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: float | None = None) -> DeviceState:
-    """What two readings say of the time between them.
+    """The `device_state` of a run's record, from two readings.
 
-    `wall_s` is the window's length, to which the energy is scaled; without it the energy is that between the
-    readings.
+    Args:
+        opened: reading at the window's start.
+        closed: reading at the window's end.
+        wall_s: length of the window, to which the energy is scaled; None takes the time between the readings.
     """
     elapsed_s = (closed.read_at_s or 0.0) - (opened.read_at_s or 0.0)
 
     def rate(name: str, most: float = math.inf) -> float | None:
-        # A counter that runs backwards was reset in between (the driver was loaded anew): it says nothing. A counter
-        # that moves in steps can be ahead of the clock by one.
+        # A counter that ran backwards was reset, because the driver was loaded anew: its difference has no meaning. A
+        # counter that moves in steps can be one step ahead of the clock, hence `most`.
         before, after = getattr(opened, name), getattr(closed, name)
         if before is None or after is None or after < before or elapsed_s <= 0:
             return None
@@ -373,7 +402,7 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
 
 def _torch_facts(device: torch.device) -> Gpu:
     facts = torch.cuda.get_device_properties(device)
-    # Which of them are there depends on PyTorch's version.
+    # Some PyTorch versions lack some of these attributes.
     domain, bus, slot = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
     return Gpu(
         name=facts.name,
@@ -385,7 +414,7 @@ def _torch_facts(device: torch.device) -> Gpu:
 
 
 def _find(nvml: Any, gpu: Gpu) -> Any:
-    """NVML's handle of a GPU; None without its library or driver."""
+    """NVML's handle of a GPU; None without NVML's library or driver."""
     for find, name in (
         (nvml.nvmlDeviceGetHandleByUUID, gpu.uuid),
         (nvml.nvmlDeviceGetHandleByUUID, str(gpu.uuid).replace("GPU", "MIG", 1)),

@@ -1,8 +1,8 @@
-"""Which phase of a step is going on, read from Lightning's own profiler actions.
+"""Tracks the running phase of a step by the actions that Lightning reports to its profiler.
 
-Callbacks have no hook for the data wait, the transfer, the start of the forward or the end of clipping; Lightning's
-profiler actions bound all of them exactly, also under accumulation. `PhaseTrack` is the state machine that turns
-actions into a sequence of phases; `BorderProfiler` is the delegating profiler that feeds it.
+Callbacks have no hook for the data wait, the transfer, the start of the forward or the end of clipping. Lightning's
+profiler actions bound all of these exactly, also under accumulation. `BorderProfiler` passes the actions on, and the
+state machine `PhaseTrack` turns them into a sequence of phases.
 """
 
 from __future__ import annotations
@@ -21,52 +21,59 @@ from lmbench.records.vocabulary import EXCLUDED, PHASES
 
 
 class PhaseTrack:
-    """A stack of phases; listeners hear of every change, with the phase that begins.
+    """A stack of phases, whose listeners are called with every phase that begins.
 
     Attributes:
-        has_scaler: under `16-mixed` the gradients are unscaled between backward and clipping; that time is the
-            optimizer's.
-        clips: whether gradients are clipped, so that `clip` is a phase of its own and not an empty pair of borders.
+        current: the running phase.
+        listeners: functions that are called with the phase that begins.
+        has_scaler: whether gradients are unscaled between backward and clipping (`16-mixed`), in phase `optimizer`.
+        clips: whether gradients are clipped; otherwise there is no phase `clip`.
+        is_manual: whether the module optimizes manually.
     """
 
     def __init__(self) -> None:
         self.has_scaler, self.clips = False, True
         self.is_manual = False
         self.listeners: list[Callable[[str], None]] = []
+        #: Phases whose time counts as `other`.
         self._hidden: set[str] = set()
+        #: Phases that manual optimization has begun through Lightning.
         self._announced: set[str] = set()
         self.reset()
 
     def reset(self, *phases: str) -> None:
-        """Forget what was going on (a run begins, or an exception cut a phase short); take `phases` to be going on, the
-        innermost last. Nobody is told."""
+        """Replace the running phases by `phases`, the innermost last, without calling a listener.
+
+        Needed when a run begins, and when an exception has cut a phase short.
+        """
         self._stack = ["other", *phases]
         self.current = self._stack[-1]
 
     def unlisten(self, listener: Callable[[str], None]) -> None:
-        """Take a listener away, if it is there."""
+        """Remove a listener, if it is registered."""
         if listener in self.listeners:
             self.listeners.remove(listener)
 
     # manual optimization
 
     def watch_manual_optimization(self) -> None:
-        """A `training_step` that optimizes by hand: of what it does, only what Lightning announces has borders.
+        """Hide the phases of a manually optimizing `training_step` that Lightning does not announce.
 
-        These are `manual_backward` (between the hooks on_before_backward and on_after_backward) and the update of
-        Lightning's optimizers (from on_before_optimizer_step to the end of `step`; under a scaler the unscaling before
-        it has no border). The rest of the step is `other`: forward, clipping and zeroing cannot be told apart.
+        Lightning announces `manual_backward` (between the hooks on_before_backward and on_after_backward) and updates
+        of its own optimizers (from on_before_optimizer_step to the end of `step`). Under a scaler the unscaling before
+        an update has no border, so `optimizer` is hidden too. Forward, clipping and zeroing cannot be told apart, and
+        count as `other`.
         """
         self.is_manual = True
         self._hidden = {"forward", "clip", "zero_grad"} | ({"optimizer"} if self.has_scaler else set())
 
-    def expect(self, phase: str, *_: Any) -> None:
-        """Something of the phase happens: from now on the phase's time is `other`, if it is not going on."""
+    def hide_unless_running(self, phase: str, *_: Any) -> None:
+        """Hide a phase from now on, if its work happens while another phase is running."""
         if self._stack[-1] != phase:
             self._hidden.add(phase)
 
     def unseen_phases(self) -> list[str]:
-        """Phases whose time is in `other` because nobody can tell where they begin and end."""
+        """Phases whose time counts as `other`, because their beginning and end are unknown."""
         if not self.is_manual:
             return []
         unannounced = {"backward", "optimizer"} - self._announced
@@ -77,13 +84,13 @@ class PhaseTrack:
         self._announce()
 
     def leave(self, **turns: str) -> None:
-        """The innermost phase ends; the one around it turns into another one, where `turns` says which."""
+        """End the innermost phase; `turns` maps the phase around it to the phase that follows, if that changes."""
         if len(self._stack) > 1:
             self._stack.pop()
         self.turn(**turns)
 
     def turn(self, **turns: str) -> None:
-        """The innermost phase turns into another one; what lies around all of them stays `other`."""
+        """Replace the innermost phase as `turns` says; outside of all phases it stays `other`."""
         if len(self._stack) > 1:
             self._stack[-1] = turns.get(self._stack[-1], self._stack[-1])
         self._announce()
@@ -97,7 +104,7 @@ class PhaseTrack:
             for listener in self.listeners:
                 listener(phase)
 
-    # What actions mean that are more than a phase's beginning and end.
+    # Actions that do more than begin and end a phase.
 
     def start_data(self) -> None:
         if "forward" not in self._stack:
@@ -106,10 +113,10 @@ class PhaseTrack:
 
     def stop_data(self) -> None:
         if "forward" in self._stack:
-            # A module that takes the dataloader's iterator fetches and moves its batch itself, inside its step.
+            # A module that takes the dataloader's iterator fetches and moves its batch inside its step.
             self.leave()
         else:
-            # What follows up to the end of `batch_to_device` prepares and moves the batch.
+            # From here to the end of `batch_to_device` Lightning prepares and moves the batch.
             self.turn(data="transfer")
 
     def start_transfer(self) -> None:
@@ -117,16 +124,16 @@ class PhaseTrack:
             self.enter("transfer")
 
     def blame(self, exception: BaseException) -> None:
-        """Note on an exception the phase it was raised in: the innermost action that it unwinds knows."""
+        """Note the running phase on an exception, unless an inner action has done so."""
         if not hasattr(exception, "lmbench_phase"):
-            with suppress(AttributeError):  # a frozen dataclass, say
+            with suppress(AttributeError):  # of a frozen dataclass, say
                 exception.lmbench_phase = self.current  # type: ignore[attr-defined]
 
-    # The same in manual optimization, where these happen inside the forward.
+    # Actions of manual optimization, which happen inside the forward.
 
     def start_manual(self, phase: str) -> None:
         if self._stack[-1] == phase:
-            # An optimizer that runs its closure several times: forwards lie inside the update.
+            # The optimizer runs its closure several times, so forwards lie inside the update.
             self._hidden.add(phase)
             return
         self._announced.add(phase)
@@ -145,7 +152,7 @@ _Handlers = dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]
 
 
 class Scope:
-    """An action's start and stop, also as a context manager; it has no state, so one serves every time."""
+    """The two functions for an action's start and stop, as a context manager without state, so it can be reused."""
 
     __slots__ = ("_track", "start", "stop")
 
@@ -162,7 +169,7 @@ class Scope:
 
 
 class _Scopes(dict[str, Scope]):
-    """Every action's scope, made when the action is first seen; afterwards it costs one look-up."""
+    """The scope of each action by its name, made at the first look-up."""
 
     def __init__(self, track: PhaseTrack) -> None:
         super().__init__()
@@ -171,10 +178,10 @@ class _Scopes(dict[str, Scope]):
     def __missing__(self, action_name: str) -> Scope:
         track = self._track
         data, forward = (track.start_data, track.stop_data), (partial(track.enter, "forward"), track.leave)
-        # The update follows clipping at once, inside the running `optimizer_step` action.
+        # The update follows clipping directly, inside the running `optimizer_step` action.
         clip = partial(track.enter, "clip"), partial(track.leave, other="optimizer")
-        # What to do when an action starts and when it stops, by the beginning of its owner's name and its own. Owners
-        # are `[_TrainingEpochLoop]`, `[Strategy]...`, `[LightningModule]...`; callbacks' own hooks mean nothing.
+        # Functions for the start and the stop of an action, by the first two letters of its owner and its name. Owners
+        # are `[_TrainingEpochLoop]`, `[Strategy]...` and `[LightningModule]...`; hooks of callbacks bound no phase.
         handlers: _Handlers = {
             **{("[_", f"{loader}_next"): data for loader in ("train_dataloader", "val", "test")},
             **{("[S", f"{kind}_step"): forward for kind in ("training", "validation", "test")},
@@ -183,9 +190,9 @@ class _Scopes(dict[str, Scope]):
                 partial(track.enter, "backward"),
                 partial(track.leave, other="optimizer") if track.has_scaler else track.leave,
             ),
-            # Contains forward and backward (the closure), so it is nobody's time until clipping is over.
+            # This action contains the closure with forward and backward, so until clipping ends its time is `other`.
             ("[L", "optimizer_step"): (partial(track.enter, "other"), track.leave),
-            # Gradients zeroed after the update: the update is over, do not go back to it.
+            # Zeroing after the update ends the update.
             ("[L", "optimizer_zero_grad"): (
                 partial(track.enter, "zero_grad"), partial(track.leave, optimizer="other"),
             ),
@@ -195,7 +202,7 @@ class _Scopes(dict[str, Scope]):
             ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
         }  # fmt: skip
         if track.is_manual:
-            # The first of the callbacks' hooks after backward ends it; the module's own comes last.
+            # The first hook after backward ends it: a callback's, or else the module's.
             end_backward = (partial(track.stop_manual, "backward"), _nothing)
             handlers |= {
                 ("[L", "on_before_backward"): (_nothing, partial(track.start_manual, "backward")),
@@ -210,14 +217,14 @@ class _Scopes(dict[str, Scope]):
 
 
 class BorderProfiler(Profiler):
-    """Passes every action on to the user's profiler and tells a `PhaseTrack` of the ones that bound a phase."""
+    """Passes every action on to the user's profiler, and those that bound a phase to a `PhaseTrack`."""
 
     def __init__(self, inner: Profiler, track: PhaseTrack) -> None:
         super().__init__()
         self.inner, self.track = inner, track
         self._silent = isinstance(inner, PassThroughProfiler)
         self._scopes = _Scopes(track)
-        # The rest of a profiler's life belongs to the user's own.
+        # Profiler defines these methods, so `__getattr__` does not pass them on.
         for name in ("summary", "describe", "setup", "teardown"):
             setattr(self, name, getattr(inner, name))
 
@@ -230,7 +237,7 @@ class BorderProfiler(Profiler):
         self.inner.stop(action_name)
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """The scope of an action; without a profiler of the user's it costs a look-up and no generator."""
+        """The context of an action; without a profiler of the user's it costs a look-up and no generator."""
         return self._scopes[action_name] if self._silent else super().profile(action_name)
 
     def __getattr__(self, name: str) -> Any:
@@ -238,20 +245,20 @@ class BorderProfiler(Profiler):
 
 
 class BypassWatch(ExitStack):
-    """Marks `backward` or `optimizer` as unseen where manual optimization also goes around Lightning, until `close`.
+    """Hides `backward` or `optimizer` where manual optimization bypasses Lightning; watches until `close`.
 
-    A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's own optimizer beside
-    Lightning's: then a part of the phase has no borders, and the rest would be a wrong time under its name. PyTorch's
-    hooks tell: `Tensor.register_post_accumulate_grad_hook`, `Optimizer.register_step_post_hook`. They cost the host
-    a call for every parameter, so close it before the window.
+    A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's optimizer beside
+    Lightning's. Then a part of the phase has no borders, and the time of the other part alone would be wrong. PyTorch's
+    hooks reveal the bypass: `Tensor.register_post_accumulate_grad_hook` and `Optimizer.register_step_post_hook`. They
+    cost the host a call for every parameter, so close the watch before the window.
     """
 
     def __init__(self, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
         super().__init__()
         for parameter in module.parameters():
             if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(partial(track.expect, "backward"))
+                hook = parameter.register_post_accumulate_grad_hook(partial(track.hide_unless_running, "backward"))
                 self.callback(hook.remove)
         for optimizer in optimizers:
             if isinstance(optimizer, Optimizer):
-                self.callback(optimizer.register_step_post_hook(partial(track.expect, "optimizer")).remove)
+                self.callback(optimizer.register_step_post_hook(partial(track.hide_unless_running, "optimizer")).remove)

@@ -1,11 +1,11 @@
-"""Named ranges around what runs: for the profiler, for the allocator's history, and by NVTX for an external tool."""
+"""Named ranges around steps, phases and modules, for PyTorch's profiler, the allocator's history and NVTX."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from lmbench.records.vocabulary import EXCLUDED, MODULE, PHASE, STEP
 
 
 class Range(ExitStack):
-    """One named range on this thread, open from its making until `close`."""
+    """A named range on this thread, open from construction until `close`."""
 
     def __init__(self, name: str, uses_nvtx: bool) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class Range(ExitStack):
 
 
 class StepRanges:
-    """Ranges of the steps, and in each of its phases, one after the other, never nested.
+    """A range for each step, and in it a range for each phase, one after the other and never nested.
 
-    What is no part of a step, such as a validation within it, lies in no phase.
+    Excluded time within a step, such as a validation, lies in no phase range.
     """
 
     def __init__(self, uses_nvtx: bool) -> None:
         self._uses_nvtx = uses_nvtx
-        #: The running step's range, and in it the running phase's.
+        #: The range of the running step, followed by that of the running phase.
         self._open: list[Range] = []
 
     @property
@@ -41,13 +41,13 @@ class StepRanges:
         return bool(self._open)
 
     def begin(self, step: int, phase: str) -> None:
-        """A step begins, in `phase`; the one before ends."""
+        """Begin a step in `phase`, and end the step before."""
         self.end()
         self._open.append(Range(f"{STEP}{step}", self._uses_nvtx))
         self.border(phase)
 
     def border(self, phase: str) -> None:
-        """Within a step a phase begins; the one before ends."""
+        """Begin a phase within the step, and end the phase before."""
         self._close(1)
         if self._open and phase != EXCLUDED:
             self._open.append(Range(f"{PHASE}{phase}", self._uses_nvtx))
@@ -55,43 +55,49 @@ class StepRanges:
     def end(self) -> None:
         self._close(0)
 
-    def _close(self, kept: int) -> None:
-        while len(self._open) > kept:
+    def _close(self, depth: int) -> None:
+        while len(self._open) > depth:
             self._open.pop().close()
 
 
-class ModuleRanges:
-    """A range around the forward of every module that has a name, until `remove`.
+class _OpenRanges(threading.local):
+    """The open ranges of the running thread: activation checkpointing recomputes a forward on autograd's thread."""
 
-    Inside a compiled region modules run without their hooks, and have no ranges.
+    def __init__(self) -> None:
+        self.stack: list[Range] = []
+
+
+class ModuleRanges:
+    """A range around the forward of every named submodule, until `remove`.
+
+    Modules inside a compiled region run without hooks and have no ranges.
+
+    Attributes:
+        classes: the class name of each submodule by its path.
     """
 
     def __init__(self, module: nn.Module, uses_nvtx: bool) -> None:
         self._uses_nvtx = uses_nvtx
-        # A recomputed forward (activation checkpointing) runs on the backward's thread.
-        self._open = threading.local()
+        self._open = _OpenRanges()
         self._hooks = ExitStack()
         self.classes: dict[str, str] = {}
         for name, child in module.named_modules():
-            # TorchScript's modules take no hooks.
+            # TorchScript modules take no hooks.
             if name and not isinstance(child, torch.jit.ScriptModule):
                 self.classes[name] = type(child).__name__
                 self._hooks.callback(child.register_forward_pre_hook(partial(self._begin, name)).remove)
-                # Also after an exception, which somebody may catch and go on.
+                # Also called after an exception, because the caller may catch it and go on.
                 self._hooks.callback(child.register_forward_hook(self._end, always_call=True).remove)
 
     def _begin(self, name: str, *_: Any) -> None:
-        self._stack().append(Range(f"{MODULE}{name}", self._uses_nvtx))
+        self._open.stack.append(Range(f"{MODULE}{name}", self._uses_nvtx))
 
     def _end(self, *_: Any) -> None:
-        if stack := self._stack():
-            stack.pop().close()
-
-    def _stack(self) -> list[Range]:
-        return cast(list[Range], self._open.__dict__.setdefault("stack", []))
+        if self._open.stack:
+            self._open.stack.pop().close()
 
     def remove(self) -> None:
-        """Take the hooks away, and close what an exception left open on this thread."""
+        """Remove the hooks, and close the ranges that an exception left open on this thread."""
         self._hooks.close()
-        while self._stack():
+        while self._open.stack:
             self._end()

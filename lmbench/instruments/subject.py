@@ -1,4 +1,4 @@
-"""What is being measured, as its own module and data tell it."""
+"""Describes the measured module and data: their class, parameters, FLOPs and tokens, from their own methods."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from lmbench.sizes import FlopCount, UncountableError, counter_flops, mode_multi
 Facts = TypeVar("Facts", Model, Data)
 
 
-def path_of(named: type) -> str:
+def path_of(cls: type) -> str:
     """The dotted path of a class."""
-    return f"{named.__module__}.{named.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()) -> Model:
-    """Class, parameter counts, whatever the module's own `describe() -> dict` adds (its shape, say), and the optimizers
-    that it is trained with."""
+    """The `model` of a run's record: class, parameter counts, optimizers, and the answer of `module.describe()`."""
     parameters = list(module.parameters())
     model = Model(
         name=path_of(type(module)),
@@ -36,7 +35,7 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()
     )
     model, labels = _described(model, module), []
     for optimizer in optimizers:
-        # With the implementation that it was told to take: `AdamW fused`.
+        # Name the implementation that was chosen: `AdamW fused`.
         flags = [optimizer.defaults.get(name) for name in ("fused", "foreach")]
         variant = " fused" if flags[0] else " foreach" if flags[1] else " loop" if flags == [False, False] else ""
         labels.append(f"{getattr(optimizer, 'label', type(optimizer).__name__)}{variant}")
@@ -45,7 +44,7 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()
 
 
 def describe_data(trainer: Trainer) -> Data:
-    """What the data module's own `describe() -> dict` says; at least its class."""
+    """The `data` of a run's record: the class of the data module, and the answer of its `describe()`."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if data is None:
         return Data(source="loaders without a data module")
@@ -53,9 +52,10 @@ def describe_data(trainer: Trainer) -> Data:
 
 
 def _described(facts: Facts, subject: object) -> Facts:
-    """The facts with what `describe()` answers in the fields of its names; the rest, or of another type, is kept apart.
+    """The facts completed by the mapping that `subject.describe()` returns.
 
-    A stranger's method of that name may be anything: what wants arguments, or answers no mapping, says nothing.
+    A value goes into the field of its name if it fits the field's type, else into `described`. A user's `describe` may
+    be any method, so one that needs arguments or returns no mapping is ignored.
     """
     describe, answer = getattr(subject, "describe", None), None
     with suppress(TypeError):
@@ -71,7 +71,7 @@ def _described(facts: Facts, subject: object) -> Facts:
 
 
 def describe_flops(module: LightningModule, mode: str) -> Flops:
-    """Model FLOPs per token for the mode, from the module's `flops_per_token()`; null where nobody knows them.
+    """The `flops` of a run's record for a mode, from the module's `flops_per_token()`; null without that method.
 
     Raises:
         UsageError: `flops_per_token()` returned neither a FlopCount nor a whole number.
@@ -89,20 +89,21 @@ def describe_flops(module: LightningModule, mode: str) -> Flops:
 
 
 def _note_count(flops: Flops, count: FlopCount) -> None:
-    multiplier, causal, again = flops.multiplier or 1, count.causal_per_token_flops, count.recomputed_per_token_flops
+    multiplier, causal = flops.multiplier or 1, count.causal_per_token_flops
     flops.per_token_flops = count.per_token_flops * multiplier
     flops.causal_per_token_flops = None if causal is None else causal * multiplier
-    flops.recomputed_per_token_flops = again if again is None or multiplier > 1 else 0
+    recomputed = count.recomputed_per_token_flops
+    flops.recomputed_per_token_flops = recomputed if recomputed is None or multiplier > 1 else 0
     flops.source, flops.reason = count.source, None
 
 
 def note_peak(run: RunRecord) -> None:
-    """Note the device's peak for the run's FLOPs, and how many of them are in fp8; null where nobody knows it."""
+    """Record the FLOPs in fp8 and the device's peak; null where they are unknown."""
     flops, fp8 = run.flops, run.model.fp8
     if fp8 is not None and flops.per_token_flops:
-        of_layers = 2 * (fp8.parameter_count or 0) * (flops.multiplier or 1)
-        # Whoever counts fewer FLOPs than that does not send every token through every layer.
-        flops.fp8_per_token_flops = min(of_layers, flops.per_token_flops)
+        layers_flops = 2 * (fp8.parameter_count or 0) * (flops.multiplier or 1)
+        # A smaller count means that not every token passes every layer.
+        flops.fp8_per_token_flops = min(layers_flops, flops.per_token_flops)
     share = (flops.fp8_per_token_flops or 0) / (flops.per_token_flops or 1)
     gpu_name = run.environment.gpu.name if run.environment is not None else None
     if gpu_name and (peak := peak_flops(gpu_name, str(run.precision), str(run.matmul_precision), share)):
@@ -110,9 +111,15 @@ def note_peak(run: RunRecord) -> None:
 
 
 def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, batch: Any, tokens: int) -> None:
-    """Fill in the count for a module that does not tell: by the counter, on a fake copy.
+    """Count the FLOPs of a module without `flops_per_token()`, on a fake copy; `flops.reason` says why if that fails.
 
-    `stage` is fit or validate: whose step is counted. Where nothing can be counted, `reason` says why.
+    Args:
+        flops: the record to fill in.
+        module: the module.
+        mode: mode of the run.
+        stage: `fit` counts `training_step`, `validate` counts `validation_step`.
+        batch: a batch of the run.
+        tokens: tokens in that batch.
     """
     try:
         if stage == "fit" and not module.automatic_optimization:
@@ -129,11 +136,11 @@ def count_flops(flops: Flops, module: LightningModule, mode: str, stage: str, ba
 
 
 def token_counter(module: LightningModule, data: object) -> Callable[[Any], int | None]:
-    """Tokens of a batch by `tokens_per_batch(batch) -> int` of the module, else of its data, else by its `input_ids`,
-    padding included; None where it has none.
+    """A function that returns the tokens of a batch, or None where they are unknown.
 
-    Nothing else is derived from a batch: what of it is a token (images, labels) only its owner knows. The function
-    returned raises UsageError for an answer that is no whole number.
+    It calls `tokens_per_batch(batch) -> int` of the module, or else of its data, or else counts the `input_ids` of the
+    batch, padding included. Nothing else in a batch (images, labels) is taken for tokens. The function raises
+    UsageError for an answer that is no whole number.
     """
     for owner in (module, data):
         method = getattr(owner, "tokens_per_batch", None)

@@ -1,8 +1,7 @@
-"""From border stamps to step records (device spans, host spans and lags), and from lags to the verdict who waits.
+"""Turns stamps at phase borders into step records (device spans, host spans, lags), and lags into verdicts.
 
-A timeline is a sequence of marks; the time between two neighbouring marks belongs to the phase that began at the
-first. So the phases of a step partition it, and their sum is the step by construction; that the sum of the steps is
-the window is checked against a second clock elsewhere.
+A timeline is a sequence of marks. The time between two neighbouring marks belongs to the phase that began at the first.
+So the phases of a step sum to the step by construction. The summary checks the sum of steps against a second clock.
 """
 
 from __future__ import annotations
@@ -28,18 +27,23 @@ from lmbench.records.vocabulary import BORDERS, EXCLUDED, PHASES, Phase
 
 
 class Mark(NamedTuple):
+    """The beginning of a phase: stamp of the clock, host time in nanoseconds, and the phase."""
+
     stamp: Any
     host_ns: int
-    phase: str  # that begins here
+    phase: str
 
 
 @dataclass
 class Step:
-    """A step that ended: its record, of which spans and lags follow when the device has passed it, and where the ring
-    of scalars will have its losses (of each micro-batch) and its loss scale.
+    """A step that the host has ended, and where its values will be once the device has passed it.
 
-    `scalars` are the logged values by name: a slot of the ring (int) for a device scalar, a float for a host number.
-    `lags_s` are seconds that the device was behind the host, by phase: at both ends of each of its parts.
+    Attributes:
+        record: the step's record; spans and lags are filled in later.
+        loss_slots: for each micro-batch the loss's slot in the ring of scalars.
+        scalars: logged values by name: the ring's slot (int) of a device scalar, or a host number (float).
+        scale_slot: the loss scale's slot in the ring.
+        lags_s: seconds that the device was behind the host, by phase, at both ends of each part of the phase.
     """
 
     record: StepRecord
@@ -50,21 +54,26 @@ class Step:
 
 
 class Timeline:
-    """Marks in, finished steps out."""
+    """Collects marks and returns the steps that the device has finished.
+
+    Args:
+        clock: the clock of the marks.
+    """
 
     def __init__(self, clock: HostClock) -> None:
         self.clock = clock
         self._stamp = clock.stamp
         self._marks: list[Mark] = []
-        #: Steps whose marks are set but perhaps not yet reached by the device.
+        #: Ended steps and their marks, which the device may not have reached.
         self._pending: deque[tuple[Step, list[Mark]]] = deque()
         self._base_host_ns = 0
-        self._device_s = 0.0  # device time since the base, at the first undrained mark
-        # How much faster the device's clock runs than the host's, once it has been measured over a window.
+        #: Device seconds from the base to the first mark that is not drained.
+        self._device_s = 0.0
+        #: How much faster the device's clock runs than the host's, as a fraction; measured over a window.
         self.drift = 0.0
 
     def start(self, phase: str = "other") -> None:
-        """Begin anew at an idle device: the next step starts here, and lags count from here."""
+        """Start a step, and the count of lags, here on an idle device; forget all marks before."""
         self._pending.clear()
         self._marks = []
         self.border(phase)
@@ -72,24 +81,24 @@ class Timeline:
         self._device_s = 0.0
 
     def border(self, phase: str) -> None:
-        """A phase begins."""
-        # The host's time is taken first: a mark on an idle device is then behind by its own launch, never ahead.
+        """Mark the beginning of a phase."""
+        # Take the host's time first, so that on an idle device a mark is never ahead of the host.
         host_ns = time.perf_counter_ns()
         self._marks.append(Mark(self._stamp(), host_ns, phase))
 
     def note(self) -> None:
-        """One more mark inside the running phase (a block's border in a probe step)."""
+        """Add a mark inside the running phase, such as a block's border in a probe step."""
         if self._marks:
             self.border(self._marks[-1].phase)
 
     def end_step(self, step: Step) -> None:
-        """The step ends here, and the next begins."""
+        """End the step here and begin the next."""
         self.border("other")
         self._pending.append((step, self._marks))
         self._marks = self._marks[-1:]
 
     def drain(self) -> list[Step]:
-        """The steps that the device has finished since the last call, oldest first. Never waits."""
+        """The steps that the device has finished since the last call, oldest first, without waiting for it."""
         finished = []
         while self._pending and self.clock.is_reached(self._pending[0][1][-1].stamp):
             step, marks = self._pending.popleft()
@@ -98,7 +107,7 @@ class Timeline:
         return finished
 
     def _resolve(self, step: Step, marks: list[Mark]) -> None:
-        """Complete a step by its spans and lags."""
+        """Fill in the spans and lags of a finished step."""
         clock, record = self.clock, step.record
         device_s, host_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for start, end in pairwise(marks):
@@ -108,13 +117,13 @@ class Timeline:
             host_s[start.phase] += (end.host_ns - start.host_ns) * 1e-9
             if clock.has_lag:
                 step.lags_s[start.phase] += lag_s, self._lag_s(end)
-        # The last mark is the next step's first: it stays out of the pool until that step is resolved.
+        # The last mark is also the next step's first, so its stamp is recycled with that step.
         clock.recycle(mark.stamp for mark in marks[:-1])
         record.excluded_s = device_s.pop(EXCLUDED, 0.0)
         host_s.pop(EXCLUDED, None)
         record.step_s, record.step_host_s = sum(device_s.values()), sum(host_s.values())
         for phase in PHASES:
-            # A phase that was never seen has no time, which is not the same as no duration.
+            # A phase that never began has a null span, not a span of zero.
             setattr(record, f"{phase}_s", device_s.get(phase))
             setattr(record, f"{phase}_host_s", host_s.get(phase))
         for border in BORDERS:
@@ -122,14 +131,14 @@ class Timeline:
             setattr(record, f"lag_{border}_s", lags_s[-1] if lags_s else None)
 
     def _lag_s(self, mark: Mark) -> float:
-        """Lag at a mark, when `_device_s` has been advanced to it."""
+        """Seconds that the device is behind the host at a mark; `_device_s` must have reached the mark."""
         return self._device_s - (mark.host_ns - self._base_host_ns) * 1e-9 * (1.0 + self.drift)
 
     def calibrate(self) -> float | None:
-        """Measure, and from now on correct, how much faster the device's clock ran than the host's since `start`.
+        """Measure how much faster the device's clock ran than the host's since `start`, and correct lags from now on.
 
-        Call on an idle device after a `drain`: the lag of one more mark, which should be zero there, is the drift. None
-        where the clock has no lag.
+        Call it on an idle device after a `drain`. One more mark should have no lag there, so its lag is the drift.
+        Returns the drift as a fraction; None where the clock has no lag.
         """
         if not self.clock.has_lag:
             return None
@@ -148,41 +157,42 @@ class Timeline:
         return sum(self.clock.seconds(start.stamp, end.stamp) for start, end in pairwise(self._marks))
 
 
-# Under 0.25 ms of lag the device waits for the host; nine probe steps of ten must say the same.
+# With less lag than this the device waits for the host.
 HOST_BOUND_LAG_S = 0.25e-3
+# Share of probe steps that must agree on a verdict.
 AGREEMENT_FRACTION = 0.9
 
-# Waiting for data is the host's by definition, and `other` is the host's own work between phases.
+# Other phases wait for the host by definition: `data` for the loader, `other` for the framework.
 JUDGED_PHASES: tuple[Phase, ...] = ("forward", "backward", "clip", "optimizer", "zero_grad")
 
 
 def lag_verdicts(steps: Sequence[Step]) -> PerPhase[LagVerdict]:
-    """The verdict on each phase seen, from the lowest lag inside it in each probe step.
+    """The verdict on each phase, from the smallest lag inside the phase in each probe step.
 
-    Empty where the clock has no lag (a CPU run, the sync clock).
+    Empty where the clock has no lag (a run on a CPU, the sync clock).
     """
     verdicts: PerPhase[LagVerdict] = PerPhase()
     for phase in JUDGED_PHASES:
-        of_steps = [step.lags_s[phase] for step in steps if phase in step.lags_s]
-        lags = sorted(map(min, of_steps))
-        if not lags:
+        lags_of_steps = [step.lags_s[phase] for step in steps if phase in step.lags_s]
+        if not lags_of_steps:
             continue
-        waiting = sum(lag < HOST_BOUND_LAG_S for lag in lags) / len(lags)
+        min_lags_s = sorted(map(min, lags_of_steps))
+        waiting = sum(lag_s < HOST_BOUND_LAG_S for lag_s in min_lags_s) / len(min_lags_s)
         agree = max(waiting, 1.0 - waiting)
         word: LagWord = "mixed" if agree < AGREEMENT_FRACTION else ("host-bound" if waiting > 0.5 else "queued")
-        # Each part of the phase begins where the one before ends.
-        marks = 1 + min(map(len, of_steps)) // 2
-        verdicts.set(phase, LagVerdict(word, lags[len(lags) // 2], agree, marks))
+        # Each part of a phase has two lags, and begins at the mark where the part before ends.
+        marks = 1 + min(map(len, lags_of_steps)) // 2
+        verdicts.set(phase, LagVerdict(word, min_lags_s[len(min_lags_s) // 2], agree, marks))
     return verdicts
 
 
-# More marks than this in one phase would themselves slow the host.
+# More marks than this in a phase would slow the host.
 MAX_MARKED_MODULES = 256
 
 
 def block_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules whose ends are marked: the members of every list of modules, and what runs beside them (embedding,
-    head), each compiled one as a whole."""
+    """The modules whose ends are marked: members of module lists, modules beside these lists (embedding, head), and
+    each compiled module as a whole."""
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from child
@@ -193,17 +203,19 @@ def block_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class ProbeMarks(ExitStack):
-    """Calls `note` whenever a block's forward ends and whenever the gradient of its output is ready, until `close`.
+    """Calls `note` when a block's forward ends and when the gradient of its output is ready, until `close`.
 
-    Gradients are watched by hooks on the output tensors: module backward hooks would insert views into the graph.
+    Hooks on the output tensors watch the gradients: backward hooks of modules would insert views into the graph.
 
-    A module compiled as a whole runs without its inner hooks; then `count` stays what it was and the borders decide.
+    Attributes:
+        count: number of marked modules. Inside a module that is compiled as a whole, hooks do not run, and `count` does
+            not tell; then the borders of the phase alone decide.
     """
 
     def __init__(self, module: nn.Module, note: Callable[[], None]) -> None:
         super().__init__()
         self._note = note
-        # TorchScript's modules take no hooks.
+        # TorchScript modules take no hooks.
         blocks = dict.fromkeys(m for m in block_modules(module) if not isinstance(m, torch.jit.ScriptModule))
         modules = list(blocks)[:MAX_MARKED_MODULES]
         self.count = len(modules)
@@ -212,7 +224,7 @@ class ProbeMarks(ExitStack):
             if compiled is None:
                 self.callback(marked.register_forward_hook(self._forward).remove)
             else:
-                # A compiled call does not look at hooks that come after its compilation.
+                # A compiled call ignores hooks that were registered after its compilation.
                 marked._compiled_call_impl = partial(self._call, compiled)
                 self.callback(setattr, marked, "_compiled_call_impl", compiled)
 

@@ -1,4 +1,4 @@
-"""Did it train? Which parameters got gradients and which moved, and the losses of a run."""
+"""Facts about training: norms of gradients and parameters, gradients that are missing, and the losses of a run."""
 
 from __future__ import annotations
 
@@ -15,49 +15,56 @@ from lmbench.records.step import StepRecord
 
 
 def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
-    """What scales the trainer's loss, None in a precision without a loss scale."""
+    """The gradient scaler of the trainer; None in a precision without a loss scale."""
     plugin = trainer.precision_plugin
     return plugin.scaler if isinstance(plugin, MixedPrecision) else None
 
 
 def norms(tensors: Mapping[str, torch.Tensor | None], dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """The 2-norm of each tensor, such as a parameter's gradient, by name, where there is one. Synchronizes.
+    """The 2-norm of each tensor by name, leaving out names without a tensor. Synchronizes.
 
-    In `dtype` at least: half precision would overflow, and float64 shows the smallest step of a single weight.
+    Args:
+        tensors: tensors by name, such as parameters' gradients.
+        dtype: lowest precision to compute in. Half precision would overflow; float64 shows the smallest step of a
+            single weight.
     """
     return {
-        name: float(_whole(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, dtype))))
+        name: float(_full_norm(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, dtype))))
         for name, tensor in tensors.items()
         if tensor is not None
     }
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm of all gradients together, a float32 scalar on their device; waits for nothing."""
+    """The 2-norm of all gradients together, as a scalar on their device: float64 if a gradient is, else float32.
+
+    Does not wait for the device.
+    """
     dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
-    # As `torch.nn.utils.get_total_norm`, which would round each norm to the gradients' own dtype: bf16 has 8 bits.
-    # Float64 is not narrowed, which would be refused.
+    # `torch.nn.utils.get_total_norm` would round each norm to the dtype of its gradient, which in bf16 has 8 bits.
+    # PyTorch refuses to narrow float64, so then each norm keeps its gradient's dtype.
     dtype = None if any(grad.dtype is torch.float64 for grad in dense) else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(dense, 2, dtype=dtype)))
-    return _whole(norm)
+    return _full_norm(norm)
 
 
-def _whole(norm: torch.Tensor) -> torch.Tensor:
-    """The norm over all ranks, where each of them has that of its part of a sharded tensor."""
+def _full_norm(norm: torch.Tensor) -> torch.Tensor:
+    """The norm over all ranks, where each rank has the norm of its shard."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer takes the fp16 loss scale out inside its step (a fused one), so that gradients have it
-    until then."""
+    """Whether the optimizer removes the fp16 loss scale from gradients only inside its step, as fused ones do."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale: float = 1.0) -> TrainingFacts:
-    """What the gradients of the `trainable` parameters are like, from their norms.
+    """The `probe.training` of a run's record, from the norms of gradients.
 
-    Names of parameters without a gradient (`missing_gradients`), with one that is zero everywhere (`zero_gradients`)
-    or not finite (`nonfinite_gradients`), their number, and the 2-norm of all gradients together, divided by `scale`.
+    Args:
+        trainable: names of the trainable parameters.
+        norms: the gradient's norm by parameter name; a parameter without a gradient has none.
+        scale: loss scale in the gradients, by which their total norm is divided.
     """
     return TrainingFacts(
         parameters=len(trainable),
@@ -69,9 +76,9 @@ def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale
 
 
 def loss_facts(steps: Sequence[StepRecord]) -> Loss:
-    """The `loss` part of a run's record: first of the run, last and mean of the window, perplexity exp(mean).
+    """The `loss` of a run's record: the run's first, the window's last and mean, and the perplexity exp(mean).
 
-    A nan or an infinity stays one, so that a diverged run is seen.
+    A nan or an infinity is kept, because it shows that the run diverged.
     """
     losses = [step.loss for step in steps if step.loss is not None]
     window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
@@ -80,6 +87,6 @@ def loss_facts(steps: Sequence[StepRecord]) -> Loss:
         first=losses[0] if losses else None,
         last=window[-1] if window else None,
         mean=mean,
-        # Over 709 the perplexity is no float any more; the loss itself says enough.
+        # exp overflows a float above 709.
         perplexity=math.exp(mean) if mean is not None and not mean > 700 else None,
     )

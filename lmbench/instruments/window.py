@@ -1,7 +1,7 @@
-"""How a run is divided (warm-up, the window, probe steps), and what is done at the window's borders.
+"""The schedule of a run (warm-up, window, probe steps), and garbage collection and memory peaks at its borders.
 
-The session of a measured Trainer and the control arms of `lmbench overhead` share it, so that they differ in nothing
-but the loop.
+The session of a measured Trainer and the control arms of `lmbench overhead` share this module, so that only their loops
+differ.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.environment import peak_rss_bytes
 from lmbench.records.measured import Memory
 
-# A queue that has not filled again after this many steps will not.
+# Settling steps at most: a queue that has not filled again by then will not.
 MAX_SETTLE_STEPS = 50
-# Several ranks cannot end by what each sees of its own queue.
+# Settling steps of several ranks, which must all take the same number, whatever the queue of each.
 SETTLE_STEPS_OF_RANKS = 10
 
 
 class ProbeKind(StrEnum):
-    """What a probe step looks at; one thing each, since they disturb each other."""
+    """What a probe step examines; one thing each, since the examinations disturb each other."""
 
-    SETTLE = "settle"  # lets the queue fill again after the window's last synchronize; as many steps as that takes
+    #: Lets the queue fill again after the window's last synchronize, in as many steps as that takes.
+    SETTLE = "settle"
     LAG = "lag"
     MEMORY = "memory"
     SYNC = "sync"
     TRAINING = "training"
-    # Only where an observer asks for them.
+    # Taken only where an observer asks for them.
     DTYPES = "dtypes"
     SYNCHRONIZED = "synchronized"
     UNSYNCHRONIZED = "unsynchronized"
@@ -46,10 +47,14 @@ class Schedule:
 
     Args:
         warmup_steps: steps before the window.
-        steps: the window's steps at least; None measures until training ends by itself.
-        min_window_s: the window's length at least; a power-capped card slows over seconds, and short bursts flatter it.
-        probe_steps: steps that look at the lag inside phases; 0 leaves out every kind of probe.
-        collective_timeout_s: how long a rank waits for the others once the first step is done.
+        steps: steps of the window at least; None measures until training ends.
+        min_window_s: seconds of the window at least; a power-capped card slows down over seconds, so that a short
+            window shows too high a speed.
+        probe_steps: steps that examine the lag inside phases; 0 leaves out every kind of probe step.
+        collective_timeout_s: seconds that a rank waits for the others once the first step is done.
+
+    Raises:
+        UsageError: a value below its minimum.
     """
 
     warmup_steps: int = 5
@@ -59,16 +64,16 @@ class Schedule:
     collective_timeout_s: float = 100.0
 
     def __post_init__(self) -> None:
-        least = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0, "collective_timeout_s": 1}
-        for name, limit in least.items():
+        minima = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0, "collective_timeout_s": 1}
+        for name, minimum in minima.items():
             if (value := getattr(self, name)) is not None:
-                check_at_least(limit, **{f"measure.{name}": value})
+                check_at_least(minimum, **{f"measure.{name}": value})
 
     def is_window_complete(self, steps_done: int, elapsed_s: float) -> bool:
         return self.steps is not None and steps_done >= self.steps and elapsed_s >= self.min_window_s
 
     def probe_plan(self) -> list[ProbeKind]:
-        """The probe steps in order."""
+        """The kinds of the probe steps in order."""
         if self.probe_steps == 0:
             return []
         return [
@@ -81,21 +86,21 @@ class Schedule:
 
 
 class QuietCollector:
-    """Collects and freezes garbage before the window, keeps the collector off in it, and restores it afterwards."""
+    """Collects garbage and freezes all objects before the window, and keeps the collector off until `end`."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
-        #: After the window; once is enough.
+        #: Restores the collector after the window; may be called again.
         self.end = self._undo.close
 
     def begin(self, frozen_count: int | None = None) -> None:
-        """Before the window.
+        """Collect, freeze and switch the collector off.
 
         Args:
             frozen_count: objects frozen so far; None counts them, which takes 50 ms in a fork of a sweep's server.
         """
         gc.collect()
-        # Objects that somebody else froze must stay so, and unfreezing knows no difference.
+        # `gc.unfreeze` would also thaw objects that other code has frozen, so freeze only if there are none.
         if not (gc.get_freeze_count() if frozen_count is None else frozen_count):
             gc.freeze()
             self._undo.callback(gc.unfreeze)
@@ -105,10 +110,10 @@ class QuietCollector:
 
 
 class AllocatorPeaks:
-    """Peaks of the caching allocator over a run and over its window, and how often it retried; and the host's memory.
+    """Records peaks and retries of the caching allocator over the run and over the window, and the host's peak memory.
 
-    PyTorch has one set of peaks, which is reset when the window opens: the run's are the highest of both parts. On a
-    CPU only `host_peak_rss_bytes` is known.
+    PyTorch has one set of peaks, which is reset when the window opens. So the run's peaks are the highest of both
+    readings. On a CPU only `host_peak_rss_bytes` is known.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -117,7 +122,7 @@ class AllocatorPeaks:
         self._run = (0, 0)
 
     def _read(self) -> tuple[int, int]:
-        """Allocated and reserved bytes at most since the last reset; the run's peaks are not below them."""
+        """Peaks of allocated and reserved bytes since the last reset, which also raise the run's peaks."""
         peaks = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
         self._run = max(self._run[0], peaks[0]), max(self._run[1], peaks[1])
         return peaks
@@ -129,7 +134,7 @@ class AllocatorPeaks:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def end_window(self, memory: Memory) -> None:
-        """Leave the window's peaks and the run's in the record."""
+        """Record the window's peaks and the run's."""
         memory.host_peak_rss_bytes = peak_rss_bytes()
         if self.is_known:
             memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes = self._read()
@@ -138,7 +143,7 @@ class AllocatorPeaks:
             self.end_run(memory)
 
     def end_run(self, memory: Memory) -> None:
-        """Leave the run's peaks in the record, also where no window was closed."""
+        """Record the run's peaks, also where no window was closed."""
         memory.host_peak_rss_bytes = peak_rss_bytes()
         if self.is_known:
             self._read()
@@ -151,13 +156,17 @@ class AllocatorPeaks:
 
 
 def refuse_unlike(facts: Mapping[str, Any]) -> None:
-    """Raises UsageError, on every rank, where the ranks do not have the same of each of these facts."""
+    """Compare this rank's facts with those of all other ranks.
+
+    Raises:
+        UsageError: the ranks differ in one of the facts; raised on every rank.
+    """
     ranks: list[Any] = [None] * get_world_size()
     all_gather_object(ranks, facts)
     for name, value in ranks[0].items():
-        for rank, its in enumerate(ranks):
-            if its.get(name) != value:
+        for rank, rank_facts in enumerate(ranks):
+            if rank_facts.get(name) != value:
                 raise UsageError(
-                    f"ranks must be alike: {name} is {value!r} on rank 0 and {its.get(name)!r} on rank {rank}; start "
-                    "all of them with the same code, settings and devices"
+                    f"ranks must be alike: {name} is {value!r} on rank 0 and {rank_facts.get(name)!r} on rank {rank}; "
+                    "start all of them with the same code, settings and devices"
                 )

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend
 
 from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.ending import own_lines, place
+from lmbench.instruments.ending import frame_location, user_lines
 from lmbench.masking import one_line
 from lmbench.model.attention import AttentionKind, Size
 from lmbench.precision import PRECISIONS, find_precision
@@ -170,7 +170,7 @@ def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> Attent
             message = one_line(str(error))[:300]
             # A function may refuse a case that the run does not need. An error of the device ends all work on it.
             if case.size == use.size or "CUDA error" in message or "device-side assert" in message:
-                where = "".join(f" at {place(line)}" for line in own_lines(error)[-1:])
+                where = "".join(f" at {frame_location(line)}" for line in user_lines(error)[-1:])
                 raise UsageError(f"{kind.name} raised{where}, for {case}: {type(error).__name__}: {message}") from error
             refused.append(str(case))
     largest, largest_in = max(deviations)

@@ -67,7 +67,7 @@ def flags_of_switches():
 
 
 def test_flags_follow_torchs_switches_and_those_that_it_refuses_to_read_are_null():
-    # In a process of its own; the new TF32 setting makes the old ones unreadable.
+    # Use another process, because the new TF32 setting makes the old ones unreadable for good.
     with multiprocessing.get_context("fork").Pool(1) as pool:
         switched, refused = pool.apply(flags_of_switches)
     flags = switched.float32_matmul_precision, switched.deterministic_algorithms, switched.anomaly_mode
@@ -92,7 +92,7 @@ def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
     assert git_state(path) == Revision(commit, False)
     (path / "code.py").write_text("a = 2\n")
     assert git_state(path) == Revision(commit, True)
-    # A package that is installed below a project is not of its commit.
+    # A package that is installed below a project is not part of the project's commit.
     site = path / ".venv" / "site-packages" / "lmbench"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("")
@@ -130,7 +130,7 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
         ([os.getpid(), 7, 5], True, ([5, 7], 2)),
         ([7], False, ([7], 1)),
         ([], False, ([], 0)),
-        # Other process ids in a container, hidden, unsupported.
+        # A container with other process ids, hidden processes, an unsupported query.
         ([90_001, 90_002], True, (None, 1)),
         ([], True, (None, None)),
         (None, True, (None, None)),
@@ -142,7 +142,7 @@ def test_other_processes_are_named_counted_or_unknown(pids, has_context, others)
 
 def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     sensor = DeviceSensor(CPU)
-    # A card that has no energy counter, no thermal violation times and no MIG.
+    # This card has no energy counter, no thermal violation times and no MIG.
     power = SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
     sensor._handle = "handle"
     sensor._nvml = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What other processes took of the machine in a window, against processes that are really there."""
+"""The load of other processes in a window, against real processes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_what_this_process_and_its_children_take_is_not_of_others(work):
     all_s = (after.read_at_s - before.read_at_s) * after.cores
     own_s = after.own_s - before.own_s
     assert own_s > 0.05
-    # All that was busy in the same time, but for this process; ticks of 10 ms at both ends, of each core.
+    # Busy time of all processes but this one; each core's time is uncertain by a tick of 10 ms at both ends.
     others = max(0.0, after.busy_s - before.busy_s - own_s) / all_s
     assert host_state(before, after).other_cpu_fraction == pytest.approx(others, abs=0.15)
 
 
 def test_a_stranger_is_seen():
-    # A grandchild whose parent is gone belongs to nobody here.
+    # A grandchild whose parent has ended is no descendant of this process.
     code = "import os, time\nif os.fork() == 0:\n e = time.time() + 1.5\n while time.time() < e: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
     before = read_host()

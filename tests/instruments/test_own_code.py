@@ -1,4 +1,4 @@
-"""Which lines of a traceback are the user's: not Python's, not lmbench's, not those of the libraries below it."""
+"""The user's lines of a traceback, as opposed to those of Python, lmbench and the libraries that lmbench uses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from tables import rows
 
 import lmbench
-from lmbench.instruments.ending import is_lmbenchs_own, own_lines, own_traceback, place
+from lmbench.instruments.ending import frame_location, is_lmbench_failure, user_lines, user_traceback
 
 MINE = "/home/me/project/my_module.py"
-#: Beside libraries of a single file, such as pynvml.
+#: An installed package of the user's, in the same folder as libraries of a single file, such as pynvml.
 PACKAGE = str(Path(pynvml.__file__).parent / "my_package" / "net.py")
 LIGHTNING = str(Path(lightning.pytorch.__file__).parent / "loops" / "fit_loop.py")
 TORCH = str(Path(torch.__file__).parent / "nn" / "modules" / "linear.py")
@@ -33,7 +33,7 @@ def raised(*files, message="planted"):
     try:
         calls[0](calls[1:])
     except ValueError as error:
-        # Without this function's own frame.
+        # Remove this function's frame.
         return error.with_traceback(error.__traceback__.tb_next)
 
 
@@ -44,7 +44,7 @@ def raised(*files, message="planted"):
 {LIGHTNING} {MINE} {TORCH} {MINE} {TORCH} | {MINE} {MINE}
 {LIGHTNING} {PACKAGE} {TORCH} | {PACKAGE}
 {LIGHTNING} {MINE} {PACKAGE} | {MINE}
-# A notebook's cell, text, compiled code, a traced graph.
+# A notebook's cell, a string, compiled code, a traced graph.
 {LIGHTNING} /tmp/ipykernel_7/1.py | /tmp/ipykernel_7/1.py
 {LIGHTNING} <string> | <string>
 {LIGHTNING} {LMBENCH} /tmp/torchinductor_me/ab/cab.py | -
@@ -55,21 +55,21 @@ def raised(*files, message="planted"):
 )
 def test_only_the_users_lines_are_shown(files, shown):
     error = raised(*files.split())
-    assert [line.filename for line in own_lines(error)] == shown.split()
-    assert own_traceback(error) is not None or not shown
+    assert [line.filename for line in user_lines(error)] == shown.split()
+    assert user_traceback(error) is not None or not shown
 
 
 def test_what_a_loaders_process_says_is_read_from_its_text():
-    told = (
+    message = (
         "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
         f'  File "{TORCH}", line 9, in _worker_loop\n    data = fetcher.fetch(index)\n'
         f'  File "{MINE}", line 31, in __getitem__\n    return self.rows[index]\n           ~~~~^^^^\nKeyError: 3\n'
     )
-    (line,) = own_lines(raised(LIGHTNING, TORCH, message=told))
-    assert (place(line), line.line) == ("my_module.py:31 in __getitem__", "return self.rows[index]")
+    (line,) = user_lines(raised(LIGHTNING, TORCH, message=message))
+    assert (frame_location(line), line.line) == ("my_module.py:31 in __getitem__", "return self.rows[index]")
 
 
 def test_what_lightning_calls_of_lmbench_and_fails_is_lmbenchs_own():
-    assert is_lmbenchs_own(raised(LIGHTNING, LMBENCH, TORCH))
-    # lmbench's step around Lightning's, and PyTorch refuses what the module gave it.
-    assert not is_lmbenchs_own(raised(LIGHTNING, LMBENCH, LIGHTNING, TORCH))
+    assert is_lmbench_failure(raised(LIGHTNING, LMBENCH, TORCH))
+    # Lightning's step runs inside lmbench's, and PyTorch refuses a value of the module.
+    assert not is_lmbench_failure(raised(LIGHTNING, LMBENCH, LIGHTNING, TORCH))
