@@ -1,4 +1,4 @@
-"""Lightning callbacks that measure; each also works in a Trainer of your own, where it only watches."""
+"""Lightning callbacks that measure a training loop; each also works in your own Trainer, where it only watches."""
 
 from lmbench.callbacks.communication_probe import CommunicationProbe as CommunicationProbe
 from lmbench.callbacks.compiler import Compiler as Compiler

@@ -1,4 +1,4 @@
-"""What of the gradients' synchronization no work hides, without a trace: the same steps without it."""
+"""Measures how much of the gradient synchronization no computation hides, without a trace."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ _STEPS = 8
 
 
 class CommunicationProbe(Observer):
-    """Takes some steps with and some without synchronizing gradients, after all other probe steps.
+    """Times steps with and without gradient synchronization, after all other probe steps.
 
-    The difference is communication that no work hides, waiting for other ranks included. DDP alone can leave it out
-    (`DistributedDataParallel.no_sync`): the other strategies have no whole gradients, or no whole parameters, without
-    it. Ranks part in these steps, and nothing follows them.
+    The difference is the communication that no computation hides, waiting for other ranks included. Only DDP can train
+    a step without it (`DistributedDataParallel.no_sync`): other strategies need it for whole gradients or parameters.
+    The ranks' weights diverge in these steps, so no other steps follow.
 
-    Leaves `probe.synchronized_step_s` and `probe.unsynchronized_step_s`, means of this rank.
+    Recorded under `probe`, as means over 8 steps of this rank; null on one rank and without DDP:
+
+    - `synchronized_step_s`: seconds of a step with synchronization.
+    - `unsynchronized_step_s`: seconds of a step without it.
     """
 
     def prepare(self) -> None:
-        has_probe = isinstance(self.trainer.strategy, DDPStrategy) and self.trainer.world_size > 1
-        kinds = (ProbeKind.SYNCHRONIZED, ProbeKind.UNSYNCHRONIZED) if has_probe else ()
-        self.own_probes = tuple(kind for kind in kinds for _ in range(_STEPS))
+        self.own_probes = ()
+        if isinstance(self.trainer.strategy, DDPStrategy) and self.trainer.world_size > 1:
+            self.own_probes = (ProbeKind.SYNCHRONIZED,) * _STEPS + (ProbeKind.UNSYNCHRONIZED,) * _STEPS
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind not in self.own_probes:
             return
-        # What `no_sync` sets around a loop of one's own.
+        # The attribute that `no_sync` sets; as a context manager it does not fit around Lightning's loop.
         model: Any = self.trainer.strategy.model
         model.require_backward_grad_sync = kind is ProbeKind.SYNCHRONIZED
         synchronize(self.session.device)

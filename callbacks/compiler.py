@@ -1,4 +1,4 @@
-"""Compiles the module in place and records what compiling did."""
+"""Compiles the module in place and records the result."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ from lmbench.records.vocabulary import Stage
 
 
 class Compiler(Observer):
-    """torch.compile as a Trainer flag; asserts that something was compiled.
+    """Compiles the module in place with `torch.compile`, and checks that a graph was compiled.
+
+    Recorded under `compile`:
+
+    - `is_enabled`, and the options by name (`mode`, `backend`, ...).
+    - `targets`: names of the compiled modules.
+    - `first_step_s`: seconds until the first step ended on the device, compilation included.
+    - `graph_count`, `graph_break_count`: graphs compiled and graph breaks met by the window's end.
+    - `window_recompile_count`: graphs compiled inside the window.
+    - `is_attention_fused`: whether Inductor replaced written-out attention by a fused kernel; null if unknown.
 
     Args:
-        options: how to compile; None leaves the module alone and says so in the record.
+        options: how to compile; None leaves the module as it is, and `is_enabled` false.
 
-    Leaves `compile.*`: the options, `is_enabled`, `targets`, `first_step_s` (the first step up to its end on the
-    device, compilation included), `graph_count`, `graph_break_count`, `window_recompile_count`,
-    `is_attention_fused`.
+    Raises:
+        UsageError: the warm-up compiled no graph, or gradients are accumulated in a mode with CUDA graphs.
     """
 
     def __init__(self, options: CompileOptions | None = None) -> None:
@@ -41,17 +49,18 @@ class Compiler(Observer):
     def run_started(self) -> None:
         facts = self.session.run.compile
         facts.is_enabled = self.options is not None
-        if self.options is not None:
-            self.options.check(self.trainer.accumulate_grad_batches)
-            torch._dynamo.utils.counters.clear()
-            if self.options.cache == "private":
-                # Removed with this object, at the latest when the process ends.
-                self._cache = ScratchFolder("compile")
-                use_cache(empty_cache() or self._cache.name)
-            for name, value in vars(self.options).items():
-                setattr(facts, name, value)
-            facts.targets = compile_in_place(self.module, self.options)
-        self._started_at = time.perf_counter()
+        if self.options is None:
+            return
+        self.options.check(self.trainer.accumulate_grad_batches)
+        torch._dynamo.utils.counters.clear()
+        if self.options.cache == "private":
+            # The folder is removed with this object, at the latest when the process ends.
+            self._cache = ScratchFolder("compile")
+            use_cache(empty_cache() or self._cache.name)
+        for name, value in vars(self.options).items():
+            setattr(facts, name, value)
+        facts.targets = compile_in_place(self.module, self.options)
+        self._started_s = time.perf_counter()
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self.options is not None and self.options.uses_cudagraphs:
@@ -60,15 +69,15 @@ class Compiler(Observer):
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if self.options is not None and self.session.step.step == 0:
             synchronize(self.session.device)
-            self.session.run.compile.first_step_s = time.perf_counter() - self._started_at
+            self.session.run.compile.first_step_s = time.perf_counter() - self._started_s
 
     def before_window(self) -> None:
         if self.options is None:
             return
         end_compile_workers()
-        self._graphs_before, _ = graph_counts()
-        # Without warm-up the first graphs are the window's own.
-        if self.session.steps_done and not self._graphs_before:
+        self._warmup_graph_count, _ = graph_counts()
+        # Without warm-up steps the first graphs are compiled inside the window.
+        if self.session.steps_done and not self._warmup_graph_count:
             raise UsageError(
                 f"trainer.compile compiled no graph of {', '.join(self.session.run.compile.targets or ())}; "
                 "give the module a `compile_targets()` that names what its training_step calls"
@@ -78,6 +87,6 @@ class Compiler(Observer):
         if self.options is None:
             return
         facts = self.session.run.compile
-        facts.graph_count, facts.graph_break_count = graphs, _ = graph_counts()
-        facts.window_recompile_count = graphs - self._graphs_before
+        facts.graph_count, facts.graph_break_count = graph_counts()
+        facts.window_recompile_count = facts.graph_count - self._warmup_graph_count
         facts.is_attention_fused = is_attention_fused()

@@ -1,4 +1,4 @@
-"""Notes the dtype of everything in one step after the window, with the reason for each cast."""
+"""Records the dtypes of one step after the window, with the reason for each cast."""
 
 from __future__ import annotations
 
@@ -18,22 +18,29 @@ from lmbench.records.vocabulary import Stage
 
 
 class DtypeRecorder(Observer):
-    """Dtypes of parameters, of what every module gets and returns, of logits, loss, gradients and optimizer state.
+    """Records the dtypes of parameters, module inputs and outputs, logits, loss, gradients and optimizer state.
 
-    They are noted in one probe step of its own, after the window, with the operators that the code called and the
-    reason for each cast: autocast's lists, the precision, or the code. That step runs without compiled code, into which
-    no hook sees. A Trainer of your own has probe steps only with
-    `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
+    A probe step after the window notes them, with the operators called and the reason for each cast: autocast's lists,
+    the precision, or the code. The step runs uncompiled, because no hook sees into compiled code. In your own Trainer
+    probe steps need `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
-    Writes `dtypes.json` into the result folder (without a RunRecorder: into the trainer's `default_root_dir`), of
-    several ranks those of the first. Leaves `dtypes.*`: `tensors`, `unused_modules`, `autocast_dtype`, `loss_scale`,
-    `was_compiled`, `notes_file`; `reason` where there are none.
+    Rank 0 writes `dtypes.json` into the result folder, or into `default_root_dir` without a RunRecorder.
+
+    Recorded under `dtypes`:
+
+    - `tensors`: for each kind of tensor the number of tensors by dtype, and the reason.
+    - `unused_modules`: paths of modules that the step never called.
+    - `autocast_dtype`: autocast's lower precision; null where autocast is off.
+    - `loss_scale`: factor on the loss; null without a gradient scaler.
+    - `was_compiled`: whether the run was compiled, unlike this step.
+    - `notes_file`: name of the file; null without one.
+    - `reason`: why there are no dtypes; null where there are.
     """
 
     own_probes = (ProbeKind.DTYPES,)
 
     def prepare(self) -> None:
-        #: The step whose dtypes are noted, while it runs.
+        #: The running step whose dtypes are noted; None at other times.
         self._step: StepDtypes | None = None
         self._record = self.session.run.dtypes = DtypeRecord(reason="no probe step was taken to note them")
 
@@ -69,7 +76,7 @@ class DtypeRecorder(Observer):
             self._step.note_loss(outputs)
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        step, record, trainer = self._take_away(), self._record, self.trainer
+        step, record, trainer = self._stop_noting(), self._record, self.trainer
         if step is None:
             return
         mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
@@ -77,18 +84,18 @@ class DtypeRecorder(Observer):
             notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
             (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
         except Exception as fault:
-            # The window is complete: its figures are not lost for this.
-            why = " ".join(str(fault).split())[:120]
-            record.reason = f"they could not be noted: {type(fault).__name__}: {why}"
+            # The window is complete, and its figures are worth keeping.
+            message = " ".join(str(fault).split())[:120]
+            record.reason = f"they could not be noted: {type(fault).__name__}: {message}"
         else:
             record.reason, record.notes_file = None, DTYPES_FILE
 
     def run_closing(self, exception: BaseException | None) -> None:
-        """Also after an exception: hooks would stay in this process."""
-        if self._take_away() is not None:
+        """Remove the hooks, also after an exception: they would stay in this process."""
+        if self._stop_noting() is not None:
             self._record.reason = "the step whose dtypes were noted did not end"
 
-    def _take_away(self) -> StepDtypes | None:
+    def _stop_noting(self) -> StepDtypes | None:
         step, self._step = self._step, None
         if step is not None:
             self.session.track.unlisten(step.border)

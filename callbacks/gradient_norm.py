@@ -1,4 +1,4 @@
-"""The gradient norm of every step, without making the host wait for the device."""
+"""Records the gradient norm of every step without making the host wait for the device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from lmbench.instruments.training import loss_scaler, total_norm, unscales_itsel
 
 
 class GradientNorm(Observer):
-    """Works out the 2-norm of all gradients before every optimizer step, unclipped and without the fp16 loss scale.
+    """Records the 2-norm of all gradients at every optimizer step, before clipping and without the fp16 loss scale.
 
-    It stays on the device, and comes to the host with the losses, when the device has passed the step. The kernels that
-    it takes are the step's: their time is phase `clip`, since clipping by norm takes the same ones.
+    The norm stays on the device until the device has passed the step, and is then read together with the loss. Its
+    kernels belong to the step: their time counts as phase `clip`, because clipping by norm launches the same kernels.
 
-    Leaves `gradient_norm` in the step records of the run's PhaseTimer; null where no optimizer steps.
+    Recorded in the step records of the run's PhaseTimer:
+
+    - `gradient_norm`, without a unit; null where no optimizer stepped.
     """
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Records a trace of the window's first steps: as a callback, and as a Trainer flag."""
+"""Records a kernel trace of the window's first steps, as a callback and as a Trainer flag."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from lmbench.records.vocabulary import Stage
 
 
 class KernelCapture(Observer):
-    """A trace of the window's first steps, with ranges that tile them.
+    """Records a trace of the window's first steps, with ranges for steps, phases and modules.
 
-    Ranges: `lmbench.step:<step>`, in it `lmbench.phase:<phase>` one after the other, and `lmbench.module:<path>` around
-    each module's forward. Backward runs on a thread of autograd's; the phase's range encloses it in time.
+    A range `lmbench.step:<step>` holds one `lmbench.phase:<phase>` after the other. `lmbench.module:<path>` surrounds
+    each module's forward. Autograd runs the backward on a thread of its own, within the time of the phase's range.
+
+    Recorded under `profile`:
+
+    - `tool`: as given.
+    - `steps`, `first_step`: number of traced steps and index of the first.
+    - `trace_file`, `trace_bytes`: name and size of the trace.
+    - `trace_error`: why the trace could not be written; null where it was.
 
     Args:
         steps: steps to record.
-        tool: `torch` writes `trace.json.gz` into the result folder (without a RunRecorder: into the trainer's
-            `default_root_dir`, for further ranks into `rank1`, ... in that); `nsys` leaves recording to Nsight Systems.
-
-    Leaves `profile.*`: `tool`, `steps`, `first_step`, `trace_file`, `trace_bytes`; `trace_error` where the trace could
-    not be written.
+        tool: `torch` writes `trace.json.gz` into the result folder. Without a RunRecorder that is `default_root_dir`,
+            and `rank1`, ... in it for further ranks. `nsys` leaves recording to Nsight Systems.
     """
 
     def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
@@ -52,11 +56,11 @@ class KernelCapture(Observer):
             if self._recording.steps < self.steps:
                 self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
             elif self.session.only_watches:
-                # In a stranger's Trainer the window goes on; stopping waits for the device and belongs between steps.
+                # This window lasts until training ends. Stopping waits for the device, so stop between two steps.
                 self._stop()
 
     def _warm_up(self) -> None:
-        """Switch the instruments on for the last step before the window."""
+        """Start the profiler's own warm-up for the last step before the window."""
         if self._recording is not None and self.session.steps_done >= self.session.schedule.warmup_steps - 1:
             self._recording.prepare()
 
@@ -72,7 +76,7 @@ class KernelCapture(Observer):
         self._stop()
 
     def run_closing(self, exception: BaseException | None) -> None:
-        """Also after an exception: an unfinished recording would go on in this process."""
+        """Stop also after an exception: the recording would go on in this process."""
         self._stop()
 
     def _stop(self) -> None:
@@ -92,14 +96,17 @@ class KernelCapture(Observer):
 class KernelProfiler(PassThroughProfiler):
     """Records the kernels of a few steps after the warm-up, for `lmbench kernels`.
 
-    `--trainer.profiler kernels` in short. The recorded steps are the run's window, whatever `measure.steps` and
-    `measure.min_window_s` say, and the run is marked: its step times enter no timing table. Recording starts and ends
-    on an idle device, outside the steps. The trace has ranges for steps, phases and modules, see `KernelCapture`.
+    `--trainer.profiler kernels` is the short form. The recorded steps are the run's window, whatever `measure.steps`
+    and `measure.min_window_s` say. The run is marked as profiled, so its step times enter no timing table. Recording
+    starts and ends on an idle device, outside the steps. `KernelCapture` documents the ranges in the trace.
 
     Args:
         steps: steps to record.
         tool: torch records `trace.json.gz`; nsys only sets NVTX ranges, and `cudaProfilerStart` and `Stop` around the
             steps, for a run under `lmbench nsys`.
+
+    Raises:
+        UsageError: `steps` is below 1.
     """
 
     def __init__(self, steps: int = 3, tool: Tool = "torch") -> None:
@@ -107,15 +114,13 @@ class KernelProfiler(PassThroughProfiler):
         check_at_least(1, steps=steps)
         self.steps = steps
         self.tool = tool
-        # Lightning's profilers without a file name report to a stream.
-        self.filename = None
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Lightning calls this before the callbacks' `setup`, with the module in its hand."""
+        """Add a KernelCapture to the Trainer, and make its steps the window; runs before the callbacks' `setup`."""
         module: Any = getattr(self, "_lightning_module")  # noqa: B009 - Lightning sets it, and declares it nowhere
         trainer: Any = module.trainer
         capture = KernelCapture(self.steps, self.tool)
-        # In front, so that starting and stopping lies outside of what the timer sees.
+        # In front of the timer, so that starting and stopping the recording is not in its times.
         trainer.callbacks = [capture, *(c for c in trainer.callbacks if not isinstance(c, KernelCapture))]
         for session in trainer.callbacks:
             if isinstance(session, MeasurementSession) and not session.only_watches:

@@ -1,4 +1,4 @@
-"""Records the history of the device's allocator over the window's first steps."""
+"""Records the history of the device's memory allocator over the window's first steps."""
 
 from __future__ import annotations
 
@@ -21,21 +21,30 @@ from lmbench.records.vocabulary import Stage
 
 
 class MemoryHistory(Observer):
-    """The allocator's history of the window's first steps, with Python's stacks, for `lmbench memory`.
+    """Records the allocator's history of the window's first steps, with Python stacks, for `lmbench memory`.
 
-    Beside the snapshot it leaves notes, which say what addresses are: parameters, gradients, optimizer state, inputs,
-    what autograd saved and by which operator, what modules returned. Steps, phases and modules are ranges in the
-    history. All of that takes time: the run is no timing. Each step before the window is recorded too, and forgotten
-    when it is over: of a run that an exception ends, such as a lack of memory, the last step's history is left.
+    Notes beside the snapshot say what each address holds: a parameter, a gradient, optimizer state, an input, a tensor
+    that autograd saved for some operator, or a module's output. Steps, phases and modules are ranges in the history.
+    Recording slows the steps, so their times are no measurement. Each step before the window is recorded too, and
+    forgotten when it ends: if the run fails, for lack of memory say, the history of its last step is kept.
+
+    Rank 0 writes `memory_snapshot.pickle` and `memory_notes.json` into the result folder, or into `default_root_dir`
+    without a RunRecorder.
+
+    Recorded under `memory_history`:
+
+    - `steps`, `max_entries`: number of recorded steps, and the history's capacity.
+    - `snapshot_file`, `snapshot_bytes`: name and size of the snapshot.
+    - `reason`: why there is no history; null where there is one.
 
     Args:
         steps: steps to record.
-        max_entries: of the history; older ones are lost, which its reader says. A step of the 2.7B model has 15 000.
-        make_history: makes the allocator's history from a device; by default PyTorch's, on a GPU.
+        max_entries: capacity of the history; older entries are lost, and `lmbench memory` says so. A step of the 2.7B
+            model has 15 000 entries.
+        make_history: makes the history of a device; None takes PyTorch's, which only a GPU has.
 
-    Writes `memory_snapshot.pickle` and `memory_notes.json` into the result folder (without a RunRecorder: into the
-    trainer's `default_root_dir`), of several ranks those of the first. Leaves `memory_history.*`: `steps`,
-    `max_entries`, `snapshot_file`, `snapshot_bytes`; `reason` where there is none.
+    Raises:
+        UsageError: `steps` or `max_entries` is below 1.
     """
 
     def __init__(
@@ -46,7 +55,7 @@ class MemoryHistory(Observer):
 
     def prepare(self) -> None:
         self._history: Any = None
-        #: What is to be taken away when the history ends.
+        #: Removes the hooks and closes the ranges when the history ends.
         self._hooks = ExitStack()
         self._is_window = False
         self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
@@ -60,7 +69,7 @@ class MemoryHistory(Observer):
         self._begin()
 
     def _begin(self) -> None:
-        """Remember from here on, as far as there is a history on this device and rank."""
+        """Start a history, if this device and rank can have one."""
         device, module = self.session.device, self.module
         if self._make_history is None and device.type != "cuda":
             self._record.reason = "the allocator's history is a GPU's, and this run was on a CPU"
@@ -77,8 +86,8 @@ class MemoryHistory(Observer):
         self._ranges = StepRanges(uses_nvtx=False)
         self._hooks.callback(self._ledger.close)
         self._hooks.callback(self._ranges.end)
-        # torch.compile would compile the hooks of modules too, in more graphs than without, so before the window they
-        # are there only where nothing is compiled. Only lmbench's own runs know.
+        # torch.compile would compile module hooks too, into more graphs. So hook before the window only where nothing
+        # is compiled, which the record says of lmbench's own runs alone.
         is_eager = self.session.run.compile.is_enabled is False and not any(
             getattr(child, "_compiled_call_impl", None) is not None for child in module.modules()
         )
@@ -108,7 +117,7 @@ class MemoryHistory(Observer):
         if self._history is not None:
             self._ledger.note_state()
 
-    # the session's
+    # the session's events
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if self._history is None:
@@ -129,10 +138,10 @@ class MemoryHistory(Observer):
         self._end(is_kept=True)
 
     def run_closing(self, exception: BaseException | None) -> None:
-        """Also after an exception: the history would go on in this process."""
+        """Stop the history, also after an exception: it would go on in this process."""
         try:
             if exception is not None and self._history is not None:
-                # Its traceback keeps what was there.
+                # The exception's traceback still holds the tensors of the step.
                 self._ledger.note_saved(None)
                 self._ledger.note_state(self.trainer.optimizers)
                 self._record.steps = self._notes.steps = self._notes.steps + self._ranges.is_in_step
@@ -140,14 +149,14 @@ class MemoryHistory(Observer):
             self._end(is_kept=exception is not None or self._is_window)
 
     def _end(self, is_kept: bool = False) -> None:
-        """Put an end to the history, if there is one, and write it where it is kept."""
+        """End the running history, if any; write it if `is_kept`."""
         history, self._history = self._history, None
         if history is None:
             return
         try:
             self._hooks.close()
             if is_kept:
-                # Before the window there are other steps' peaks in them.
+                # Before the window the peaks cover other steps too.
                 self._notes.peaks = history.peaks() if self._is_window else None
                 history.drop_workspaces()
                 self._notes.moments = self._ledger.moments

@@ -1,4 +1,4 @@
-"""Peak memory of the whole run, of the steady state, and of every phase."""
+"""Records peak memory of the whole run, of the window, and of every phase."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from lmbench.records.vocabulary import PHASES, Stage
 
 
 class MemoryRecorder(Observer):
-    """Peaks of the caching allocator, read outside the window and, phase by phase, in probe steps only.
+    """Records peaks of PyTorch's caching allocator: read at the window's borders, and by phase in probe steps only.
 
-    Leaves under `memory`: `run_peak_allocated_bytes` and `run_peak_reserved_bytes` (from the first allocation to the
-    window's end: what decides whether a run fits; PyTorch has one set of peaks, reset when the window opens and in
-    probe steps, so a reading of your own sees less), `steady_peak_allocated_bytes` and `steady_peak_reserved_bytes`
-    (the window's own), `phase_peak_allocated_bytes`, `phase_begin_allocated_bytes`, `run_alloc_retry_count`,
-    `window_alloc_retry_count`, `window_reserved_growth_bytes`, `device_total_bytes`, `host_peak_rss_bytes`, and where
-    the device ran out of memory `refused`: what it held at that moment. On a CPU only `host_peak_rss_bytes` is known,
-    and of a module with `count_saved_bytes()` and `expected_saved_bytes()` (attention by itself) what these say.
+    PyTorch keeps one set of peaks. This callback resets it when the window opens and in probe steps, so
+    `torch.cuda.max_memory_allocated()` in your own code then sees less.
+
+    Recorded under `memory`; on a CPU only the last two groups:
+
+    - `run_peak_allocated_bytes`, `run_peak_reserved_bytes`: peaks from the first allocation to the window's end. They
+      decide whether a run fits.
+    - `steady_peak_allocated_bytes`, `steady_peak_reserved_bytes`: peaks inside the window.
+    - `phase_peak_allocated_bytes`, `phase_begin_allocated_bytes`: by phase, its peak and its bytes at the beginning.
+    - `run_alloc_retry_count`, `window_alloc_retry_count`: allocations that first had to empty the cache.
+    - `window_reserved_growth_bytes`: growth of the reserved bytes inside the window.
+    - `device_total_bytes`: memory of the device.
+    - `refused`: what the device held when it ran out of memory; null if it never did.
+    - `host_peak_rss_bytes`: peak resident memory of the process.
+    - `saved_bytes`, `expected_saved_bytes`: answers of the module's `count_saved_bytes()` and `expected_saved_bytes()`,
+      which attention by itself has.
     """
 
     def prepare(self) -> None:
-        # The allocator calls it before anything is freed by the exception's way up.
-        watch_refusals(self._refused)
+        # The allocator calls this before the exception unwinds the stack and frees tensors.
+        watch_refusals(self._record_refusal)
         # The session knows its device only once the run has started.
         self._device = self.trainer.strategy.root_device
         self._peaks = AllocatorPeaks(self._device)
@@ -37,10 +46,10 @@ class MemoryRecorder(Observer):
 
     def run_started(self) -> None:
         self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
-        self._ask("expected_saved_bytes", "expected_saved_bytes")
+        self._record_answer("expected_saved_bytes", "expected_saved_bytes")
 
-    def _ask(self, method: str, field: str) -> None:
-        """Note what the module itself says of the bytes that it saves for the backward."""
+    def _record_answer(self, method: str, field: str) -> None:
+        """Record how many bytes the module says it saves for the backward pass."""
         answer = getattr(self.module, method, None)
         if callable(answer) and self.module.training:
             setattr(self.session.run.memory, field, answer())
@@ -64,7 +73,7 @@ class MemoryRecorder(Observer):
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.MEMORY:
             return
-        self._ask("count_saved_bytes", "saved_bytes")
+        self._record_answer("count_saved_bytes", "saved_bytes")
         if self._peaks.is_known:
             memory = self.session.run.memory
             self.session.track.listeners.remove(self._border)
@@ -75,7 +84,7 @@ class MemoryRecorder(Observer):
         if exception is not None:
             self._peaks.end_run(self.session.run.memory)
 
-    def _refused(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
+    def _record_refusal(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
         held = held_by(self.module, self.trainer.optimizers)
         allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
         self.session.run.memory.refused = RefusedAllocation(
@@ -91,7 +100,7 @@ class MemoryRecorder(Observer):
         self._phase = phase
 
     def _end_phase(self) -> None:
-        """What was allocated at most since the last border belongs to the phase that ends here."""
+        """Credit the peak since the last border to the phase that ends here."""
         peak = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         if self._phase in PHASES:

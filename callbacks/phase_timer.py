@@ -20,25 +20,42 @@ from lmbench.interruption import held
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage
 
-# What a SIGKILL may lose at most.
+# Steps, and seconds of steps, that a SIGKILL may lose at most.
 FLUSH_STEPS = 50
 FLUSH_S = 1.0
-# Of the window's median lag, to be reached again before the lag probes; the rest follows while they run.
+# Share of the window's median lag that the settling steps wait for; the rest follows during the lag probes.
 SETTLED_FRACTION = 0.8
-# A lead that no phase of a device-bound step uses up: more of it is not waited for.
+# No phase of a device-bound step uses up a lag as long as this, so the settling steps wait for no more.
 AMPLE_LAG_S = 0.05
 
 
 class PhaseTimer(Observer):
-    """Per-step device span, host span and lag of every phase, and the verdict of the lag probes.
+    """Times the device span, host span and lag of every phase, and finds phases in which the device waits for the host.
+
+    Recorded in one StepRecord a step, which every observer gets by `steps_recorded`:
+
+    - `step_s`, `<phase>_s`: device seconds of the step and of its phases.
+    - `step_host_s`, `<phase>_host_s`: host seconds of the same.
+    - `lag_step_s`, `lag_<phase>_s`: seconds that the device is behind the host at the end; null on a CPU.
+    - `loss`: return value of `training_step`, or its `loss` entry, averaged over micro-batches; null without one.
+    - `is_skipped`: whether the fp16 scaler skipped the update.
+    - `excluded_s`: seconds of validation, checkpoints and record writing, which are in no span.
+
+    Recorded for the run:
+
+    - `clock`: name of the clock.
+    - `window.clock_drift_fraction`: how much faster the device's clock ran than the host's.
+    - `probe.steps`, `probe.marked_modules`, `probe.verdicts`: the lag probes and their verdict by phase.
+
+    Attributes:
+        records: the last 10 000 StepRecords of the latest run.
 
     Args:
         clock: `events` (device events, no synchronize in the window) or `sync` (a synchronize at every border: the
             second instrument, which slows the run and stays out of timing tables). On a CPU both are the host clock.
 
-    Hands one record per step to every observer's `steps_recorded`, and keeps the last 10 000 of the latest run in
-    `records`: `step_s`, `<phase>_s`, `<phase>_host_s`, `lag_<phase>_s`, `loss`, `is_skipped`, `excluded_s` (see
-    StepRecord). The loss is what `training_step` returned, alone or as `loss` in a dictionary; null without one.
+    Raises:
+        UsageError: the run has a second PhaseTimer.
     """
 
     def __init__(self, clock: Literal["events", "sync"] = "events") -> None:
@@ -59,9 +76,9 @@ class PhaseTimer(Observer):
         self.session.run.clock = clock.name
         self._ring = ScalarRing(device)
         self._scaler = loss_scaler(self.trainer)
-        # What the first step is compared with.
+        # The first step counts as skipped if it lowers this scale.
         self._scale = self._scaler.get_scale() if self._scaler is not None else 0.0
-        # Lightning hands out the loss as it is accumulated: divided by the number of micro-batches of a full step.
+        # Lightning passes on the loss divided by the number of micro-batches of a full step.
         self._micro_batches = self.trainer.accumulate_grad_batches if self.trainer.training else 1
         self._timeline = Timeline(clock)
         self._is_running = True
@@ -79,11 +96,11 @@ class PhaseTimer(Observer):
         if self._is_running and exception is not None:
             self._deliver()
         elif self._is_running and self.session.stage is Stage.WARMUP:
-            # Training was over before there was a window.
+            # Training ended before the window opened.
             synchronize(self.session.device)
             self._deliver()
 
-    # the session's stages
+    # the session's events
 
     def window_opened(self) -> None:
         self._deliver()
@@ -118,8 +135,8 @@ class PhaseTimer(Observer):
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.SETTLE:
             window = [record for record in self.records if record.stage == "window"]
-            self._usual_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
-            self._usual_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
+            self._window_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
+            self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
             synchronize(self.session.device)
             self._restart()
             self._settle_steps, self._settling_since_s = 0, time.monotonic()
@@ -127,15 +144,19 @@ class PhaseTimer(Observer):
             self._marks = ProbeMarks(self.module, self._timeline.note)
 
     def is_settled(self) -> bool:
-        """The device is as far behind as it usually was in the window (a device that keeps up always is), or by far
-        enough. Where a queue takes dozens of long steps, none is over when all are issued: then what the device was
-        given to do tells, less the time that it had for it."""
+        """Whether the device is as far behind the host as it was in the window, or at least AMPLE_LAG_S behind.
+
+        A device that kept up with the host in the window is settled at once. A queue that takes dozens of long steps
+        has finished none of them when all are issued. So the lag is also estimated: the issued steps last as long as
+        the window's, and the device has worked on them since settling began.
+        """
         self._settle_steps += 1
-        queued_s = self._settle_steps * self._usual_step_s - (time.monotonic() - self._settling_since_s)
-        if min(queued_s, self._usual_lag_s) >= AMPLE_LAG_S:
+        queued_s = self._settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
+        if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S:
             return True
         lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]
-        return self._usual_lag_s < HOST_BOUND_LAG_S or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._usual_lag_s
+        is_host_bound = self._window_lag_s < HOST_BOUND_LAG_S
+        return is_host_bound or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._window_lag_s
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.LAG:
@@ -159,12 +180,12 @@ class PhaseTimer(Observer):
 
     def _deliver(self) -> None:
         """Hand over the finished steps of warm-up and window."""
-        # A Ctrl-C between taking steps out and handing them over would lose them.
+        # A Ctrl-C between draining the timeline and handing the records over would lose steps.
         with held():
             records = [self._record(step) for step in self._timeline.drain() if step.record.stage in STAGES]
             self.records.extend(records)
             if records:
-                self.session.tell("steps_recorded", records)
+                self.session.notify("steps_recorded", records)
         self._since_flush, self._flushed_at = 0, time.monotonic()
 
     def _record(self, facts: Step) -> StepRecord:
@@ -174,7 +195,7 @@ class PhaseTimer(Observer):
         for name, slots in facts.scalars.items():
             values = [slot if isinstance(slot, float) else self._ring.get(slot) for slot in slots]
             setattr(record, name, SCALARS[name].folded(values))
-        # GradScaler halves its scale exactly when it found an infinity and skipped the update.
+        # GradScaler lowers its scale exactly when it found an infinity and skipped the update.
         scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
         record.is_skipped, self._scale = scale < self._scale, scale
         return record

@@ -1,4 +1,4 @@
-"""Where a run stands, in a line that costs the window nothing: live on a terminal, now and then in a log file."""
+"""Shows the progress of a run in one line: live on a terminal, now and then in a log file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 from lmbench.report.units import duration
 
-#: A thread that wakes up now and then is nothing beside a step of this length.
+#: In steps of this length or more a thread that wakes up once a second takes a negligible share of the time.
 _LONG_STEP_S = 5.0
 
 
 class ProgressLine(Observer):
-    """Says where a run stands: step, the time that is left, the time of a step.
+    """Shows the step number, the time left and the time of a step on standard error.
 
-    In the window it speaks only when the timer hands over its records, about once a second; that moment is taken out of
-    the steps and the window (`excluded_s`). Before the window, where a first step may compile for minutes, a thread of
-    its own says how long that has gone on; it has ended when the window opens, unless steps are long.
+    In the window the line changes only when the timer hands over records, about once a second. That moment is excluded
+    from the steps and the window (`excluded_s`). Before the window a thread shows the elapsed time, since a first step
+    may compile for minutes. The thread ends when the window opens, unless warm-up steps take 5 s or more.
+
+    Args:
+        stream: where the line is written; None for standard error.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -32,7 +35,7 @@ class ProgressLine(Observer):
         self._began_s = self._step_began_s = time.monotonic()
         self._warmup_step_s: float | None = None
         self._thread.close()
-        self._thread.enter_context(refreshing(self._line, self._tell))
+        self._thread.enter_context(refreshing(self._line, self._show_elapsed))
 
     def before_window(self) -> None:
         if (self._warmup_step_s or 0.0) < _LONG_STEP_S:
@@ -44,14 +47,15 @@ class ProgressLine(Observer):
         steps = session.window_steps
         if session.stage is not Stage.WINDOW or not steps:
             return
-        # The time left by all of the window: one second's steps say little of those to come.
-        elapsed_s, taken_s = session.window_elapsed_s, sum(record.step_s or 0.0 for record in records)
-        place, step_s = f"step {steps}", elapsed_s / steps
+        # Estimate the time left from the whole window: the steps of one second vary too much.
+        elapsed_s, recorded_s = session.window_elapsed_s, sum(record.step_s or 0.0 for record in records)
+        status, step_s = f"step {steps}", elapsed_s / steps
         if schedule.steps:
-            # A probe step takes as long as another.
-            window_s = max((schedule.steps - steps) * step_s, schedule.min_window_s - elapsed_s, 0.0)
-            place += f"/{schedule.steps}, {duration(window_s + len(schedule.probe_plan()) * step_s)} left"
-        self._line.show(f"{place}, {taken_s / len(records) * 1e3:.4g} ms/step")
+            window_left_s = max((schedule.steps - steps) * step_s, schedule.min_window_s - elapsed_s, 0.0)
+            # A probe step takes as long as a step of the window.
+            probes_s = len(schedule.probe_plan()) * step_s
+            status += f"/{schedule.steps}, {duration(window_left_s + probes_s)} left"
+        self._line.show(f"{status}, {recorded_s / len(records) * 1e3:.4g} ms/step")
 
     def probe_begins(self, kind: ProbeKind) -> None:
         self._line.show(f"probe steps: {kind.value}")
@@ -60,8 +64,8 @@ class ProgressLine(Observer):
         self._thread.close()
         self._line.clear()
 
-    def _tell(self) -> None:
-        """In the thread: until the window opens how long it has been coming, in it how long a step has taken."""
+    def _show_elapsed(self) -> None:
+        """Show, from the thread, how long the warm-up takes so far, or in the window the running step."""
         session, warmup = self.session, self.session.schedule.warmup_steps
         so_far = f"{duration(time.monotonic() - self._began_s)} so far"
         if session.stage is Stage.WINDOW:

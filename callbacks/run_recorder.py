@@ -1,4 +1,4 @@
-"""Writes the result folder: every step as it happens, the run's record at its beginning and end."""
+"""Writes the result folder: step records while the run goes on, the run's record at its start and end."""
 
 from __future__ import annotations
 
@@ -49,30 +49,43 @@ from lmbench.records.vocabulary import RUNNING, Stage
 
 
 class RunRecorder(Observer):
-    """Records a run under `results_dir/<run_id>/` (run.json, steps.jsonl).
+    """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    Where there is no PhaseTimer to record the steps of, it brings one for the run.
+    It adds a PhaseTimer for the run if the Trainer has none. A full disk does not end the run: writing is tried again,
+    and records that are lost in the end make the outcome `error`.
+
+    Recorded beside the fields of all other callbacks:
+
+    - `run_id`, `outcome`, `exit_code`, `error`, `started_at`, `ended_at`, `milestones`: how the run went.
+    - `environment`, `model`, `data`, `flops`, `mode`, `precision`, `matmul_precision`: what was measured, and where.
+    - `rank`, `world_size`, `data_parallel_size`, `per_rank`: the ranks; the record of rank 0 stands for all.
+    - `phases`, `throughput`, `loss`, `scalars`, `guards`: the summary of the window, made at the end.
+
+    Attributes:
+        run: the record as last written.
+        folder: the result folder; None while there is none.
+        exit_code: the exit code of the run; None while it goes on.
 
     Args:
         results_dir: folder of result folders.
-        given: fields of the record that only the caller knows (command line, resolved config, mode), by name.
+        caller_fields: fields of the record that only the caller knows (command line, resolved config, mode), by name.
         config_yaml: a configuration file that repeats the run; stored beside it as config.yaml.
-        run_id: the folder's name, for a single run; by default a new one is made up for every run.
+        run_id: name of the result folder, for a single run; None makes up a new one for every run.
 
-    `run` is the record as last written, `folder` where it lies, `exit_code` None while the run goes on. A disk that is
-    full does not end the run: what cannot be written is tried again, and at the end the loss is an `error`.
+    Raises:
+        UsageError: the result folder cannot be written, or the ranks differ in code, settings or device.
     """
 
     def __init__(
         self,
         results_dir: str = "results",
-        given: Mapping[str, Any] | None = None,
+        caller_fields: Mapping[str, Any] | None = None,
         config_yaml: str | None = None,
         run_id: str | None = None,
     ) -> None:
         self.results_dir = results_dir
         self.run_id = run_id
-        self.given = given or {}
+        self.caller_fields = caller_fields or {}
         self.config_yaml = config_yaml
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
@@ -97,9 +110,9 @@ class RunRecorder(Observer):
         run = self.run
         run.environment = capture_environment(self.session.device)
         if self.trainer.world_size > 1 and not self.session.only_watches:
-            here = run.environment
-            facts = {"device": here.gpu.name, **asdict(here.versions), "commit": here.code.project.commit}
-            refuse_unlike(facts | (run.config or {}))
+            environment = run.environment
+            facts = {"device": environment.gpu.name, **asdict(environment.versions)}
+            refuse_unlike(facts | {"commit": environment.code.project.commit} | (run.config or {}))
         run.mode = run.mode or ("train_step" if self.trainer.state.fn == "fit" else "inference")
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
@@ -113,7 +126,7 @@ class RunRecorder(Observer):
         self._write()
 
     def between_steps(self) -> None:
-        # What a signal raised can get lost in a bare `except` or in a destructor.
+        # Raise once more: a bare `except` or a destructor can swallow the exception that the signal raised.
         if (signum := received()) is not None:
             interrupt(signum)
 
@@ -122,7 +135,7 @@ class RunRecorder(Observer):
         if exception is None and callable(check_again):
             refused = self.run.memory.refused
             check_again()
-            # Where the run has left no room for it, that is no lack of the run's.
+            # If only this check ran out of memory, the run did not.
             self.run.memory.refused = refused
 
     def run_ended(self, exception: BaseException | None) -> None:
@@ -131,7 +144,7 @@ class RunRecorder(Observer):
             self._fail(exception)
         elif session.window_steps:
             if self.trainer.world_size > 1:
-                # Every rank hears what each of them measured; the record of the first is that of all.
+                # Gather on every rank, but join only in the record of rank 0, which stands for all.
                 ranks: list[Any] = [None] * self.trainer.world_size
                 all_gather_object(ranks, rank_record(self.run, session.records))
                 if self.trainer.is_global_zero:
@@ -146,7 +159,12 @@ class RunRecorder(Observer):
             self._finish(failed("EmptyWindow", message, None, ExitCode.USAGE))
 
     def take_over(self, path: Path, ending: Ending | None) -> None:
-        """Take the record of a run that processes of their own measured; `ending` where they did not tell it."""
+        """Take over the record of a run that other processes measured.
+
+        Args:
+            path: the run's result folder.
+            ending: how the run ended, where its processes could not record it; None keeps their ending.
+        """
         run = load_run(path)
         self.folder, self.run = RunFolder(path), run.record
         if ending is None:
@@ -158,9 +176,9 @@ class RunRecorder(Observer):
         self._finish(ending)
 
     def end_by(self, exception: BaseException) -> None:
-        """Record what ended the run, also where Lightning never told; the first cause that was recorded stays.
+        """Record the exception that ended the run, also where Lightning reported none; the first one recorded stays.
 
-        The user's mistakes before the window leave nothing behind.
+        A usage error before the window removes the result folder.
 
         Raises:
             UsageError: there is no result folder yet, and none can be made.
@@ -170,50 +188,60 @@ class RunRecorder(Observer):
         self._fail(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # Predictions are not measured, and without a batch Lightning comes back having called no hook of the loop's.
+        # Nothing was measured by `predict`, or in a loop without a batch, of which Lightning calls no hook.
         if self.exit_code is None:
             self._discard()
 
     def _fail(self, exception: BaseException) -> None:
         if self.exit_code not in (None, ExitCode.OK, ExitCode.GUARD_FAILED):
             return
-        session, phase, is_own_subject = self._session, "setup", True
+        session = self._session
         if is_usage_error(exception) and received() is None and not (session and session.window_steps):
             self._discard()
             return
-        if session is not None:
-            if self.run.environment is not None:
-                phase = str(getattr(exception, "lmbench_phase", session.track.current))
-            subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
-            is_own_subject = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)
-            # A function that the user brought as attention is the user's own.
-            is_own_subject &= self.run.model.attention_check is None
         with held():
             if self.folder is None:
                 if _get_rank():
-                    # Only the first rank makes a folder.
+                    # Only rank 0 makes a folder for a failure before `setup`.
                     return
                 self._open(self.run)
-            assert self.folder is not None
-            ending = judge(exception, phase, is_own_subject)
-            if ending.error is not None and (collective := failed_collective(exception)):
-                ending.error.kind = COLLECTIVE_FAILED
-                ending.error.message = f"{ending.error.message} (in {collective})"
-            if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE) and ending.error is not None:
-                with suppress(OSError):
-                    text = masked_message("".join(traceback.format_exception(exception)))
-                    (self.folder.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
-                    ending.error.traceback_file = TRACEBACK_FILE
+            ending = self._judge(exception)
             if ending.outcome == "oom" and session is not None and session.stage is Stage.PROBE:
-                # Probes take memory of their own, and the window was complete before them.
+                # Probe steps take more memory than the window, which was complete before them.
                 session.run.probe.error = ending.error
                 ending = COMPLETE
             self._finish(ending)
 
-    def _open(self, run: RunRecord, strategy: Strategy | None = None) -> None:
-        """Make the result folder: from here on the run has a record, however it ends.
+    def _judge(self, exception: BaseException) -> Ending:
+        """The ending of a run that an exception ended; writes the traceback file if code failed."""
+        phase, is_lmbench_subject = "setup", True
+        if self._session is not None:
+            if self.run.environment is not None:
+                phase = str(getattr(exception, "lmbench_phase", self._session.track.current))
+            subjects = (self.module, self.trainer.datamodule or self.module)  # type: ignore[attr-defined]
+            is_lmbench_subject = all(type(subject).__module__.startswith("lmbench.") for subject in subjects)
+            # Only an attention function of the user is checked.
+            is_lmbench_subject &= self.run.model.attention_check is None
+        ending = judge(exception, phase, is_lmbench_subject)
+        assert ending.error is not None
+        assert self.folder is not None
+        if collective := failed_collective(exception):
+            ending.error.kind = COLLECTIVE_FAILED
+            ending.error.message = f"{ending.error.message} (in {collective})"
+        if ending.exit_code in (ExitCode.INTERNAL, ExitCode.USER_CODE):
+            with suppress(OSError):
+                text = masked_message("".join(traceback.format_exception(exception)))
+                (self.folder.path / TRACEBACK_FILE).write_text(text, encoding="utf-8", errors="replace")
+                ending.error.traceback_file = TRACEBACK_FILE
+        return ending
 
-        Of several ranks the first makes it, and each further one a folder of its own in that.
+    def _open(self, run: RunRecord, strategy: Strategy | None = None) -> None:
+        """Make the result folder and write the first record, so that the run has one however it ends.
+
+        Rank 0 makes the result folder, and every further rank a folder `rank<n>` in it.
+
+        Raises:
+            UsageError: the folder cannot be written.
         """
         if not run.rank:
             self.folder = RunFolder.create(self.results_dir, self.run_id)
@@ -227,20 +255,21 @@ class RunRecorder(Observer):
         self.run = run
         run.run_id, run.started_at = self.folder.path.name, now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
-        for name, value in self.given.items():
+        for name, value in self.caller_fields.items():
             setattr(run, name, value)
         try:
             if self.config_yaml is not None:
                 path = self.folder.path / "config.yaml"
                 path.write_text(self.config_yaml)
-                # What it lacks stands there as `***`, which is refused until somebody fills it in.
-                lacking = [f"--{name}={MASK}" for name in to_fill_in(run.config)]
-                run.replay_command = shlex.join(["lmbench", run.command or "fit", "--config", str(path), *lacking])
+                # Masked values appear as `***`, which is refused until somebody fills them in.
+                masked = [f"--{name}={MASK}" for name in to_fill_in(run.config)]
+                run.replay_command = shlex.join(["lmbench", run.command or "fit", "--config", str(path), *masked])
             self.folder.write_run(run)
         except OSError as error:
             self._discard()
-            why = error.strerror or str(error)
-            raise UsageError(f"results folder {self.results_dir!r} cannot be written: {why}; choose another") from error
+            reason = error.strerror or error
+            message = f"results folder {self.results_dir!r} cannot be written: {reason}; choose another"
+            raise UsageError(message) from error
         self.folder.reserve()
 
     def _discard(self) -> None:
@@ -265,7 +294,7 @@ class RunRecorder(Observer):
         return True
 
     def _warn(self, error: OSError) -> None:
-        """Say once that the result cannot be written."""
+        """Print once that the result cannot be written."""
         if self._has_warned:
             return
         self._has_warned = True
@@ -274,10 +303,15 @@ class RunRecorder(Observer):
             tell(f"{self.folder.path}: {error.strerror or error}; measuring goes on, records wait in memory")
 
     def complete(self, field: str, part: Struct, guards: list[Guard]) -> None:
-        """Add what the closed run's trace, history or prediction says as a field of the record; a guard that fails
-        counts under `strict` as any other.
+        """Add to the closed record what a pass's reader found in the trace, the history or a prediction.
 
-        Raises OSError if it cannot be written.
+        Args:
+            field: name of the record's field.
+            part: value of the field.
+            guards: further guards; under `strict` one that fails changes the exit code.
+
+        Raises:
+            OSError: the record cannot be written.
         """
         assert self.folder is not None
         with held():
@@ -288,9 +322,9 @@ class RunRecorder(Observer):
             self.folder.write_run(self.run)
 
     def _by_guards(self) -> Ending:
-        """The ending of a run that is complete: a guard that failed counts under `strict`."""
-        is_refused = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
-        return Ending("ok", ExitCode.GUARD_FAILED) if is_refused else COMPLETE
+        """The ending of a complete run: under `strict` a failed guard sets the exit code."""
+        has_failed = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
+        return Ending("ok", ExitCode.GUARD_FAILED) if has_failed else COMPLETE
 
     def _note(self, ending: Ending) -> None:
         self.exit_code = ending.exit_code
@@ -305,17 +339,17 @@ class RunRecorder(Observer):
             self._note(ending)
             if is_first:
                 if ending is not COMPLETE:
-                    # A summary takes time; the outcome shall be there whatever happens meanwhile.
+                    # Summarizing takes time, and a kill meanwhile must not lose the outcome.
                     self._write()
                 self._note(self._close(ending))
             reach("closed")
-            # The space that was kept for the last record.
+            # Frees the disk space that was reserved for the last record.
             self.folder.release()
             if not self._write() and self.run.outcome == "ok":
                 self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
 
     def _close(self, ending: Ending) -> Ending:
-        """Bring the steps to the disk and summarize them; returns the ending with what that found."""
+        """Write the waiting steps and summarize all; returns `ending`, or how this work failed."""
         folder, run = self.folder, self.run
         assert folder is not None
         folder.close()
@@ -326,7 +360,7 @@ class RunRecorder(Observer):
                 try:
                     steps = load_run(folder.path).steps + folder.waiting_steps()
                 except (OSError, UsageError):
-                    # Somebody removed the folder; the timer still has the latest.
+                    # Somebody removed the folder; the session still has the latest records.
                     steps = list(self._session.records)
                 run.loss = loss_facts(steps)
                 complete_run(run, steps, self._session.raw_wall_s)
@@ -339,9 +373,9 @@ class RunRecorder(Observer):
         if (signum := received()) is not None:
             return interrupted(signum, "summary")
         if folder.unwritten_count or folder.error is not None:
-            why = (folder.error and folder.error.strerror) or "memory for records that wait was used up"
-            lost = f"{folder.unwritten_count} steps are not in steps.jsonl; the summary has them"
-            return failed("OSError", f"{why}: {lost}", "recording")
+            reason = (folder.error and folder.error.strerror) or "memory for records that wait was used up"
+            message = f"{reason}: {folder.unwritten_count} steps are not in steps.jsonl; the summary has them"
+            return failed("OSError", message, "recording")
         if run.profile is not None and run.profile.trace_error:
             message = f"{run.profile.trace_error}: the trace is lost, the steps are there"
             return failed("OSError", message, "recording")

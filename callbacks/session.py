@@ -1,4 +1,4 @@
-"""Where a run stands, and the borders of its phases: what its measuring callbacks share."""
+"""The session of a run: its stage, record and phase borders, which all measuring callbacks share."""
 
 from __future__ import annotations
 
@@ -33,21 +33,31 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import EXCLUDED, RUNNING, Stage
 
-#: Step records that stay in memory: a training may have millions.
+#: Step records kept in memory; a training may have millions of steps.
 KEPT_RECORDS = 10_000
 
 
 class MeasurementSession(LeanCallback):
-    """Drives a run through warm-up, window and probe steps, and tells the observers.
+    """Leads a run through warm-up, window and probe steps, and notifies the observers.
 
-    It stands last among the callbacks, so that a step ends when every other callback is done with it.
+    The session is the last callback of the Trainer, so that a step ends when every other callback is done with it.
+    Garbage collection is off in a window whose length was asked for, and left alone in one that lasts until training
+    ends.
+
+    Recorded:
+
+    - `window.*`: the steps asked for and measured.
+    - `probe.requested_steps`, `probe.is_complete`: the probe steps asked for, and whether all were taken.
+    - `gc_policy`: what garbage collection did in the window.
+    - `unseen_phases`: phases that manual optimization hides.
+
+    Attributes:
+        run: record of the run, whose fields the observers fill in.
+        step: record of the running step, until it is handed over at the step's end.
+        records: the last 10 000 step records that were handed over.
 
     Args:
         schedule: when the window opens and closes. A schedule with `steps` stops training at its end.
-
-    In a window that was asked for, garbage collection is off; one that has no end but training's leaves it alone.
-    Logs nothing itself. `run` is the record of the run, which observers fill in where they measured; `step` that of the
-    running step, until it is handed over when the step ends.
     """
 
     def __init__(self, schedule: Schedule | None = None) -> None:
@@ -69,9 +79,8 @@ class MeasurementSession(LeanCallback):
             micro_batches=1,
         )
         self.step = StepRecord(micro_batches=0)
-        #: The last of the records that were handed over.
         self.records = deque[StepRecord](maxlen=KEPT_RECORDS)
-        # The window's wall time with its pauses in it; None until it is closed.
+        #: Wall seconds of the window, exclusions included; None until the window is closed.
         self.raw_wall_s: float | None = None
         self.steps_done = 0
         self.window_steps = 0
@@ -81,46 +90,47 @@ class MeasurementSession(LeanCallback):
         self._attached: list[Observer] = []
         self._bypass, self._collector = ExitStack(), QuietCollector()
         self._window_start_ns = 0
-        self._listeners: list[Callable[[str], None]] = []
+        #: Listeners of the track, kept aside during a validation within training.
+        self._paused_listeners: list[Callable[[str], None]] = []
         self._optimizer_steps_seen = 0
-        #: Of the running step, by name and source.
+        #: Logged scalars of the running step, by name and source.
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
-        self._plan: list[ProbeKind] = []
+        self._probe_plan: list[ProbeKind] = []
         self._settle_steps = 0
-        #: The window's steps as all of several ranks agreed on them.
+        #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
         self._last_warmup_step_began_ns = 0
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
-        """The trainer's session; made, and put last among its callbacks, when there is none yet."""
+        """The trainer's session, as its last callback; a new one where there is none."""
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         session = next((c for c in callbacks if isinstance(c, cls)), None)
         if session is None:
             session = cls()
             session._is_attached = True
         if callbacks[-1] is not session:
-            # A new list: Lightning may be walking over the old one right now.
+            # Build a new list, because Lightning may be iterating over the old one.
             trainer.callbacks = [*(c for c in callbacks if c is not session), session]  # type: ignore[attr-defined]
         session._open(trainer)
         return session
 
     @property
     def only_watches(self) -> bool:
-        """A run in somebody's own Trainer, which ends when training does: nothing may be changed for its sake."""
+        """Whether the window lasts until training ends, as in a user's own Trainer: nothing is changed or stopped."""
         return self.schedule.steps is None
 
     def _open(self, trainer: Trainer) -> None:
-        """Begin anew for the run that is being set up, unless that was done."""
+        """Begin a new run with this trainer, unless an earlier callback of the same run did."""
         if self._trainer is trainer and not self._has_started:
             return
         self._close()
         self._reset()
         self._trainer = trainer
-        #: Where files of the run go; a RunRecorder makes it a folder of the run's own.
+        #: Folder for files of the run; a RunRecorder replaces it by the result folder.
         self.folder = Path(trainer.default_root_dir, f"rank{trainer.global_rank}" if trainer.global_rank else "")
-        self._tee = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
-        trainer.profiler = self._tee  # type: ignore[attr-defined]
+        self._profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
+        trainer.profiler = self._profiler  # type: ignore[attr-defined]
 
     def attach(self, observer: Observer, pl_module: LightningModule, stage: str) -> None:
         """Add an observer for this run only, in front of the session."""
@@ -131,27 +141,27 @@ class MeasurementSession(LeanCallback):
         observer.setup(trainer, pl_module, stage)
 
     def _close(self) -> None:
-        """Leave the trainer as it was; facts and records stay until the next run."""
+        """Restore the trainer's profiler and callbacks; facts and records stay until the next run."""
         trainer, self._trainer = self._trainer, None
         if trainer is None:
             return
         self.track.listeners.clear()
         self._bypass.close()
-        if trainer.profiler is self._tee:  # type: ignore[attr-defined]
-            trainer.profiler = self._tee.inner  # type: ignore[attr-defined]
-        gone: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
-        trainer.callbacks = [c for c in trainer.callbacks if c not in gone]  # type: ignore[attr-defined]
+        if trainer.profiler is self._profiler:  # type: ignore[attr-defined]
+            trainer.profiler = self._profiler.inner  # type: ignore[attr-defined]
+        attached: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
+        trainer.callbacks = [c for c in trainer.callbacks if c not in attached]  # type: ignore[attr-defined]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # An exception before `setup` (data that cannot be read, say) found nothing to leave facts about.
+        # An exception before `setup` (unreadable data, say) has no session to record it.
         if self._trainer is trainer:
             self.fail(exception)
 
     def fail(self, exception: BaseException) -> None:
-        """Tell the observers what ended the run, unless that was done."""
+        """End the run by an exception, unless it has ended already."""
         if self._trainer is not None:
             try:
                 self._end_run(exception)
@@ -167,30 +177,30 @@ class MeasurementSession(LeanCallback):
             except Exception as fault:
                 if exception is None:
                     raise
-                # After a device error, say, nothing can be read any more; the others shall still leave their facts.
+                # After a device error nothing can be read from it, but other observers can still record their facts.
                 exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
         reach("stepped")
-        self.tell("run_ended", exception)
+        self.notify("run_ended", exception)
 
-    def tell(self, event: str, *facts: Any) -> None:
-        """Call the method of that name of every observer that has it."""
+    def notify(self, event: str, *facts: Any) -> None:
+        """Call the method named `event` of every observer that has one."""
         for observer in self.observers:
             if (method := getattr(observer, event, None)) is not None:
                 method(*facts)
 
     def log_scalar(self, name: str, value: torch.Tensor | float, source: Hashable = None) -> None:
-        """Log a number of the running step: it reaches steps.jsonl, the run's summary, every logger, W&B and a column.
+        """Log a number of the running step to steps.jsonl, the run's summary, every logger, W&B and a table column.
 
-        Nothing waits for the device: the timer copies a device scalar behind the step's last kernel and reads it when
-        the device has passed the step.
+        Logging does not wait for the device: the timer copies a device scalar behind the step's last kernel, and reads
+        the copy when the device has passed the step.
 
         Args:
-            name: a field of `StepRecord` that is declared with `Scalar`, which says unit, title and how sources join.
+            name: a field of `StepRecord` declared with `Scalar`, which gives unit, title and the fold over sources.
             value: a number, or a tensor of one element on any device.
-            source: who logs it; of one source the step's last value stands.
+            source: who logs the number; a later value of the same source in a step replaces the earlier one.
 
         Raises:
-            UsageError: the name is not declared.
+            UsageError: StepRecord declares no such scalar.
         """
         if name not in SCALARS:
             raise UsageError(f"no scalar {name!r} is declared in StepRecord; declared: {', '.join(SCALARS)}")
@@ -208,8 +218,9 @@ class MeasurementSession(LeanCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.track.has_scaler = loss_scaler(trainer) is not None
-        own_clipping = type(pl_module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
-        self.track.clips = bool(trainer.gradient_clip_val) or own_clipping
+        clipping_hook = type(pl_module).configure_gradient_clipping
+        is_overridden = clipping_hook is not LightningModule.configure_gradient_clipping
+        self.track.clips = bool(trainer.gradient_clip_val) or is_overridden
         if not pl_module.automatic_optimization:
             self.track.watch_manual_optimization()
             self._bypass.enter_context(BypassWatch(pl_module, trainer.optimizers, self.track))
@@ -220,27 +231,27 @@ class MeasurementSession(LeanCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # With manual optimization a batch is the only step there is to see.
+        # Manual optimization may step any number of times, so a batch counts as a step.
         is_step = not pl_module.automatic_optimization or trainer.global_step != self._optimizer_steps_seen
         self._end_batch(trainer, outputs, batch, is_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish()
 
-    # validation inside training is not the step's time
+    # validation: a run of its own, or within training, where it is excluded from the step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             self._start(trainer)
         elif not trainer.sanity_checking:
             self.track.enter(EXCLUDED)
-            self.track.listeners, self._listeners = [], self.track.listeners
+            self.track.listeners, self._paused_listeners = [], self.track.listeners
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             self._finish()
         elif not trainer.sanity_checking:
-            self.track.listeners = self._listeners
+            self.track.listeners = self._paused_listeners
             self.track.reset(EXCLUDED)
             self.track.leave()
 
@@ -250,11 +261,11 @@ class MeasurementSession(LeanCallback):
         if trainer.state.fn != "fit":
             self._end_batch(trainer, outputs, batch, is_step=True)
             if self.stop_requested:
-                # An evaluation loop has no other end than its loader's, which may be far or nowhere.
+                # Lightning's evaluation loop ends only with its loader, which may be endless.
                 raise StopIteration
 
     def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
-        self.tell("batch_ended", outputs, batch)
+        self.notify("batch_ended", outputs, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:
             self._optimizer_steps_seen = trainer.global_step
@@ -268,10 +279,9 @@ class MeasurementSession(LeanCallback):
         self.track.reset()
         self._has_started = True
         if trainer.loggers:
-            # After all others, so that what it hands on is complete.
+            # Behind all other observers, so that it logs complete facts.
             self.observers.append(LoggerSink(self, trainer))
-        self.tell("run_started")
-        # The first batch is fetched next.
+        self.notify("run_started")
         reach("ready")
         if self.schedule.warmup_steps == 0:
             self._open_window()
@@ -286,18 +296,18 @@ class MeasurementSession(LeanCallback):
             self.window_steps += 1
             if self.window_steps == 1:
                 self._bypass.close()
-        self.tell("step_ended", stage, kind)
+        self.notify("step_ended", stage, kind)
         self.step, self.scalars = StepRecord(micro_batches=0), {}
         if self.steps_done == 1:
             reach("first_step")
             if self._agrees(trainer):
-                # Each collective had its group's time for what is built and compiled.
+                # Until here a collective may wait as long as another rank builds and compiles.
                 timeout = timedelta(seconds=self.schedule.collective_timeout_s)
                 for group in distributed_c10d._world.pg_map:
                     distributed_c10d._set_pg_timeout(timeout, group)
         self._advance(trainer)
         if self.stage is stage:
-            self.tell("between_steps")
+            self.notify("between_steps")
 
     def _advance(self, trainer: Trainer) -> None:
         if self.stage is Stage.WARMUP and self.steps_done >= self.schedule.warmup_steps:
@@ -305,23 +315,24 @@ class MeasurementSession(LeanCallback):
         elif self.stage is Stage.WARMUP and self.steps_done == self.schedule.warmup_steps - 1 and self._agrees(trainer):
             synchronize(self.device)
             self._last_warmup_step_began_ns = time.perf_counter_ns()
-        elif self.stage is Stage.WINDOW and (
-            self.window_steps >= self._agreed_steps
-            if self._agreed_steps is not None
-            else self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s)
-        ):
+        elif self.stage is Stage.WINDOW and self._is_window_complete():
             self._close_window()
-            self._plan = self.schedule.probe_plan()
-            if self._plan:
-                self._plan += [kind for observer in self.observers for kind in observer.own_probes]
+            self._probe_plan = self.schedule.probe_plan()
+            if self._probe_plan:
+                self._probe_plan += [kind for observer in self.observers for kind in observer.own_probes]
                 self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
             self.stage = Stage.PROBE
             self._next_probe(trainer)
         elif self.stage is Stage.PROBE:
             self._next_probe(trainer)
 
+    def _is_window_complete(self) -> bool:
+        if self._agreed_steps is not None:
+            return self.window_steps >= self._agreed_steps
+        return self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s)
+
     def _agrees(self, trainer: Trainer) -> bool:
-        """Whether ranks agree on the number of steps: none may end by its own clock, as the others wait for it then."""
+        """Whether ranks agree on the number of steps: a rank that ended by its own clock would leave others waiting."""
         return trainer.world_size > 1 and not self.only_watches
 
     def _open_window(self) -> None:
@@ -334,16 +345,18 @@ class MeasurementSession(LeanCallback):
             step_s = (time.perf_counter_ns() - self._last_warmup_step_began_ns) * 1e-9
             steps = max(self.schedule.steps or 1, math.ceil(self.schedule.min_window_s / step_s))
             self._agreed_steps = trainer.strategy.broadcast(steps)
-        self.run.gc_policy = "left alone"
-        if not self.only_watches:
-            self.run.gc_policy, environment = "collected and frozen, off in the window", self.run.environment
+        if self.only_watches:
+            self.run.gc_policy = "left alone"
+        else:
+            self.run.gc_policy = "collected and frozen, off in the window"
+            environment = self.run.environment
             self._collector.begin(None if environment is None else environment.gc.frozen_count)
-        self.tell("before_window")
+        self.notify("before_window")
         if self._agreed_steps is not None:
             trainer.strategy.barrier()
         synchronize(self.device)
         self.stage = Stage.WINDOW
-        self.tell("window_opened")
+        self.notify("window_opened")
         reach("window_opened")
         self.run.window.first_step = self.steps_done
         self._window_start_ns = time.perf_counter_ns()
@@ -351,11 +364,12 @@ class MeasurementSession(LeanCallback):
     def _close_window(self) -> None:
         synchronize(self.device)
         self.raw_wall_s = self.window_elapsed_s
-        self._tail_s = next((s for o in self.observers if (s := o.since_step_s()) is not None), 0.0)
+        since_step_s = (observer.since_step_s() for observer in self.observers)
+        self._tail_s = next((seconds for seconds in since_step_s if seconds is not None), 0.0)
         self.run.window.steps = self.window_steps
         self.stage = Stage.DONE
         self._collector.end()
-        self.tell("window_closed")
+        self.notify("window_closed")
         reach("window_closed")
 
     def _next_probe(self, trainer: Trainer) -> None:
@@ -367,29 +381,29 @@ class MeasurementSession(LeanCallback):
                 is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
             if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:
                 return
-        following = self._plan.pop(0) if self._plan else None
-        if following is not self.probe_kind:
-            self._look_at(following)
-        if following is None:
+        next_kind = self._probe_plan.pop(0) if self._probe_plan else None
+        if next_kind is not self.probe_kind:
+            self._switch_probe(next_kind)
+        if next_kind is None:
             if self.run.probe.is_complete is not None:
                 self.run.probe.is_complete = True
             self.stage = Stage.DONE
             self.stop_requested = True
             trainer.should_stop = True
 
-    def _look_at(self, kind: ProbeKind | None) -> None:
-        """End the probe steps that run, and begin others."""
+    def _switch_probe(self, kind: ProbeKind | None) -> None:
+        """End the running probe steps, if any, and begin those of `kind`, if any."""
         if self.probe_kind is not None:
-            self.tell("probe_ended", self.probe_kind)
+            self.notify("probe_ended", self.probe_kind)
         self.probe_kind = kind
         if kind is not None:
-            self.tell("probe_begins", kind)
+            self.notify("probe_begins", kind)
 
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:
             self._close_window()
-            # Since the last step the epoch ended, with whatever validation or checkpoint that brought.
+            # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
             self.raw_wall_s = (self.raw_wall_s or 0.0) - self._tail_s
-        # Training may have ended by itself before the probes did.
-        self._look_at(None)
+        # Training may have ended before the probe steps did.
+        self._switch_probe(None)
         self._end_run(None)

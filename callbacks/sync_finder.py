@@ -16,17 +16,19 @@ from lmbench.callbacks.observer import Observer
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.measured import HiddenSync
 
-# Folders whose frames are machinery, not the line that asked for the synchronize.
-_MACHINERY = tuple(str(Path(module.__file__).parent) for module in (torch, lightning, contextlib) if module.__file__)
+# Frames of files in these folders are never the line that asked for the synchronize.
+_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (torch, lightning, contextlib) if module.__file__)
 
 
 class SyncFinder(Observer):
-    """Runs one unmeasured step under CUDA's sync debug mode and lists where it synchronized, most frequent first.
+    """Runs one probe step under CUDA's sync debug mode and lists where it synchronized, most frequent first.
 
-    PyTorch warns of the calls its own operators make (`.item()`, `nonzero`, pageable copies), not of explicit
-    `torch.cuda.synchronize()`; see the documentation of `torch.cuda.set_sync_debug_mode`.
+    PyTorch warns of synchronizing calls in its own operators (`.item()`, `nonzero`, pageable copies), but not of an
+    explicit `torch.cuda.synchronize()`; see `torch.cuda.set_sync_debug_mode`.
 
-    Leaves `probe.hidden_syncs`: a list of `{location, stack, count}`; null on a CPU, where nothing is asynchronous.
+    Recorded under `probe`:
+
+    - `hidden_syncs`: a list of `location`, `count` and `stack`; null on a CPU, where nothing is asynchronous.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class SyncFinder(Observer):
             self.session.run.probe.hidden_syncs = [HiddenSync(where, count, stack) for (where, stack), count in syncs]
 
     def run_closing(self, exception: BaseException | None) -> None:
-        # An exception in the probe step itself: its warnings are the user's again.
+        # Restores the user's warnings also where the probe step itself failed.
         self._undo.close()
 
     def _note(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
@@ -61,6 +63,7 @@ class SyncFinder(Observer):
             return
         frames = traceback.extract_stack()[:-1]
         # The innermost frame that is neither torch's nor Lightning's is the user's line.
-        where = next((f for f in reversed(frames) if not f.filename.startswith((*_MACHINERY, "<"))), frames[-1])
-        location = f"{where.filename}:{where.lineno} in {where.name}: {where.line}"
+        users = (frame for frame in reversed(frames) if not frame.filename.startswith((*_LIBRARIES, "<")))
+        frame = next(users, frames[-1])
+        location = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         self._counts[location, "".join(traceback.format_list(frames[-12:]))] += 1

@@ -1,4 +1,4 @@
-"""Tokens, FLOPs, watts: what the window achieved."""
+"""Records the tokens, FLOPs and power of the window."""
 
 from __future__ import annotations
 
@@ -12,38 +12,47 @@ from lmbench.records.vocabulary import Stage
 
 
 class ThroughputMeter(Observer):
-    """Tokens per second, model FLOP/s, MFU, power and energy per token of the window.
+    """Records the tokens and FLOPs of the window, and the state of device and host at its two ends.
 
-    The module, or else its data module, tells the tokens by `tokens_per_batch(batch) -> int`, and the module its FLOPs
-    by `flops_per_token() -> FlopCount | int`. Without the first, tokens are those of the batch's `input_ids`, or null.
-    Without the second, `lmbench fit`
-    counts on a fake copy of the module when all steps are done; in a Trainer of your own FLOPs are null then, since
-    the counter would run your `training_step` once more. Reasons are left beside the blanks.
+    A RunRecorder derives tokens per second, FLOP/s, MFU and energy per token from them.
 
-    Leaves `window.tokens`, `window.tokens_reason`, `device_state.*` (NVML readings at both ends of the window) and
-    `host_state.*` (the kernel's, of other processes).
+    Tokens come from `tokens_per_batch(batch) -> int` of the module or else of its data module, or else from the batch's
+    `input_ids`. FLOPs come from the module's `flops_per_token() -> FlopCount | int`. Without that method `lmbench fit`
+    counts them on a fake copy of the module after the last step. In your own Trainer they are then null, because
+    counting would run your `training_step` once more.
+
+    Recorded in the step records and the run:
+
+    - `tokens`: tokens of the step, on this rank.
+    - `window.tokens`: tokens of the window; `window.tokens_reason`: why they are null.
+    - `flops.*`: FLOPs per token, where this callback counted them, or the `reason` why not.
+    - `device_state.*`: power (watts), energy (joules), temperature, clocks and caps, from NVML.
+    - `host_state.*`: shares of the cores' time that other processes and the hypervisor took, from the kernel.
+
+    Raises:
+        UsageError: `tokens_per_batch` returned no whole number.
     """
 
     def prepare(self) -> None:
-        self._tokens = 0
         self._count_tokens = token_counter(self.module, self.trainer.datamodule)  # type: ignore[attr-defined]
-        self._tells_flops = callable(getattr(self.module, "flops_per_token", None))
+        self._has_flops = callable(getattr(self.module, "flops_per_token", None))
+        #: A batch and its tokens, to count FLOPs on.
         self._sample: tuple[Any, int] | None = None
 
     def run_started(self) -> None:
         self._sensor = DeviceSensor(self.session.device)
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
-        # A module that takes the iterator of the data gets no batch.
+        # There is no batch where the module's step takes the data iterator.
         tokens = None if batch is None else self._count_tokens(batch)
         if tokens is not None:
             step = self.session.step
             step.tokens = (step.tokens or 0) + tokens or None
-            if self._sample is None and not self._tells_flops and not self.session.only_watches:
+            if self._sample is None and not self._has_flops and not self.session.only_watches:
                 self._sample = batch, tokens
 
     def run_closing(self, exception: BaseException | None) -> None:
-        # All steps are done: now a module that does not tell its FLOPs may be asked by the counter.
+        # All steps are done, so running the module's step once more disturbs no measurement.
         stage = self.trainer.state.fn
         if exception is None and self._sample is not None and stage is not None:
             run = self.session.run

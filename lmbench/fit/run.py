@@ -246,7 +246,7 @@ def _publish(recorder: RunRecorder, timeout_s: float, is_loud: bool) -> None:
     """Publish the complete result to W&B, and print a line about it; a failure does not change the exit code."""
     assert recorder.folder is not None
     is_interrupted = recorder.run.outcome == "interrupted"
-    published = publish_run(recorder.folder.path, recorder.given["wandb"], timeout_s, is_interrupted)
+    published = publish_run(recorder.folder.path, recorder.caller_fields["wandb"], timeout_s, is_interrupted)
     if published is None:
         return
     if published.is_problem:

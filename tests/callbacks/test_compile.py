@@ -1,4 +1,4 @@
-"""`--trainer.compile` compiles in place, says what it did, and is refused where it would do nothing."""
+"""`--trainer.compile` compiles in place, records graphs and recompiles, and refuses to compile nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmbench.records.run import Compile
 
 from conftest import measure
 
-# Traces and cuts graphs like the default back end, without a minute of code generation.
+# Traces and splits graphs like the default back end, without a minute of code generation.
 QUICK = CompileOptions(backend="aot_eager")
 EAGER_BACKEND = "--trainer.compile.backend=aot_eager"
 
@@ -42,11 +42,11 @@ def test_the_own_model_compiles_as_one_graph_and_keeps_its_losses(tmp_path):
 
 def test_what_inductor_puts_in_the_place_of_attention_is_told(tmp_path, capsys):
     words = "--model=lmbench.AttentionLayer --model.attention=naive --data.context_length=128 --measure.mode=forward"
-    # A graph of one kernel of PyTorch's: there is no C++ to compile.
+    # The graph is one kernel of PyTorch, so no C++ is compiled.
     fused = bench(tmp_path, words, "--trainer.compile=true").record
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert fused.compile.is_attention_fused is True
-    assert "compiled     Inductor put PyTorch's fused attention in the place of naive" in told
+    assert "compiled     Inductor put PyTorch's fused attention in the place of naive" in output
     assert fused.memory.saved_bytes < fused.memory.expected_saved_bytes
     as_written = bench(tmp_path, words, EAGER_BACKEND).record
     assert as_written.compile.is_attention_fused is False

@@ -1,4 +1,4 @@
-"""Manual optimization: what Lightning announces is timed, the rest is said to be unseen and never guessed."""
+"""Manual optimization: phases that Lightning announces are timed, all others are recorded as unseen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conftest import assert_slept, measure
 
 
 class Alone(ByHand):
-    """Without manual_backward and with the bare optimizers."""
+    """Steps without `manual_backward`, and with PyTorch's bare optimizers."""
 
     def training_step(self, batch, batch_idx):
         loss = self.net(batch).pow(2).mean()
@@ -37,7 +37,7 @@ class WithClosure(ByHand):
 
 
 class Lbfgs(ByHand):
-    """The optimizer calls its closure several times, and the update is between."""
+    """The optimizer calls its closure several times and updates in between."""
 
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
@@ -86,7 +86,7 @@ def test_phases_are_exact_or_missing_and_by_hand_the_missing_ones_are_unseen(mod
 
 def test_every_optimizers_parameters_are_checked_at_its_own_step():
     class Adversaries(LightningModule):
-        """A generator and a discriminator, whose gradients are cleared before the other's turn."""
+        """A generator and a critic in turn; each turn begins with zeroed gradients."""
 
         def __init__(self):
             super().__init__()
@@ -114,5 +114,5 @@ def test_every_optimizers_parameters_are_checked_at_its_own_step():
     training = session.run.probe.training
     assert training.parameters == 6
     assert training.missing_gradients == ["idle.weight", "idle.bias"]
-    # A difference of two judgements does not depend on the critic's bias.
+    # The critic's bias cancels in the difference of its two outputs.
     assert training.unmoved_parameters == training.zero_gradients == ["critic.bias"]

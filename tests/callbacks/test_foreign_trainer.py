@@ -1,4 +1,4 @@
-"""Each callback in a Trainer of somebody else's: it measures, changes nothing and leaves nothing behind."""
+"""Each callback in a user's own Trainer: it measures, changes nothing and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def results(recorder):
 
 
 def train(*callbacks, module=Regression, data=None, **flags):
-    """A stranger's training of two epochs; returns the trainer and the weights it ends with."""
+    """Train two epochs in a user's own Trainer; returns the trainer and the final weights."""
     seed_everything(0, verbose=False)
     module = module()
     trainer = quiet_trainer(*callbacks, **{"max_epochs": 2, "limit_val_batches": 0, **flags})
@@ -54,7 +54,7 @@ def train(*callbacks, module=Regression, data=None, **flags):
 
 
 class Witness(Callback):
-    """Sees in every step what a stranger would notice."""
+    """Notes at every step the state that a user would notice."""
 
     def __init__(self):
         self.seen = []
@@ -137,25 +137,25 @@ def test_trainers_of_one_process_do_not_meet():
     assert timers[0].session is not timers[1].session
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("position", [0, 1, 2])
 @pytest.mark.parametrize(
     ("hook", "error", "raised", "ended"),
     [
         ("on_train_batch_start", ValueError("mine"), ValueError, ("error", "mine")),
         ("on_after_backward", ValueError("mine"), ValueError, ("error", "mine")),
         ("on_before_optimizer_step", ValueError("mine"), ValueError, ("error", "mine")),
-        # Lightning's own way with Ctrl-C.
+        # Lightning turns Ctrl-C into SystemExit.
         ("on_train_batch_start", KeyboardInterrupt(), SystemExit, ("interrupted", "stopped by SIGINT (Ctrl-C)")),
     ],
 )
-def test_an_exception_is_recorded_passed_on_and_leaves_nothing_behind(place, hook, error, raised, ended, recorder):
+def test_an_exception_is_recorded_passed_on_and_leaves_nothing_behind(position, hook, error, raised, ended, recorder):
     def fail(trainer, *_):
         if trainer.global_step == 7:
             raise error
 
     raising, callbacks = Callback(), [recorder, PhaseTimer()]
     setattr(raising, hook, fail)
-    callbacks.insert(place, raising)
+    callbacks.insert(position, raising)
     trainer = quiet_trainer(*callbacks)
     with pytest.raises(raised):
         trainer.fit(Regression(), SlowBatches())

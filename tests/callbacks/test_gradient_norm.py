@@ -1,4 +1,4 @@
-"""The gradient norm of every step, by the side of a module that looks at its gradients itself; scalars in general."""
+"""The gradient norm of every step, against the norm that a module computes itself, and other logged scalars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_step_has_the_norm_that_the_module_sees_before_it_is_clipped(sleepe
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_loss_scale_is_not_in_the_norm_and_a_skipped_step_has_no_finite_one(sleeper, fused):
-    """A fused optimizer takes the scale out inside its step, any other one has it taken out before."""
+    """A fused optimizer removes the scale inside its step; for all others Lightning removes it before."""
 
     def first_step(scale=None):
         torch.manual_seed(0)
@@ -63,7 +63,7 @@ def test_norms_are_worked_out_in_float32_whatever_the_gradients_are():
 
 
 class Logging(Observer):
-    """Logs a host's number and a device's, by several sources, and replaces one of them."""
+    """Logs a host number and a device scalar by two sources, and replaces the first number."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.session.log_scalar("gradient_norm", 99, source="first")

@@ -1,4 +1,4 @@
-"""The kernel profiler: a Trainer flag that records the window, and only that, whatever happens."""
+"""The kernel profiler: a Trainer flag that records the window and nothing else, also when a run fails."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def profiled(tmp_path, *words, code=0):
 
 
 def ranges(trace, kind):
-    found = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e["name"].startswith(f"lmbench.{kind}:")]
-    return sorted(found, key=lambda event: event["ts"])
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e["name"].startswith(f"lmbench.{kind}:")]
+    return sorted(events, key=lambda event: event["ts"])
 
 
 def test_the_profiled_steps_are_the_window_with_phases_as_the_timer_has_them_and_named_modules(tmp_path):
@@ -52,7 +52,7 @@ def test_the_profiled_steps_are_the_window_with_phases_as_the_timer_has_them_and
 
 def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_path):
     words = "--trainer.profiler=lmbench.KernelProfiler --trainer.profiler.steps=2 --trainer.gradient_clip_val=1"
-    # Which Lightning refuses with a fused optimizer.
+    # Not the default precision, with which the optimizer is fused and Lightning refuses clipping.
     words += " --trainer.accumulate_grad_batches=2 --trainer.precision=bf16-mixed"
     _, trace = profiled(tmp_path, words)
     steps, phases = ranges(trace, "step"), ranges(trace, "phase")
@@ -67,7 +67,7 @@ def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_pa
 
 
 def test_a_compiled_graph_tells_which_modules_its_kernels_come_from_beside_a_pass_of_the_users(tmp_path, monkeypatch):
-    # Graphs are made anew, but what GCC makes of them in 40 s comes from PyTorch's own cache.
+    # Graphs are traced again, but their C++, which takes GCC 40 s, comes from PyTorch's own cache.
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     seen = []
     with config.patch(post_grad_custom_post_pass=seen.append):
@@ -89,7 +89,7 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
     run, trace = profiled(tmp_path, *plant("on_train_batch_start", "raise", 4), code=5)
     assert (run.outcome, run.record.profile.steps) == ("error", 1)
     assert len(ranges(trace, "step")) == 2
-    # The second was cut short: no mean counts it, and what it did is outside.
+    # The second step was cut short, so no mean counts it and its kernels count as outside.
     timeline = load_trace(run.path).timeline
     assert timeline.steps == 1
     assert "backward" in timeline.phases
@@ -146,7 +146,7 @@ def test_beside_another_profiler_it_is_refused(tmp_path, capsys):
 
 
 def test_nsys_runs_the_command_with_ranges_where_it_is_installed(tmp_path, monkeypatch):
-    """A stand-in for nsys runs what it is asked to, in this process."""
+    """A stand-in for nsys runs the command in this process."""
     (tmp_path / "nsys").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(os, "execv", lambda program, words: main(words[words.index("lmbench") + 1 :]))

@@ -1,4 +1,4 @@
-"""Steps and summary in the loggers of somebody's own Trainer."""
+"""Steps and summary reach the loggers of a user's own Trainer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from conftest import SlowBatches, quiet_trainer
 
 
 class Kept(DummyLogger):
-    """Keeps what it is told, and at which step of the training that was."""
+    """Keeps the logged metrics, and the global steps at which they were logged."""
 
     def __init__(self):
         super().__init__()
-        self.told, self.told_at = [], set()
+        self.metrics, self.logged_at = [], set()
 
     def log_metrics(self, metrics, step=None):
-        self.told.append((step, metrics))
-        self.told_at.add(self.trainer.global_step)
+        self.metrics.append((step, metrics))
+        self.logged_at.add(self.trainer.global_step)
 
     @property
     def steps(self):
-        return [step for step, metrics in self.told if "lmbench/time/step_ms" in metrics]
+        return [step for step, metrics in self.metrics if "lmbench/time/step_ms" in metrics]
 
 
 class Broken(DummyLogger):
@@ -59,10 +59,10 @@ def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sle
     logger = logged(max_steps=8)
     logger.trainer.fit(sleeper, SlowBatches())
     assert logger.steps == list(range(8))
-    assert logger.told[-1][1]["lmbench/summary/time/step_ms"] > 0
-    assert logger.told_at == {8}
-    # A second fit logs its own steps, where they belong.
-    logger.told.clear()
+    assert logger.metrics[-1][1]["lmbench/summary/time/step_ms"] > 0
+    assert logger.logged_at == {8}
+    # A second fit logs its own steps only, at their global steps.
+    logger.metrics.clear()
     logger.trainer.fit_loop.epoch_loop.max_steps = 14
     logger.trainer.fit(sleeper, SlowBatches())
     assert logger.steps == list(range(8, 14))
@@ -73,4 +73,4 @@ def test_a_logger_that_fails_costs_one_line_and_not_the_run(sleeper, capsys):
     logger.trainer.fit(sleeper, SlowBatches())
     line = "lmbench: Broken did not take what was measured: ConnectionError: its server is gone\n"
     assert line in capsys.readouterr().err
-    assert len(logger.told) == 8
+    assert len(logger.metrics) == 8

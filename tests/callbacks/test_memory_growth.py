@@ -1,7 +1,7 @@
 """Host memory does not grow with the number of recorded steps.
 
-Python's own blocks are counted, which a single object kept a step would show; a leak in C would show in the process's
-resident size.
+The number of Python's memory blocks would show one object kept a step; the process's resident size would show a leak
+in C.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from lmbench.records.vocabulary import Stage
 
 from conftest import quiet_trainer
 
-# What a process's resident size does by itself: the allocator's arenas, pages of libraries touched late.
+# Resident size grows by this much without a leak: the allocator's arenas, and pages of libraries that are touched late.
 TOLERANCE_BYTES = 2 * 2**20
-# An object kept a step is a block a step at least; steps that wait for their flush are a few dozen in all. torch 2.13's
-# own `zero_grad` leaves one of 48 bytes, in its mark for the profiler.
+# One object kept a step is at least one block a step; steps waiting for their flush are a few dozen in all. The
+# `zero_grad` of torch 2.13 itself leaves a block of 48 bytes a step, in its mark for the profiler.
 MOST_BLOCKS = 1.5
 
 
 class Nothing(LightningModule):
-    """The cheapest step there is: one scalar weight."""
+    """The cheapest possible step: one scalar weight."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class Nothing(LightningModule):
 
 
 class Growth(Callback):
-    """Looks at this process after every step of the window, without keeping an object for it."""
+    """Notes the memory of this process after every step of the window, without keeping an object a step."""
 
     def __init__(self, session, steps):
         self._session, self._process = session, psutil.Process()
@@ -62,19 +62,19 @@ class Growth(Callback):
 
 
 def test_a_training_with_collection_off_needs_no_more_memory(tmp_path, monkeypatch):
-    """Lightning's own loop: neither it nor lmbench leaves cycles behind."""
+    """Neither Lightning's loop nor lmbench leaves reference cycles behind."""
     steps = 1_500
     timer, recorder = PhaseTimer(), RunRecorder(str(tmp_path))
-    # Which would take 10 000 steps to fill.
+    # Filling the default size would take 10 000 steps.
     monkeypatch.setattr("lmbench.callbacks.session.KEPT_RECORDS", 100)
-    # A window that was asked for: in one that has no end but training's, garbage is left to its collector.
+    # Ask for a number of steps: in a window that lasts until training ends, garbage collection stays on.
     session = MeasurementSession(Schedule(warmup_steps=5, steps=steps))
     growth = Growth(session, steps)
     trainer = quiet_trainer(growth, timer, MemoryRecorder(), ThroughputMeter(), recorder, session)
     trainer.fit(Nothing(), itertools.repeat(torch.ones(())))
     assert (recorder.run.outcome, len((recorder.folder.path / "steps.jsonl").read_bytes().splitlines())) == ("ok", 1505)
-    # From a fifth of the run on, after every buffer and ring is full, both stay. The lowest of some: records wait for
-    # their flush.
+    # After a fifth of the run every buffer and ring is full, and both stay constant. Compare minima over some steps,
+    # because records wait for their flush.
     settled, some = steps // 5, FLUSH_STEPS + 10
     blocks = min(growth.blocks[-some:]) - min(growth.blocks[settled : settled + some])
     assert blocks / (steps - settled) < MOST_BLOCKS, f"{blocks} blocks in {steps} steps"

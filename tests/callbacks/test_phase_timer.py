@@ -1,4 +1,4 @@
-"""PhaseTimer and its session in a real Trainer, against phases of known length."""
+"""PhaseTimer and its session in a real Trainer, whose phases have a known length."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_short_last_group_says_how_short_it_is(sleeper):
 
 
 def test_validation_inside_the_window_is_subtracted(sleeper):
-    # Each lasts as long as two steps.
+    # Each validation lasts as long as two steps.
     sleeper.validation_step, val = sleeper.training_step, SlowBatches(6)
     window, session = measure(sleeper, val=val, val_check_interval=2, limit_val_batches=6)
     excluded_s = math.fsum(record.excluded_s for record in window)
@@ -92,7 +92,7 @@ def test_records_are_delivered_in_time_and_each_once_to_ones_own_observer(sleepe
 
 
 class QueuedDevice(HostClock):
-    """A device that works off what it is given behind the host's back, as a GPU does."""
+    """A device that works through a queue while the host goes on, as a GPU does."""
 
     name, has_lag = "events", True
     busy_until_s = 0.0
@@ -115,8 +115,8 @@ class QueuedDevice(HostClock):
 
 @pytest.mark.parametrize(("work_s", "most_settling"), [(0.06, 2), (0.0, 1)])
 def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatch, work_s, most_settling):
-    """All of which the queue takes before the first of them is over."""
-    device, asked = QueuedDevice(), []
+    """The queue takes all of these steps before the first one has ended."""
+    device, started = QueuedDevice(), []
     monkeypatch.setattr("lmbench.callbacks.phase_timer.make_clock", lambda name, on: device)
     for module in ("phase_timer", "session"):
         monkeypatch.setattr(f"lmbench.callbacks.{module}.synchronize", device.wait)
@@ -124,7 +124,7 @@ def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatc
     step = sleeper.training_step
 
     def training_step(batch, batch_idx):
-        asked.append(batch_idx)
+        started.append(batch_idx)
         device.give(work_s)
         return step(batch, batch_idx)
 
@@ -134,5 +134,5 @@ def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatc
     schedule = Schedule(warmup_steps=1, steps=6, probe_steps=3)
     _, session = measure(sleeper, loader=batches, schedule=schedule)
     others = 1 + 6 + len(schedule.probe_plan()) - 1
-    assert len(asked) - others in range(1, most_settling + 1)
+    assert len(started) - others in range(1, most_settling + 1)
     assert session.run.probe.verdicts.forward.verdict == ("queued" if work_s else "host-bound")

@@ -1,4 +1,4 @@
-"""The line that tells how far a run is."""
+"""The line that shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmbench.records.vocabulary import Stage
 
 
 def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
-    """The line as it is asked in a run at some place."""
+    """A progress line in a run at the given stage."""
     line = ProgressLine(stream)
     line._session = SimpleNamespace(
         schedule=Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5),
@@ -30,7 +30,7 @@ def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
     return line
 
 
-# What the 3 s of the window still want, and 10 probe steps at the window's pace of 0.1 s.
+# The time left is the rest of the window's 3 s, and 10 probe steps of 0.1 s as in the window.
 WINDOW = "step 12/20, 2.8 s left, 200 ms/step"
 
 

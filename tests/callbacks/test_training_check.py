@@ -1,4 +1,4 @@
-"""The gradient norm at the last warm-up step: of that step, and the same however long the window is."""
+"""The gradient norm at the last warm-up step, which does not depend on the length of the window."""
 
 from __future__ import annotations
 
