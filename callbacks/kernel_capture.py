@@ -21,7 +21,7 @@ class KernelCapture(Observer):
     """Records a trace of the window's first steps, with ranges for steps, phases and modules.
 
     A range `lmbench.step:<step>` holds one `lmbench.phase:<phase>` after the other. `lmbench.module:<path>` surrounds
-    each module's forward. Autograd runs the backward on a thread of its own, within the time of the phase's range.
+    each module's forward. On a GPU autograd runs the backward on another thread, within the time of the phase's range.
 
     Recorded under `profile`:
 

@@ -87,7 +87,7 @@ class MemoryHistory(Observer):
         self._hooks.callback(self._ledger.close)
         self._hooks.callback(self._ranges.end)
         # torch.compile would compile module hooks too, into more graphs. So hook before the window only where nothing
-        # is compiled, which the record says of lmbench's own runs alone.
+        # is compiled. Only runs of lmbench's own record that (`compile.is_enabled`).
         is_eager = self.session.run.compile.is_enabled is False and not any(
             getattr(child, "_compiled_call_impl", None) is not None for child in module.modules()
         )
