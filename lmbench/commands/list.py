@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from lmbench.commands.parser import PositiveInt
@@ -25,23 +24,19 @@ from lmbench.records.passes import pass_of
 from lmbench.records.schema import leaves, recorded
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.columns import MEASURED
 from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
-from lmbench.report.frame import Frame, frame_of
-from lmbench.report.units import COUNT, GIB, MS
+from lmbench.report.frame import Frame, frame_of, read_sweep
 from lmbench.runs import read_run
 
 #: The facts that describe a run. The first two are in every line, the others only if they differ between lines.
 _FACTS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
-_FIGURES = (
-    (Column("step", MS, "step_s"), "phases.step.mean_s"),
-    (Column("tokens/s", COUNT, "tokens_per_s"), "throughput.tokens_per_s"),
-    (Column("peak", GIB, "run_peak_allocated_bytes"), "memory.run_peak_allocated_bytes"),
-)
+_FIGURES = [column for column in MEASURED if column.name in ("step_s", "tokens_per_s", "peak_bytes")]
 _COLUMNS = (
     Column("name"),
     Column("when (UTC)", name="started_at"),
     Column("what"),
-    *(column for column, _ in _FIGURES),
+    *(Column(column.title.removesuffix(" memory"), column.unit, column.name) for column in _FIGURES),
     Column("outcome"),
     Column("result", name="path", is_extra=True),
 )
@@ -74,8 +69,9 @@ def list(*results: str, where: str | None = None, limit: PositiveInt = 20, name:
         raise UsageError(f"--name names one result, such as `lmbench list --name {name} last`; {len(results)} given")
     path = Path(results[0])
     find_runs([path])
-    name_result(name, path)
-    return Answer([Line(name, shown_path(path.resolve()), is_whole=True)])
+    earlier = name_result(name, path)
+    lines = [Line(name, shown_path(path.resolve()), is_whole=True)]
+    return Answer([*lines, *([Line("was", shown_path(RESULTS / earlier), is_whole=True)] if earlier else [])])
 
 
 def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -> Answer:
@@ -132,13 +128,15 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
         not_ok = Counter(run.outcome for run in runs if run.outcome != "ok")
         outcomes = ", ".join(f"{number} {outcome}" for outcome, number in not_ok.most_common()) or "ok"
+        if missing := read_sweep(entry.result.path).missing(len(entry.result.runs)):
+            outcomes += f", {missing}"
     words = count + ", ".join(filter(None, [described or runs[0].damage, label]))
     # A mean over different cells would say nothing.
-    numbers = [frame.numbers(0, field) if len(frame.rows) == 1 else [] for _, field in _FIGURES]
-    figures = [fmean(values) if values else None for values in numbers]
+    figures = [column.of(frame).get(0) if len(frame.rows) == 1 else None for column in _FIGURES]
+    values = [None if cell is None else cell.value for cell in figures]
     began = entry.result.began[0]
     when = Cell(began, text=began[5:16].replace("T", " "))
-    return [entry.name, when, words, *figures, outcomes, shown_path(entry.result.path)]
+    return [entry.name, when, words, *values, outcomes, shown_path(entry.result.path)]
 
 
 def show(*results: str) -> Answer:

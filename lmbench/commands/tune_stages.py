@@ -44,7 +44,7 @@ from lmbench.tune.search import (
     search,
     standing,
 )
-from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
+from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, missing_options, setting, share_of
 
 #: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
@@ -60,6 +60,8 @@ _GATE = 0.01
 _SEED = "seed_everything"
 #: The trainings of baseline and candidate: one for each seed, with at most this many steps.
 _SEEDS, _MOST_STEPS = (0, 1, 2), 200
+#: The stage of the configuration as it was given.
+_GIVEN = "given"
 #: The problem of a candidate that was not measured before the search had to end.
 _NO_TIME = "no time left"
 #: Trainings may take this many times longer than expected.
@@ -109,6 +111,8 @@ class Stages:
         plan = make_plan(stage, sweep_from({"base": base, "include": list(points.values()), "repeats": repeats}))
         names = {cell.id: name for cell, name in zip(plan.cells, points, strict=True)}
         path = self.folder(stage, (cell.id for cell in plan.cells))
+        if stage == _GIVEN and {*self.path.glob(f"{_GIVEN}-*")} - {path}:
+            raise UsageError(f"{self.path} is the tuning of other options; give this one a --name of its own")
         pace = self.pace(path, until)
         if not pace.left_s() and not path.is_dir():
             return [[] for _ in plan.cells]
@@ -140,7 +144,7 @@ class Stages:
         """
         base, baseline = {**_SHORT, **self.base}, Candidate(Trial())
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
-        baseline.runs, profiled = self.measure("given", base, points, _SEARCH)
+        baseline.runs, profiled = self.measure(_GIVEN, base, points, _SEARCH)
         self.check(baseline)
         ended = next((run for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
         if ended is None:
@@ -148,7 +152,7 @@ class Stages:
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
         self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
-        left_out, useful = list[str](), list[Axis]()
+        left_out, useful = [*missing_options(axes, self.settings)], list[Axis]()
         for axis in applicable(axes, self.settings):
             share = share_of(axis, profiled[0].record if profiled else None)
             if share is None or share >= LEAST_SHARE_FRACTION:

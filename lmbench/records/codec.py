@@ -33,8 +33,9 @@ S = TypeVar("S", bound=Struct)
 #: Levels of nesting that are read. Real records, with their configuration, have some ten; far deeper ones would exceed
 #: Python's recursion limit.
 MAX_DEPTH = 50
-#: Whole numbers outside of [-2^63, 2^63) are refused, since the largest ones cannot become floats.
-_MAX_WHOLE = 2**63
+#: Whole numbers outside of [-2^63, 2^63) are refused, since the largest ones cannot become floats, and so are numbers
+#: that a change of their unit could make infinite.
+_MAX_WHOLE, _MAX_NUMBER = 2**63, 1e200
 _MAX_UNPACKED_BYTES = 32 * 2**20
 _STEP = msgspec.json.Decoder(StepRecord)
 
@@ -137,6 +138,8 @@ def _check_size(value: Any, depth: int) -> None:
             _check_size(item, depth - 1)
     elif isinstance(value, int) and not -_MAX_WHOLE <= value < _MAX_WHOLE:
         raise DamagedRecord("it has a number of more than 64 bits")
+    elif isinstance(value, float) and abs(value) > _MAX_NUMBER:
+        raise DamagedRecord(f"it has a number beyond {_MAX_NUMBER:g}")
 
 
 def encode_run(record: RunRecord) -> bytes:

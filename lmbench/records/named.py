@@ -88,8 +88,8 @@ def find_result(text: str) -> str:
     return os.path.normpath(path) + (match["rest"] or "")
 
 
-def name_result(name: str, path: Path) -> None:
-    """Give a result a name by a link in the folder of results; another result with that name loses it.
+def name_result(name: str, path: Path) -> Path | None:
+    """Give a result a name by a link in the folder of results. Returns the result that had the name, and loses it.
 
     Raises:
         UsageError: the name is not allowed, a file or folder has it, or the link cannot be written.
@@ -100,12 +100,16 @@ def name_result(name: str, path: Path) -> None:
         raise UsageError(f"--name {name!r}: only letters, digits and '_.-' are allowed, no '.' first, and not 'last'")
     if os.path.lexists(link) and not link.is_symlink():
         raise UsageError(f"--name {name!r}: {link} is a result itself; give another name")
+    earlier = given_names().get(name)
     try:
         RESULTS.mkdir(exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(path, RESULTS))
     except OSError as error:
-        raise UsageError(f"{link} cannot be written: {error.strerror}; write into {str(RESULTS)!r} first") from error
+        raise UsageError(
+            f"{link} cannot be written: {error.strerror}; names need a {RESULTS} folder that you may write to"
+        ) from error
+    return earlier
 
 
 def shown_path(path: Path) -> str:

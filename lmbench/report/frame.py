@@ -53,6 +53,14 @@ class _PlannedCell(Struct):
     axes: dict[str, Any] | None = None
 
 
+class _Plan(Struct):
+    """The repeats in sweep.json. A sweep of two sides ends with its verdict, and a search has as many as it takes."""
+
+    repeats: int = 3
+    sides: dict[str, Any] = {}
+    largest: Any = None
+
+
 class _Sweep(Struct):
     """The parts of sweep.json that a report needs."""
 
@@ -60,6 +68,15 @@ class _Sweep(Struct):
     view: Any = None
     axes: dict[str, Any] | list[str] | None = None
     cells: list[_PlannedCell] = []
+    file: _Plan | None = None
+
+    def missing(self, count: int) -> str:
+        """A text for a sweep that has fewer runs than its cells and repeats make; empty if none is missing."""
+        if self.file is None or self.file.sides or self.file.largest:
+            return ""
+        is_timed = [(cell.axes or {}).get("pass", TIMING) == TIMING for cell in self.cells]
+        total = sum(self.file.repeats if timed else 1 for timed in is_timed)
+        return f"{count} of {total} runs" if count < total else ""
 
 
 class RunRow(NamedTuple):
@@ -107,13 +124,18 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
         if home not in groups:
             groups[home] = Group(home)
             if home is not None:
-                # The runs of a sweep whose file is damaged are shown without its view.
-                with suppress(Unreadable, DamagedRecord):
-                    groups[home].sweep = decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep)
+                groups[home].sweep = read_sweep(home)
         # The trials of a search are not cells.
         if value_at(run.record, "sweep.search") != "trial":
             groups[home].rows.append(_row(run, groups[home]))
     return sorted(groups.values(), key=lambda group: (not group.name, group.name))
+
+
+def read_sweep(home: Path) -> _Sweep:
+    """What sweep.json in a sweep's folder tells a report; nothing if it is damaged: its runs are shown all the same."""
+    with suppress(Unreadable, DamagedRecord):
+        return decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep)
+    return _Sweep()
 
 
 def _row(run: Run, group: Group) -> RunRow:

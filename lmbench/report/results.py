@@ -15,8 +15,9 @@ from lmbench.errors import UsageError
 from lmbench.masking import masked_message
 from lmbench.records.load import Run
 from lmbench.records.measured import Guard
+from lmbench.records.named import shown_path
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import Code, SweepPlace
+from lmbench.records.run import Code
 from lmbench.records.schema import value_at
 from lmbench.report import answer
 from lmbench.report.answer import Answer, Line, Table
@@ -124,7 +125,11 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     headline_warnings, note_warnings = list[str](), list[str]()
     for guards in _warned(runs).values():
         warnings = headline_warnings if len(guards) == len(runs) else note_warnings
-        warnings.append(f"{len(guards)} of {_count(len(runs), 'run')}, the first: {guards[0].message}")
+        worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
+        warnings.append(f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}")
+    unfinished = group.sweep.missing(len(group.rows))
+    if unfinished and group.home is not None:
+        unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
     outcomes = Counter(outcome_word(row.run.outcome) for row in frame.runs)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
@@ -136,6 +141,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *(Line("answer", text) for text in chain.from_iterable(answers)),
             *(Line("WARN", text) for text in headline_warnings),
             Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
+            *([Line("unfinished", unfinished, is_whole=True)] if unfinished else []),
             *(Line("measured", line) for line in _first(sorted(environments))),
         ],
         tables=view_tables(view, timed, catalogue),
@@ -146,7 +152,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         ],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in filter(None, (note, *_notes(group, frame), *note_warnings))),
+            *(Line("note", note) for note in filter(None, (note, *_notes(frame), *note_warnings))),
         ],
     )
 
@@ -176,9 +182,9 @@ def _first(names: Sequence[str]) -> list[str]:
     return [*names[:_MOST_NAMED], f"and {len(names) - _MOST_NAMED} more"]
 
 
-def _notes(group: Group, frame: Frame) -> Iterator[str]:
-    """Notes on a baseline that no run has, on runs that no timing table shows, and on cells without a run."""
-    baseline, cells = frame.baseline, group.sweep.cells
+def _notes(frame: Frame) -> Iterator[str]:
+    """Notes on a baseline that no run has, and on runs that no timing table shows."""
+    baseline = frame.baseline
     if frame.facts and not any(baseline.items() <= facts.items() for facts in frame.facts.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
     passes = Counter(pass_of(row.run.record).name for row in frame.runs)
@@ -186,10 +192,6 @@ def _notes(group: Group, frame: Frame) -> Iterator[str]:
         if passes[run_pass.name] and not run_pass.has_timing:
             hint = f"; `lmbench {run_pass.command} RUN` shows it" if run_pass.command else ""
             yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
-    places = [row.run.record.sweep or SweepPlace() for row in group.rows]
-    measured = {cell for place in places for cell in (place.cell, place.searched_cell)}
-    if missing := {cell.id for cell in cells} - measured:
-        yield f"{len(missing)} of {_count(len(cells), 'cell')} have no run yet"
 
 
 def _warned(runs: Iterable[Run]) -> dict[str, list[Guard]]:

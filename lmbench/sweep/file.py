@@ -155,7 +155,9 @@ def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
         try:
             msgspec.convert({key: value}, SweepFile)
         except msgspec.ValidationError as error:
-            yield placed(str(error), places, str(key))
+            keys = SweepFile.__struct_fields__
+            mistake = unknown("key", str(key), keys) if key not in keys else error
+            yield placed(str(mistake), places, str(key))
 
 
 def _check(sweep: SweepFile) -> None:

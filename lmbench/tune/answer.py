@@ -111,7 +111,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     lines += [Line("left out", line) for line in tuning.left_out]
     part = f"{duration(tuning.spent_s)} of {duration(tuning.budget_s)}"
     lines += [
-        Line("took", f"{part} of device time, {len(tuning.candidates)} trials"),
+        Line("took", f"{part} of device time, {sum(bool(candidate.runs) for candidate in tuning.candidates)} trials"),
         Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
     ]
     note = "no interval: no trial was run twice"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from lmbench.configs import read_yaml
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest, unknown
 from lmbench.precision import find_precision
 from lmbench.records.measured import PhaseKernels
 from lmbench.records.run import RunRecord
+from lmbench.records.schema import leaves
 from lmbench.sweep.file import Options
 
 #: The axis whose values are computed from the batch size.
@@ -42,17 +43,23 @@ class Axis(NamedTuple):
     name: str
     values: Sequence[Options]
     acts_on: str | None = None
+    is_users: bool = False
 
 
 def read_space(path: Path | None) -> list[Axis]:
     """The axes of the shipped space, changed by a user's space file if a path is given.
 
     Raises:
-        UsageError: the file cannot be read, or is not a space.
+        UsageError: the file cannot be read, is not a space, takes away an unknown axis, or has one without values.
     """
-    space = _read(Path(__file__).with_name("space.yaml"))
+    space = shipped = _read(Path(__file__).with_name("space.yaml"))
     if path is not None:
         user = _read(path)
+        for name, values in user.axes.items():
+            if values is None and name not in shipped.axes:
+                raise unknown(f"axis in {path}", name, shipped.axes)
+            if not values and values is not None and name != MICRO_BATCH:
+                raise UsageError(f"{path}: axis {name} has no values; give some, or null to take it away")
         space = user if user.only else SpaceFile({**space.axes, **user.axes}, {**space.acts_on, **user.acts_on})
     axes = []
     for name, values in space.axes.items():
@@ -62,7 +69,7 @@ def read_space(path: Path | None) -> list[Axis]:
         if not is_option and not all(isinstance(value, dict) for value in values):
             raise UsageError(f"{path}: axis {name} is no option, and its values are no mappings of options")
         options = [{name: value} if is_option else value for value in values]
-        axes.append(Axis(name, options, space.acts_on.get(name)))
+        axes.append(Axis(name, options, space.acts_on.get(name), is_users=name not in shipped.axes))
     return axes
 
 
@@ -75,13 +82,18 @@ def _read(path: Path) -> SpaceFile:
 
 
 def setting(tree: Any, name: str) -> Any:
-    """The value of an option in a configuration, by its dotted name. Raises KeyError for an option that it lacks."""
+    """The value of an option in a configuration, by its dotted name; KeyError(name) for an option that it lacks."""
     for key in name.split("."):
+        if tree is None or tree is False:
+            # The option belongs to a group that is off, such as `trainer.compile`.
+            return None
         if not isinstance(tree, Mapping):
             raise KeyError(name)
         arguments = tree.get("init_args")
         if isinstance(arguments, Mapping) and key in arguments:
             tree = arguments
+        if key not in tree:
+            raise KeyError(name)
         tree = tree[key]
     return tree
 
@@ -108,6 +120,17 @@ def _values(axis: Axis, settings: Mapping[str, Any]) -> list[Options]:
         return [value for value in differing if not _widens(settings, value)]
     except KeyError:
         return []
+
+
+def missing_options(axes: Sequence[Axis], settings: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each axis of the user's that sets an option which the configuration does not have."""
+    names = [name.replace(".init_args", "") for name, _ in leaves(settings)]
+    for axis in axes:
+        try:
+            for option in set().union(*axis.values) if axis.is_users else ():
+                setting(settings, option)
+        except KeyError as error:
+            yield f"{axis.name}: no such option{suggest(str(error.args[0]), names)}"
 
 
 def _widens(settings: Mapping[str, Any], value: Options) -> bool:

@@ -20,7 +20,8 @@ FILES = {
     "a.yaml": "trainer: {accelerator: cpu}\n", "typo.yaml": "model:\n  sizee: tiny\n", "empty.txt": "",
     "none.yaml": "matrix: {}", "itself.yaml": "view: itself.yaml", "list.yaml": "- 1", "torn.yaml": "view: {",
     "wrong.yaml": "data:\n  batch_size: x\ntrainer:\n  max_stps: 4\n",
-    "flat.yaml": "axes: {precision: [bf16-mixed]}",
+    "flat.yaml": "axes: {precision: [bf16-mixed]}", "away.yaml": "axes: {precisoin: null}",
+    "bare.yaml": "axes: {data.batch_size: []}", "key.yaml": f"repeat: 2\n{GRID}",
     "cpu.json": '[{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 9}]',
 }  # fmt: skip
 

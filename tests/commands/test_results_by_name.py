@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from runs import ended, make_run, make_sweep
@@ -101,7 +102,7 @@ def test_where_picks_by_fact_option_or_field(where, names, results, listed):
 
 def test_every_command_takes_names_for_results(results, listed, printed, capsys):
     printed("list", "--name=baseline", "last~3")
-    printed("list", "--name=baseline", "results/day2")
+    assert "was          results/day1" in printed("list", "--name=baseline", "results/day2")
     assert [row["name"] for row in listed()] == ["last", "last~1", "baseline", "last~3"]
     for line, output in NAMED:
         assert main(line.split()) in (0, 2, 11)
@@ -109,6 +110,15 @@ def test_every_command_takes_names_for_results(results, listed, printed, capsys)
     assert [run.run_id for run in lmbench.load("baseline")] == ["day2"]
     # A name is a link, and `load` of a folder returns each run once.
     assert len(lmbench.load("results")) == 11
+
+
+def test_a_sweep_with_fewer_runs_than_planned_says_so_and_its_rate_is_that_of_its_mean_step(results, listed):
+    shutil.rmtree(results / "grid" / "runs" / "medium-bf16-mixed-r1")
+    assert listed()[1]["outcome"] == "1 oom, 7 of 8 runs"
+    make_sweep(results / "uneven", {"model.size": ["small"]}, repeats=2, change=lambda run, repeat: {
+        "started_at": "2026-11-09T12:00:00+00:00", "pid": 7 + repeat, "throughput.tokens_per_s": [100.0, 300.0][repeat],
+    })  # fmt: skip
+    assert listed()[0]["tokens_per_s"] == pytest.approx(150)
 
 
 def test_show_of_a_folder_of_many_is_their_list(results, printed):

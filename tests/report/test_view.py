@@ -88,7 +88,7 @@ kind: lines | kind: line | unknown chart kind 'line'; choose one of bars, lines
 baseline: {batch: 1} | baseline: {bach: 1} | did you mean batch?
 columns: [step_s | columns: [peak_bytes, step_s | `among` it takes one
 """),
-        ("view:\n", "view: 5\nviews:\n", "unknown field views"),
+        ("view:\n", "view: 5\nviews:\n", "unknown key 'views'"),
     ],
 )
 def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path, capsys):

@@ -160,7 +160,7 @@ def make_sweep(home, axes, *, view=None, fixed=None, repeats=1, steps=8, change=
             if change:
                 put(run, change(run, repeat))
             write_run(home / "runs" / run["run_id"], run, steps)
-    (home / "sweep.json").write_text(json.dumps({"view": view, "cells": cells}))
+    (home / "sweep.json").write_text(json.dumps({"view": view, "cells": cells, "file": {"repeats": repeats}}))
     return home
 
 
