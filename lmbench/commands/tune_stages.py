@@ -44,7 +44,7 @@ from lmbench.tune.search import (
     search,
     standing,
 )
-from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, missing_options, setting, share_of
+from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
 
 #: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
@@ -62,8 +62,6 @@ _SEED = "seed_everything"
 _SEEDS, _MOST_STEPS = (0, 1, 2), 200
 #: The stage of the configuration as it was given.
 _GIVEN = "given"
-#: The problem of a candidate that was not measured before the search had to end.
-_NO_TIME = "no time left"
 #: Trainings may take this many times longer than expected.
 _MARGIN = 1.3
 
@@ -152,8 +150,12 @@ class Stages:
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
         self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
-        left_out, useful = [*missing_options(axes, self.settings)], list[Axis]()
-        for axis in applicable(axes, self.settings):
+        left_out, useful = list[str](), list[Axis]()
+        narrowed = applicable(axes, self.settings)
+        for axis in axes:
+            if axis.is_users and axis.name not in [other.name for other in narrowed]:
+                left_out.append(f"{axis.name}: this configuration has no such option, or the value already")
+        for axis in narrowed:
             share = share_of(axis, profiled[0].record if profiled else None)
             if share is None or share >= LEAST_SHARE_FRACTION:
                 useful.append(axis)
@@ -181,8 +183,6 @@ class Stages:
             tell(f"tune: {spent}: best so far {times(gain)}: {best.trial}")
 
         candidates, best = search(useful, baseline, self.goal, measure_axis)
-        if untried := sum(candidate.problem == _NO_TIME for candidate in candidates):
-            left_out.append(f"{untried} of {len(candidates)} trials: no time; a larger --budget has it")
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
 
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
@@ -196,7 +196,7 @@ class Stages:
     def check(self, candidate: Candidate) -> None:
         """Set the problem of a candidate whose runs show that it cannot be the answer."""
         if not candidate.runs:
-            candidate.problem = _NO_TIME
+            candidate.problem = "no time left"
         if candidate.record is None:
             return
         peak_bytes = peak_of(candidate.record)

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.store import RUNS_FOLDER
-from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE
+from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE, Values
 
 #: The words for a change up and a change down, of a time and of any other figure.
 TIME_WORDS = ("slower", "faster")
@@ -154,7 +154,7 @@ def read_side(text: str) -> Side:
     return side
 
 
-def _axes(record: RunRecord) -> dict[str, Any] | None:
+def _axes(record: RunRecord) -> Values | None:
     """The values of a run on the axes of its sweep, the environment among them; None for a run outside a sweep."""
     sweep = record.sweep
     if sweep is None or sweep.axes is None:
@@ -162,7 +162,7 @@ def _axes(record: RunRecord) -> dict[str, Any] | None:
     return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
 
 
-def _settings_and_axes(run: Run) -> dict[str, Any]:
+def _settings_and_axes(run: Run) -> Values:
     return settings(run.record) | (_axes(run.record) or {})
 
 

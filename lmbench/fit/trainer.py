@@ -13,13 +13,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 # Importing this registers its strategies by name.
 import lmbench.fit.model_parallel  # noqa: F401
 from lmbench.callbacks import Compiler, KernelProfiler
-from lmbench.errors import UsageError, check_at_least, check_launcher, suggest
+from lmbench.errors import UsageError, check_at_least, check_launcher
 from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import find_precision
@@ -99,10 +99,7 @@ class BenchTrainer(Trainer):
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
-            hint = ""
-            if "invalid strategy name" in str(error):
-                hint = suggest(str(kwargs["strategy"]), StrategyRegistry.available_strategies())
-            raise UsageError(f"the Trainer refuses its flags: {error}{hint}") from error
+            raise UsageError(f"the Trainer refuses its flags: {error}") from error
         check_launcher(self.world_size)
         if self.world_size != self.num_devices * self.num_nodes:
             raise UsageError(

@@ -65,21 +65,18 @@ def memory_chart(title: str, findings: Findings) -> Chart:
     ]
     for layer, domain in ((areas, names), (above, list(dict.fromkeys(phases["name"])))):
         layer["encoding"]["color"]["scale"] = {"domain": domain, "range": list(map(colour, domain))}
-    cuts = f"Not complete: {'; '.join(findings.cuts)}. " if findings.cuts else ""
     return Chart(
         title, spec,
-        f"{cuts}{len(entries):,} entries of the allocator's history, from left to right; each column shows its moment "
+        f"{len(entries):,} entries of the allocator's history, from left to right; each column shows its moment "
         f"of most memory; the dashed line is what was reserved. The peak, {gib(findings.peak['allocated_bytes'])}, is "
         "marked. The snapshot opens in pytorch.org/memory_viz, which shows each block with its stack.",
     )  # fmt: skip
 
 
 def _no_history(frame: Frame, cell: int) -> list[str]:
-    """The reasons why runs of a cell have no history, or an incomplete one, each once."""
-    histories = [run.record.memory_history for run in frame.runs_of(cell, is_shown=None)]
-    reasons = [f"no history: {history.reason}" for history in histories if history and history.reason]
-    is_cut = any(history and history.is_complete is False for history in histories)
-    return [*dict.fromkeys(reasons), *(["the history is not complete"] if is_cut else [])]
+    """The reasons why runs of a cell have no history, each once. A guard tells that a history is not complete."""
+    histories = (run.record.memory_history for run in frame.runs_of(cell, is_shown=None))
+    return [*dict.fromkeys(f"no history: {history.reason}" for history in histories if history and history.reason)]
 
 
 MEMORY = Feature(

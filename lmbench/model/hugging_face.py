@@ -18,7 +18,6 @@ from lmbench.errors import UsageError, check_divides, unknown
 from lmbench.model.attention import ATTENTION
 from lmbench.model.optimizers import choose_optimizer
 
-CHECKPOINTS = ("none", "block")
 #: The default context length of lmbench's tokens, if the model takes that many.
 _CONTEXT_LENGTH = 512
 #: The names in transformers of the dimensions in lmbench's records.
@@ -70,8 +69,8 @@ class HuggingFace(LightningModule):
         weight_decay: float = 0.1,
     ) -> None:
         super().__init__()
-        if checkpoint not in CHECKPOINTS:
-            raise unknown("checkpoint", checkpoint, CHECKPOINTS)
+        if checkpoint not in ("none", "block"):
+            raise unknown("checkpoint", checkpoint, ("none", "block"))
         self.config = _read_config(config)
         #: The model's name in tables: that of the config's file, or of its folder.
         self.size: str | None = None

@@ -27,6 +27,7 @@ from lmbench.files import Unreadable, read_file
 from lmbench.masking import keep_environment_secret, masked, masked_words
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import Values
 
 S = TypeVar("S", bound=Struct)
 
@@ -164,9 +165,9 @@ def encode_step(step: StepRecord) -> bytes:
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
 
-def as_dict(record: Struct) -> dict[str, Any]:
+def as_dict(record: Struct) -> Values:
     """A record as plain dictionaries and lists, with non-finite numbers left in place."""
-    plain: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_builtin, str_keys=True)
+    plain: Values = msgspec.to_builtins(record, enc_hook=_builtin, str_keys=True)
     return plain
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from lmbench.records.measured import KernelSummary, MemoryHistoryRecord
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
+from lmbench.records.vocabulary import Values
 
 #: The measurement itself. A report joins the results of a cell's other passes to it.
 TIMING = "timing"
@@ -45,7 +46,7 @@ class Pass(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    options: dict[str, Any] = {}
+    options: Values = {}
     label: str = ""
     has_timing: bool = False
     evidence: str = ""

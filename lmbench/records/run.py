@@ -6,7 +6,7 @@ Beside the measured parts it has the settings, the model, and the environment th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
@@ -45,7 +45,7 @@ from lmbench.records.measured import (
     Window,
 )
 from lmbench.records.step import ScalarMeans
-from lmbench.records.vocabulary import Mode
+from lmbench.records.vocabulary import Mode, Values
 
 
 class Versions(Struct):
@@ -342,7 +342,7 @@ class Model(Struct):
     loss: Text = None
     optimizer: Text = None
     is_fresh: Flag = None
-    described: dict[str, Any] = {}
+    described: Values = {}
 
 
 class Flops(Struct):
@@ -386,7 +386,7 @@ class Data(Struct):
     batch_size: Count = None
     context_length: Count = None
     source: Text = None
-    described: dict[str, Any] = {}
+    described: Values = {}
 
 
 class Cost(Struct):
@@ -418,7 +418,7 @@ class SweepPlace(Struct):
     name: Text = None
     study: Text = None
     cell: Text = None
-    axes: dict[str, Any] | None = None
+    axes: Values | None = None
     repeat: Index = None
     attempt: Count = None
     environment: Text = None
@@ -524,7 +524,7 @@ class RunRecord(Struct):
     command: Text = None
     argv: list[str] | None = None
     replay_command: Text = None
-    config: dict[str, Any] | None = None
+    config: Values | None = None
     rank: Index = None
     world_size: Count = None
     data_parallel_size: Count = None

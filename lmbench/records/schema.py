@@ -16,7 +16,7 @@ from lmbench.records.codec import as_dict
 from lmbench.records.field import UNITS, About, documented
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import SPANS
+from lmbench.records.vocabulary import SPANS, Values
 
 Kind = Literal["step", "run"]
 
@@ -106,7 +106,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def recorded(tree: Struct | Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def recorded(tree: Struct | Mapping[str, Any], prefix: str = "") -> Values:
     """Every value of a record by its dotted name, including those inside mappings (`config.model.size`).
 
     Nulls and empty mappings are left out.

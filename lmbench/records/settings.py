@@ -14,6 +14,7 @@ from msgspec import Struct
 from lmbench.masking import masked
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, recorded, value_at
+from lmbench.records.vocabulary import Values
 
 #: The lists of settings.toml, which describes each.
 _NOT_MEASURED, FACTS, CHOSEN, CONSEQUENCES = tomllib.loads(
@@ -34,7 +35,7 @@ class Difference:
         return f"{self.name}: {brief(self.a)} -> {brief(self.b)}"
 
 
-def settings(record: RunRecord) -> dict[str, Any]:
+def settings(record: RunRecord) -> Values:
     """The run's settings by dotted name: its mode and configuration, or facts where no configuration is recorded."""
     if record.config is None:
         return {"mode": record.mode, **values_at(record, *FACTS)}
@@ -74,9 +75,9 @@ def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Mappi
     return result
 
 
-def values_at(record: RunRecord, *names: str) -> dict[str, Any]:
+def values_at(record: RunRecord, *names: str) -> Values:
     """Values of a record by dotted names; a part (`model`) gives all of its fields. Nulls are left out."""
-    values: dict[str, Any] = {}
+    values: Values = {}
     for name in names:
         value = value_at(record, name)
         if isinstance(value, Struct | dict):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
+
+#: Values by name: options by their dotted names, or fields of a record by theirs.
+Values: TypeAlias = dict[str, Any]
 
 #: The parts of a step; their times sum to the time of the step.
 Phase = Literal["data", "transfer", "forward", "backward", "clip", "optimizer", "zero_grad", "other"]

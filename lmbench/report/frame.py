@@ -25,7 +25,7 @@ from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import value_at
 from lmbench.records.store import MAX_SWEEP_BYTES, SWEEP_FILE
-from lmbench.records.vocabulary import INCORRECT
+from lmbench.records.vocabulary import INCORRECT, Values
 from lmbench.report.facts import (
     CONSEQUENCES,
     ENVIRONMENT,
@@ -50,14 +50,14 @@ class _PlannedCell(Struct):
     """A cell in sweep.json."""
 
     id: str
-    axes: dict[str, Any] | None = None
+    axes: Values | None = None
 
 
 class _Plan(Struct):
-    """The repeats in sweep.json. A sweep of two sides ends with its verdict, and a search has as many as it takes."""
+    """The repeats in sweep.json. A sweep of two sides ends with its verdict, and a search takes what it needs."""
 
     repeats: int = 3
-    sides: dict[str, Any] = {}
+    sides: Any = None
     largest: Any = None
 
 
@@ -66,7 +66,7 @@ class _Sweep(Struct):
 
     name: str | None = None
     view: Any = None
-    axes: dict[str, Any] | list[str] | None = None
+    axes: Values | list[str] | None = None
     cells: list[_PlannedCell] = []
     file: _Plan | None = None
 
@@ -74,8 +74,8 @@ class _Sweep(Struct):
         """A text for a sweep that has fewer runs than its cells and repeats make; empty if none is missing."""
         if self.file is None or self.file.sides or self.file.largest:
             return ""
-        is_timed = [(cell.axes or {}).get("pass", TIMING) == TIMING for cell in self.cells]
-        total = sum(self.file.repeats if timed else 1 for timed in is_timed)
+        passes = [(cell.axes or {}).get("pass", TIMING) for cell in self.cells]
+        total = sum(self.file.repeats if name == TIMING else 1 for name in passes)
         return f"{count} of {total} runs" if count < total else ""
 
 

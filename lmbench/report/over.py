@@ -13,6 +13,7 @@ from lmbench.configs import parse_yaml
 from lmbench.errors import UsageError
 from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean, level_changes
+from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import picture, points_of
@@ -31,9 +32,9 @@ _NOTE = (
 )
 
 
-def over_view(over: Over) -> dict[str, Any]:
+def over_view(over: Over) -> Values:
     """The view for `--over`: step time and peak memory with their changes."""
-    view: dict[str, Any] = parse_yaml(shipped("over.yaml").replace("OVER", over), "over.yaml")
+    view: Values = parse_yaml(shipped("over.yaml").replace("OVER", over), "over.yaml")
     return view
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from lmbench.errors import UsageError, tell, unknown
 from lmbench.masking import masked_message, one_line, shown, shown_json
+from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table
 from lmbench.report.page import page, svg, template
@@ -235,7 +236,7 @@ def _json(answer: Answer) -> str:
     return shown_json(msgspec.json.format(text, indent=1).decode()) + "\n"
 
 
-def _plain(answer: Answer) -> dict[str, Any]:
+def _plain(answer: Answer) -> Values:
     """An answer as plain values: the headline, the figures, and every table as rows of SI values.
 
     Tables of the same name (one for each phase) are joined; each row then has the title of its table.
@@ -246,7 +247,7 @@ def _plain(answer: Answer) -> dict[str, Any]:
     for table in tables:
         title = {"table": table.title} if names[table.name] > 1 else {}
         rows[table.name] += [title | record for record in table.records()]
-    plain: dict[str, Any] = {
+    plain: Values = {
         "title": answer.title,
         **answer.figures,
         "headline": [[line.label, masked_message(line.text)] for line in answer.headline if line != BLANK],

@@ -14,10 +14,10 @@ from lmbench.configs import lines_of, placed, read_yaml
 from lmbench.errors import UsageError, unknown
 from lmbench.masking import is_secret
 from lmbench.records.passes import PASS as PASSES
-from lmbench.records.vocabulary import MODES, SIDE
+from lmbench.records.vocabulary import MODES, SIDE, Values
 
 #: Values of options, as YAML has them, by the options' dotted names: `{"model.size": "small"}`.
-Options = dict[str, Any]
+Options = Values
 
 #: Axes that are not options, and have their own keys in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
@@ -107,9 +107,9 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         changes = {"base": {**self.base, **options}, "repeats": repeats, "timeout_s": timeout_s}
         return sweep_from(self.as_mapping() | {key: value for key, value in changes.items() if value is not None})
 
-    def as_mapping(self) -> dict[str, Any]:
+    def as_mapping(self) -> Values:
         """The file's content in the form that `sweep_from` reads."""
-        content: dict[str, Any] = msgspec.to_builtins(self)
+        content: Values = msgspec.to_builtins(self)
         return content
 
 

@@ -30,7 +30,7 @@ from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, SWEEP_FILE, write_whole
-from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE
+from lmbench.records.vocabulary import DAMAGED, RUNNING, SIDE, Values
 from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 
@@ -56,7 +56,7 @@ class FolderTaken(UsageError):
 class StoredSweep(Struct):
     """The part of sweep.json that is read again: the sweep's file, naming the folder's copies of configurations."""
 
-    file: dict[str, Any]
+    file: Values
 
 
 class SweepFolder:
@@ -260,7 +260,7 @@ def _is_trusted(contents: Mapping[str, bytes], adds: bool = False) -> bool:
     return adds
 
 
-def _with_configs(file: dict[str, Any]) -> list[tuple[Options, str]]:
+def _with_configs(file: Values) -> list[tuple[Options, str]]:
     """The options of a sweep's base and sides that name a configuration, each with the name of the folder's copy."""
     parts = {CONFIG_FILE: file.get("base", {})}
     parts |= {SIDE_CONFIG_FILE.format(side): options for side, options in file.get("sides", {}).items()}

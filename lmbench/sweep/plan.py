@@ -16,7 +16,7 @@ from lmbench.errors import UsageError
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.passes import TIMING
-from lmbench.records.vocabulary import SIDE
+from lmbench.records.vocabulary import SIDE, Values
 from lmbench.sweep.environments import HERE, Environment, resolve
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, Options, SweepFile
 
@@ -39,7 +39,7 @@ class GridCell:
     """
 
     id: str
-    axes: dict[str, Any]
+    axes: Values
     command: str
     options: Options
     environment: Environment = HERE
@@ -175,7 +175,7 @@ def find_sweep(study: str) -> Path:
 
 def axes_of(points: list[Options]) -> dict[str, list[Any]]:
     """The values of every axis. Axes and values are in the order in which they first appear."""
-    axes: dict[str, dict[str, Any]] = {}
+    axes: dict[str, Values] = {}
     for axis, value in itertools.chain.from_iterable(point.items() for point in points):
         axes.setdefault(axis, {}).setdefault(as_json(value), value)
     return {axis: list(values.values()) for axis, values in axes.items()}

@@ -14,6 +14,7 @@ import yaml
 from lmbench.convergence.judgement import Judgement
 from lmbench.masking import masked_whole
 from lmbench.records.statistics import geometric_mean
+from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, MISSING, TIMES, duration, gib, percent_short, times
 from lmbench.sweep.file import Options
@@ -55,7 +56,7 @@ class Tuning:
 
 def tuned_config(content: Mapping[str, Any], options: Options) -> str:
     """The YAML text of a configuration with these options set, by their dotted names."""
-    tree: dict[str, Any] = copy.deepcopy(masked_whole(dict(content)))
+    tree: Values = copy.deepcopy(masked_whole(dict(content)))
     for name, value in options.items():
         *groups, last = name.split(".")
         node = tree
@@ -109,9 +110,10 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     if tuning.verdict:
         lines.append(Line("verdict", tuning.verdict))
     lines += [Line("left out", line) for line in tuning.left_out]
-    part = f"{duration(tuning.spent_s)} of {duration(tuning.budget_s)}"
+    spent = f"{duration(tuning.spent_s)} of {duration(tuning.budget_s)} of device time"
+    measured = sum(bool(candidate.runs) for candidate in tuning.candidates)
     lines += [
-        Line("took", f"{part} of device time, {sum(bool(candidate.runs) for candidate in tuning.candidates)} trials"),
+        Line("took", f"{spent}, {measured} of {len(tuning.candidates)} trials measured"),
         Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
     ]
     note = "no interval: no trial was run twice"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,11 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from lmbench.configs import read_yaml
-from lmbench.errors import UsageError, suggest, unknown
+from lmbench.errors import UsageError, unknown
 from lmbench.precision import find_precision
 from lmbench.records.measured import PhaseKernels
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import leaves
 from lmbench.sweep.file import Options
 
 #: The axis whose values are computed from the batch size.
@@ -82,7 +81,7 @@ def _read(path: Path) -> SpaceFile:
 
 
 def setting(tree: Any, name: str) -> Any:
-    """The value of an option in a configuration, by its dotted name; KeyError(name) for an option that it lacks."""
+    """The value of an option in a configuration, by its dotted name. Raises KeyError for an option that it lacks."""
     for key in name.split("."):
         if tree is None or tree is False:
             # The option belongs to a group that is off, such as `trainer.compile`.
@@ -92,8 +91,6 @@ def setting(tree: Any, name: str) -> Any:
         arguments = tree.get("init_args")
         if isinstance(arguments, Mapping) and key in arguments:
             tree = arguments
-        if key not in tree:
-            raise KeyError(name)
         tree = tree[key]
     return tree
 
@@ -120,17 +117,6 @@ def _values(axis: Axis, settings: Mapping[str, Any]) -> list[Options]:
         return [value for value in differing if not _widens(settings, value)]
     except KeyError:
         return []
-
-
-def missing_options(axes: Sequence[Axis], settings: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each axis of the user's that sets an option which the configuration does not have."""
-    names = [name.replace(".init_args", "") for name, _ in leaves(settings)]
-    for axis in axes:
-        try:
-            for option in set().union(*axis.values) if axis.is_users else ():
-                setting(settings, option)
-        except KeyError as error:
-            yield f"{axis.name}: no such option{suggest(str(error.args[0]), names)}"
 
 
 def _widens(settings: Mapping[str, Any], value: Options) -> bool:

@@ -27,6 +27,7 @@ from lmbench.records.load import load_run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, WandbFiling
 from lmbench.records.schema import recorded, value_at
+from lmbench.records.vocabulary import Values
 from lmbench.report import logged
 from lmbench.report.facts import Value, describe, fact_of, other_axes, read_facts
 from lmbench.report.logged import STEP
@@ -63,13 +64,13 @@ def label_of(record: RunRecord) -> str:
     return shown(words)[:120] or str(record.run_id)
 
 
-def config_of(record: RunRecord) -> dict[str, Any]:
+def config_of(record: RunRecord) -> Values:
     """Facts by their names (`size`, `precision`, `batch`), then fields as config.csv names them, then all options, such
     as `trainer/max_steps`.
 
     No name has a dot, which W&B would take for a path.
     """
-    config: dict[str, Any] = {"label": label_of(record), "pass": pass_of(record, _axes(record)).name}
+    config: Values = {"label": label_of(record), "pass": pass_of(record, _axes(record)).name}
     config |= {name.replace(".", "/"): value for name, value in _facts_of(record).items()}
     text = (files("lmbench.wandb") / "config.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
@@ -84,12 +85,12 @@ def config_of(record: RunRecord) -> dict[str, Any]:
     return config
 
 
-def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
+def summary_of(record: RunRecord, outcome: str) -> Values:
     """The important numbers by the names of logged.py, the outcome, the guards that did not pass, and verdicts.
 
     `outcome` is the outcome as a reader sees it, since the record of a killed run still says `running`.
     """
-    summary: dict[str, Any] = {"outcome": outcome, **logged.of_run(record)}
+    summary: Values = {"outcome": outcome, **logged.of_run(record)}
     if record.error is not None:
         summary |= {f"error/{name}": getattr(record.error, name) for name in ("kind", "message", "phase")}
     for status, name in (("fail", "failed"), ("warn", "warned")) if record.guards else ():
@@ -100,13 +101,13 @@ def summary_of(record: RunRecord, outcome: str) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if value is not None}
 
 
-def tables_of(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
+def tables_of(record: RunRecord) -> dict[str, list[Values]]:
     """The non-empty tables by name: phases, several ranks, guards, and the whole record in SI units."""
-    values: dict[str, Any] = masked(recorded(record))
+    values: Values = masked(recorded(record))
     values |= {"argv": masked_words(record.argv)} if record.argv else {}
     values.pop("guards", None)
     step = record.phases.step
-    tables: dict[str, list[dict[str, Any]]] = {
+    tables: dict[str, list[Values]] = {
         "tables/phases": phase_table(record, step).records() if step is not None else [],
         "tables/ranks": [row for table in rank_tables(record) for row in table.records()],
         "tables/guards": [as_dict(guard) for guard in record.guards],

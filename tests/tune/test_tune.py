@@ -82,10 +82,11 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     monkeypatch.setattr("lmbench.commands.tune_stages._VERDICT", 0.0)
     # As if the finals left open whether the second one is slower.
     monkeypatch.setattr("lmbench.commands.tune_stages.standing", lambda tried, *_: (tried[:1], tried[1:2]))
-    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [4]}\n")
+    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [4], model.dealy_ms: [4]}\n")
     code, answer, err = tune("given.yaml", *WORDS)
     assert (code, [*Path("results/tune-given").glob("verdict-*")]) == (0, []), err
     assert ": no time for its 4 rounds" in str(answer)
+    assert "tune: left out: model.dealy_ms: this configuration has no such option, or the value already" in err
 
 
 def test_other_tokens_a_step_are_another_training(tune):
