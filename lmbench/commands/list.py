@@ -119,21 +119,21 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
     """A result's row, described by the facts `names`; the figures are means over the runs of its only cell."""
     frame, runs = entry.frame, [row.run for row in entry.frame.runs]
     described = describe(entry.facts, [name for name in names if is_notable(name, entry.facts.get(name))])
+    count = label = ""
     if len(runs) == 1:
-        run_pass = pass_of(runs[0].record)
-        label = "" if run_pass.has_timing else run_pass.label
-        count, outcomes = "", runs[0].outcome
+        run_pass, outcomes = pass_of(runs[0].record), runs[0].outcome
+        if not run_pass.has_timing:
+            label = run_pass.label
     else:
-        label = ""
         count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
         not_ok = Counter(run.outcome for run in runs if run.outcome != "ok")
         outcomes = ", ".join(f"{number} {outcome}" for outcome, number in not_ok.most_common()) or "ok"
-        if missing := read_sweep(entry.result.path).missing(len(entry.result.runs)):
-            outcomes += f", {missing}"
+    if missing := read_sweep(entry.result.path).missing(len(entry.result.runs)):
+        outcomes += f", {missing}"
     words = count + ", ".join(filter(None, [described or runs[0].damage, label]))
     # A mean over different cells would say nothing.
-    figures = [column.of(frame).get(0) if len(frame.rows) == 1 else None for column in _FIGURES]
-    values = [None if cell is None else cell.value for cell in figures]
+    is_single = len(frame.rows) == 1
+    values = [cell.value if is_single and (cell := column.of(frame).get(0)) else None for column in _FIGURES]
     began = entry.result.began[0]
     when = Cell(began, text=began[5:16].replace("T", " "))
     return [entry.name, when, words, *values, outcomes, shown_path(entry.result.path)]

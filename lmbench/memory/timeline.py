@@ -65,9 +65,10 @@ def memory_chart(title: str, findings: Findings) -> Chart:
     ]
     for layer, domain in ((areas, names), (above, list(dict.fromkeys(phases["name"])))):
         layer["encoding"]["color"]["scale"] = {"domain": domain, "range": list(map(colour, domain))}
+    cuts = f"Not complete: {'; '.join(findings.cuts)}. " if findings.cuts else ""
     return Chart(
         title, spec,
-        f"{len(entries):,} entries of the allocator's history, from left to right; each column shows its moment "
+        f"{cuts}{len(entries):,} entries of the allocator's history, from left to right; each column shows its moment "
         f"of most memory; the dashed line is what was reserved. The peak, {gib(findings.peak['allocated_bytes'])}, is "
         "marked. The snapshot opens in pytorch.org/memory_viz, which shows each block with its stack.",
     )  # fmt: skip

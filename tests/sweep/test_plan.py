@@ -22,7 +22,7 @@ def cells(text):
 #: Files with a mistake, and a part of the message about it.
 MISTAKES = rows("""
 [1, 2] | Expected `object`, got `array`
-matrx: {a.b: [1]} | unknown field `matrx`
+matrx: {a.b: [1]} | unknown key 'matrx'; choose one of base, matrix, 
 {} | the matrix is empty
 {matrix: {model.size: []}} | Expected `array` of length >= 1
 {base: [1], modes: [forward]} | Expected `object`, got `array` - at `$.base`
@@ -123,7 +123,7 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
 WRONG = yaml.safe_load(r"""
 sweep:
   - "matrxi:\n  data.batch_size: [1]\nrepeats: x\nenvironments:\n  a:\n    pyhton: x\n"
-  - {1: "`matrxi`", 3: "Expected `int`", 6: "`pyhton`"}
+  - {1: "unknown key 'matrxi'", 3: "Expected `int`", 6: "`pyhton`"}
 sweep of options:
   - "base:\n  config: smoke\n  model.sise: 1\nmatrix:\n  data.batch_sizes: [1]\n"
   - {3: "--model.size?", 5: "--data.batch_size?"}
