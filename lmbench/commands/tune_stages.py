@@ -127,8 +127,9 @@ class Stages:
         """
 
         def left_s() -> float:
-            usual_s = statistics.fmean(self.costs_s(path.name) or self.costs_s() or [0.0])
-            rest_s = self.budget_s - sum(self.costs_s())
+            costs_s = self.costs_s()
+            usual_s = statistics.fmean(self.costs_s(path.name) or costs_s or [0.0])
+            rest_s = self.budget_s - sum(costs_s)
             is_late = rest_s - usual_s < (1 - until) * self.budget_s
             return 0.0 if is_late else min(rest_s, _MOST_OF_ONE * self.budget_s)
 
