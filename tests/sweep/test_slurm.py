@@ -59,19 +59,25 @@ def workers():
 def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_is_measured_twice(slurm, study):
     sweep = start_on(slurm)
 
-    def running_tasks():
-        ended = Counter(row["sweep"]["repeat"] for row in rows() if row.get("sweep"))
-        return len(ended) == 4 and len(tasks := workers()) == 4 and tasks
+    halted = {}
 
-    tasks = wait_for(running_tasks, 200)
+    def all_are_halted():
+        """Halt each task after its first run, so that none ends before the others have begun."""
+        begun = {str(row["sweep"]["repeat"]) for row in rows() if row.get("sweep")}
+        for repeat, processes in workers().items():
+            if repeat in begun - halted.keys():
+                halted[repeat] = processes
+                processes[0].suspend()
+        return len(halted) == 4
+
+    wait_for(all_are_halted, 200)
+    halted["3"][0].resume()
     job = slurm.run("squeue", "--noheader", "--format=%A %F").split()[1]
-    # The task that hangs comes first, so that it does not end before it is suspended.
-    tasks["2"][0].suspend()
-    tasks["0"][0].kill()
-    slurm.run("scancel", f"{job}_1")
-    slurm.restart_controller()
     # SLURM checks time limits every 30 s, and a limit is in whole minutes.
     slurm.run("scontrol", "update", f"JobId={job}_2", "EndTime=now")
+    halted["0"][0].kill()
+    slurm.run("scancel", f"{job}_1")
+    slurm.restart_controller()
     output, _ = sweep.communicate(timeout=200)
     assert (sweep.returncode, "24 of 24 runs: " in output) == (1, True), output
     by_round = {repeat: [row for row in rows() if row["sweep"]["repeat"] == repeat] for repeat in range(4)}
@@ -81,7 +87,7 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
         lost = [row["error"] for row in by_round[repeat] if row["outcome"] != "ok"]
         assert {(error["kind"], cause in error["message"]) for error in lost} == {("TaskEnded", True)}
     assert {row["outcome"] for row in by_round[3]} == {"ok"}
-    wait_for(lambda: not any(process.is_running() for task in tasks.values() for process in task), 200)
+    wait_for(lambda: not any(process.is_running() for task in halted.values() for process in task), 200)
     done = {row["run_id"]: row["started_at"] for row in rows() if row["outcome"] == "ok"}
     assert main(["sweep", str(study)]) == 0
     assert Counter(row["outcome"] for row in rows()) == {"ok": 24}
