@@ -9,7 +9,7 @@ import re
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -18,6 +18,7 @@ from lmbench.compare.comparison import UNDECIDED
 from lmbench.compare.comparison import compare as compare_results
 from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, survey
 from lmbench.errors import UsageError, tell
+from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer
 
 _PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
@@ -70,7 +71,7 @@ def compare(
         on: where --run measures its rounds, as in `lmbench sweep` (local)
         settings: options of `lmbench fit` for both sides, with --run
     """
-    sides: dict[str, Any] = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
+    sides: Values = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
                              "name": name, "timeout_s": timeout_s, "on": on}  # fmt: skip
     misplaced = (
         ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),

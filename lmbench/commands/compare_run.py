@@ -10,7 +10,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -21,7 +20,7 @@ from lmbench.masking import is_secret
 from lmbench.records.load import is_run_folder
 from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RUNS_FOLDER, SWEEP_FILE, check_name
-from lmbench.records.vocabulary import SIDE
+from lmbench.records.vocabulary import SIDE, Values
 from lmbench.report.units import duration
 from lmbench.standard_output import result_alone
 from lmbench.sweep.environments import resolve_revision
@@ -117,7 +116,7 @@ def two_sides(
         raise UsageError(f"compare --run takes one or two configurations, A and B; {len(configs)} given")
     for variable in filter(is_secret, variables):
         raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
-    environments: dict[str, Any] = {}
+    environments: Values = {}
     sides: dict[str, Options] = {}
     for index, (side, text) in enumerate((("A", configs[0]), ("B", configs[-1]))):
         config, _, own_options = (text, "", "") if Path(text).is_file() else text.partition("@")

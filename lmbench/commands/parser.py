@@ -21,6 +21,7 @@ import msgspec
 
 from lmbench.errors import ExitCode, Failure, UsageError, suggest, tell
 from lmbench.interruption import received
+from lmbench.records.vocabulary import Values
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -98,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
             is_option = parameter.kind is parameter.KEYWORD_ONLY or isinstance(function, type)
             shown = "" if default in (None, False, "", parameter.empty) else f" (default: {default})"
             # argparse takes a percent sign for the start of a format.
-            settings: dict[str, Any] = {"help": f"{meanings.get(name)}{shown}".replace("%", "%%")}
+            settings: Values = {"help": f"{meanings.get(name)}{shown}".replace("%", "%%")}
             if parameter.annotation is bool:
                 settings["action"] = "store_true"
             elif parameter.kind is parameter.VAR_POSITIONAL:
@@ -119,7 +120,7 @@ class _Parser(argparse.ArgumentParser):
                 settings |= {"dest": name} if is_option else {}
                 self.add_argument(f"--{name.rstrip('_')}" if is_option else name, **settings)
 
-    def parse(self, words: Sequence[str], has_settings: bool) -> dict[str, Any]:
+    def parse(self, words: Sequence[str], has_settings: bool) -> Values:
         """Values by the parameters' names. Options that the signature lacks go to `settings`."""
         parsed, settings = list[str](), list[str]()
         is_value = False

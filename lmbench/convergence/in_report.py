@@ -22,6 +22,7 @@ from lmbench.convergence.judgement import (
     steps_to_loss,
 )
 from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import Values
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import MAX_SERIES, picture
@@ -166,7 +167,7 @@ def headline(frame: Frame) -> list[str]:
 def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | None:
     """The smoothed loss of each row minus that of the baseline's run of the same seed. A shaded area shows the limit of
     the tail's difference."""
-    names, points = frame.differing(), list[dict[str, Any]]()
+    names, points = frame.differing(), list[Values]()
     cells = [cell for cell in frame.ordered(names) if frame.base.get(cell, cell) != cell]
     bases = {frame.base[cell] for cell in cells}
     if len(bases) != 1:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, open_corpus
 from lmbench.errors import UsageError, check_at_least, unknown
+from lmbench.records.vocabulary import Values
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
 
 # With fewer batches, training would resemble training on one fixed batch, which is faster than on real data.
@@ -190,7 +191,7 @@ class TokenData(LightningDataModule):
         """Tokens in a batch, for modules that do not count them themselves."""
         return batch.tokens.numel()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """Facts about the data for the run's record; those about a text's corpus only after ``setup``."""
         names = ("source", "batch_size", "context_length", "vocab_size", "placement", "num_workers", "seed")
         facts = {name: getattr(self, name) for name in names}
@@ -261,6 +262,6 @@ class ShapeData(LightningDataModule):
         """Positions in a batch."""
         return batch.batch_size * batch.context_length
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """The shape, for the run's record."""
         return {"source": "random", **self.shape._asdict()}

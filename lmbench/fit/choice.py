@@ -18,6 +18,7 @@ from lmbench.errors import UsageError, import_named
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
+from lmbench.records.vocabulary import Values
 
 BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
 #: The classes that are measured when a command line names no class.
@@ -41,7 +42,7 @@ class Subject(NamedTuple):
     """The class path and arguments that one configuration or option gives for the model or for the data."""
 
     class_path: str | None
-    arguments: dict[str, Any]
+    arguments: Values
     is_shipped: bool
 
 
@@ -60,7 +61,7 @@ class Choice:
 
     model: type
     data: type | None
-    settings: list[dict[str, Any]]
+    settings: list[Values]
     words: list[str]
     places: dict[str, str]
     ignored: list[str] = field(default_factory=list)
@@ -81,7 +82,7 @@ def choose(command: str, words: list[str]) -> Choice:
         UsageError: a configuration or class does not exist or cannot be read, or a module has neither loaders nor data.
     """
     subjects: dict[str, list[Subject]] = {"model": [], "data": []}
-    settings, options, places = list[dict[str, Any]](), list[str](), dict[str, str]()
+    settings, options, places = list[Values](), list[str](), dict[str, str]()
     # Configurations before `--model` and `--data`, which override them wherever they stand.
     for option, value in sorted(_pairs(words), key=lambda pair: pair[0] in ("--model", "--data")):
         if option == "--config":
@@ -171,7 +172,7 @@ def _data_class(model: type, command: str, subjects: list[Subject], wants_data: 
     return None
 
 
-def _arguments(choice: Choice, key: str, subject: Subject) -> dict[str, Any]:
+def _arguments(choice: Choice, key: str, subject: Subject) -> Values:
     """The subject's arguments for the chosen class; empty when the arguments belong to another class."""
     chosen: type | None = getattr(choice, key)
     if subject.class_path and (subject.class_path == _NULL or import_class(key, subject.class_path) is not chosen):

@@ -24,6 +24,7 @@ from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings,
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.subject import path_of
 from lmbench.masking import MASK, is_secret, keep_secret, masked, secrets_of, to_fill_in
+from lmbench.records.vocabulary import Values
 from lmbench.wandb.publish import WandbSettings
 
 #: Settings that model and data share: the group that is set, the group that follows it, and the setting's name.
@@ -214,7 +215,7 @@ class CommandLine:
                 f"such as --{missing[0]} VALUE"
             )
 
-    def _with_classes(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _with_classes(self, content: Values) -> Values:
         """Add class paths to the settings, except for the default classes: `model: {size: small}`."""
         content.setdefault("data", None)
         for key, default in DEFAULTS.items():

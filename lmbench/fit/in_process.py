@@ -39,7 +39,7 @@ from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.passes import PASS
-from lmbench.records.vocabulary import Mode
+from lmbench.records.vocabulary import Mode, Values
 from lmbench.runs import Run, read_run
 
 # Attributes that a mode, compilation and Lightning itself set on a module.
@@ -229,7 +229,7 @@ def measure(
 
 
 def _run(
-    module: LightningModule, data: Any, settings: MeasureSettings, groups: Mapping[str, dict[str, Any]], seed: int
+    module: LightningModule, data: Any, settings: MeasureSettings, groups: Mapping[str, Values], seed: int
 ) -> Run | BaseException:
     """Measure with everything restored afterwards; returns the run, or the exception to raise instead."""
     is_kept = bool(settings.results_dir)

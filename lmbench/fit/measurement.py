@@ -44,7 +44,7 @@ from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard, MemoryPrediction
 from lmbench.records.passes import PASSES
 from lmbench.records.process import reach
-from lmbench.records.vocabulary import Mode
+from lmbench.records.vocabulary import Mode, Values
 from lmbench.report.answer import Answer
 from lmbench.report.render import Output, give
 from lmbench.report.run import banner
@@ -145,7 +145,7 @@ class Measurement:
     command: str
     model: type
     settings: MeasureSettings
-    flags: dict[str, Any]
+    flags: Values
     passes: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None

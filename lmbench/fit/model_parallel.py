@@ -23,6 +23,7 @@ from lmbench.errors import UsageError, check_groups, unknown
 from lmbench.fit.mixed_precision import Fp8Precision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.precision import find_precision
+from lmbench.records.vocabulary import Values
 
 
 class SharedInput(ParallelStyle):
@@ -32,9 +33,7 @@ class SharedInput(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def share(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def share(_: nn.Module, args: tuple[Any, ...], kwargs: Values) -> tuple[tuple[Any, ...], Values]:
             if args:
                 return (_replicated(args[0], device_mesh), *args[1:]), kwargs
             return args, {**kwargs, "hidden_states": _replicated(kwargs["hidden_states"], device_mesh)}
@@ -135,7 +134,7 @@ def split(module: LightningModule, mesh: DeviceMesh) -> None:
     Raises:
         UsageError: the module has no plan, or the plan names an unknown style or layer.
     """
-    plan_of: Callable[[int], dict[str, Any]] | None = getattr(module, "tensor_parallel_plan", None)
+    plan_of: Callable[[int], Values] | None = getattr(module, "tensor_parallel_plan", None)
     if plan_of is None:
         raise UsageError(
             f"{type(module).__name__} cannot be split over devices: it has no tensor_parallel_plan(size), and its "

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
@@ -37,7 +37,7 @@ from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
 from lmbench.python_process import die_with_parent
 from lmbench.records.load import Run, load_known
-from lmbench.records.vocabulary import KILLED, RUNNING
+from lmbench.records.vocabulary import KILLED, RUNNING, Values
 from lmbench.sweep.fork_server import end_after
 
 #: Time for the other ranks to end by themselves after one has failed; they may wait for it in a collective.
@@ -56,7 +56,7 @@ def rank_of_process() -> int:
     return _get_rank() or 0
 
 
-def count_to_start(flags: dict[str, Any]) -> int:
+def count_to_start(flags: Values) -> int:
     """How many ranks this process has to start: 1 for one device, or if a launcher has started all ranks.
 
     Args:

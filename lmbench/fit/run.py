@@ -42,6 +42,7 @@ from lmbench.masking import masked, masked_message, masked_text, masked_words, s
 from lmbench.records.codec import encode_run
 from lmbench.records.process import reach
 from lmbench.records.store import new_run_id
+from lmbench.records.vocabulary import Values
 from lmbench.report.render import Output, give
 from lmbench.report.run import run_answer
 from lmbench.standard_output import abandon_result, write_result
@@ -117,7 +118,7 @@ def _measure(
     seed: int | bool | None,
     is_loud: bool,
     is_predicted: bool,
-    options: dict[str, Any],
+    options: Values,
 ) -> int:
     """Measure as this process's rank, and report a failure; returns the exit code."""
     is_first, recorder = rank_of_process() == 0, measurement.recorder

@@ -23,12 +23,13 @@ from lmbench.errors import UsageError, check_at_least, check_launcher
 from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.precision import find_precision
+from lmbench.records.vocabulary import Values
 
 #: Lightning's loggers, whose messages are about its own calls and not about the measurement.
 LOGGERS = ("lightning.pytorch", "lightning.fabric")
 
 # Everything that adds time or a synchronize to the window is off by default.
-TRAINER_DEFAULTS: dict[str, Any] = {
+TRAINER_DEFAULTS: Values = {
     "devices": 1,
     "max_epochs": -1,
     "logger": False,

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lmbench.errors import UsageError
+from lmbench.records.vocabulary import Values
 
 #: Seconds that a compile worker gets to end by itself.
 _WORKER_PATIENCE_S = 0.2
@@ -60,7 +61,7 @@ class CompileOptions:
                 "trainer.accumulate_grad_batches 1, or mode default or max-autotune-no-cudagraphs"
             )
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Values:
         """Keyword arguments of `torch.compile`."""
         mode = None if self.mode == "default" else self.mode
         return {"mode": mode, "fullgraph": self.fullgraph, "dynamic": self.dynamic, "backend": self.backend}

@@ -36,6 +36,7 @@ from lmbench.masking import is_secret
 from lmbench.records.measured import DeviceReading, DeviceState, HostState
 from lmbench.records.process import load_per_core
 from lmbench.records.run import Code, Environment, Flags, GarbageCollection, Gpu, Host, Revision, Versions
+from lmbench.records.vocabulary import Values
 
 T = TypeVar("T")
 
@@ -270,7 +271,7 @@ def host_state(opened: HostReading, closed: HostReading) -> HostState:
 
 
 @cache
-def _nvml_queries() -> dict[str, dict[str, Any]]:
+def _nvml_queries() -> dict[str, Values]:
     """The tables of nvml.toml, which documents them."""
     return tomllib.loads(Path(__file__).with_name("nvml.toml").read_text())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from lmbench.records.guards import judge
 from lmbench.records.intervals import NONE
 from lmbench.records.measured import AttentionTimes, Guard, KernelSummary
 from lmbench.records.run import RunRecord
-from lmbench.records.vocabulary import DAMAGED, SPANS, Phase
+from lmbench.records.vocabulary import DAMAGED, SPANS, Phase, Values
 from lmbench.report.described import Row, records
 from lmbench.report.units import percent
 
@@ -46,7 +45,7 @@ class Findings:
 
     trace: Trace
     run: RunRecord | None
-    completeness: dict[str, Any]
+    completeness: Values
     work: Work
     clocks: Clocks
     waits: pd.DataFrame
@@ -112,7 +111,7 @@ def examine_trace(trace: Trace) -> Findings:
     return Findings(trace, run, count_missing(trace), work, clocks, waits, phases, annotation_times(trace))
 
 
-def count_missing(trace: Trace) -> dict[str, Any]:
+def count_missing(trace: Trace) -> Values:
     """Counts of kernels without a launch, launches without a kernel, and kernels before their launch, over all steps.
 
     Kernels that were launched before the trace began, or outside of the traced steps, are not counted: `before_s` and

@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from lmbench.records.vocabulary import MODULE
+from lmbench.records.vocabulary import MODULE, Values
 
-NAMES: dict[str, Any] = msgspec.toml.decode(Path(__file__).with_name("names.toml").read_bytes())
+NAMES: Values = msgspec.toml.decode(Path(__file__).with_name("names.toml").read_bytes())
 
 
 def reader(key: str) -> Callable[[str], str]:

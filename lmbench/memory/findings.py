@@ -35,7 +35,7 @@ from lmbench.records.guards import judge
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.vocabulary import PHASE, PHASES, STEP, collapsed
+from lmbench.records.vocabulary import PHASE, PHASES, STEP, Values, collapsed
 from lmbench.report.units import gib, percent
 
 #: The name, in place of a block of the model, for modules outside of all blocks.
@@ -58,7 +58,7 @@ class Findings:
     bands: Mapping[str, Ranges]
 
     @cached_property
-    def peak(self) -> dict[str, Any]:
+    def peak(self) -> Values:
         """The entry after which most was allocated: its columns, its index `entry`, its `phase` and its `step`.
 
         The phase is `outside` if no range of a phase is around the entry.

@@ -15,6 +15,7 @@ from lmbench.errors import check_at_least
 from lmbench.model.attention import ATTENTION, AttentionKind, Size, attention_kind, keep_mask
 from lmbench.model.attention_check import check_again, check_attention, use_in
 from lmbench.precision import find_precision
+from lmbench.records.vocabulary import Values
 from lmbench.sizes import FORMULA_SOURCE, FlopCount
 
 
@@ -145,7 +146,7 @@ class AttentionLayer(LightningModule):
         backend = SDPBackend(torch._fused_sdp_choice(self.q, self.k, self.v, is_causal=self.causal))
         return next((kind for kind in ATTENTION.values() if kind.backend == backend), None)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """Shape and choices, for the run's record."""
         backend = self._chosen_by_pytorch()
         return {

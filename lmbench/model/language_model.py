@@ -18,6 +18,7 @@ from lmbench.model.optimizers import BY_MATRIX, choose_optimizer
 from lmbench.model.transformer import CHECKPOINTS, Transformer, recomputed_flops
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
+from lmbench.records.vocabulary import Values
 from lmbench.sizes import DEFAULT_VOCAB_SIZE, FlopCount, forward_flops, resolve_shape, size_name
 
 LOSSES = ("whole", "chunked")
@@ -144,7 +145,7 @@ class LanguageModel(LightningModule):
                 is_chunked=self.loss == "chunked",
             )
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Values) -> None:
         """Convert an optimizer's state where the checkpoint's projections are fused and the network's are not, or the
         other way round. The network converts its weights itself."""
         # A strategy that loads the weights itself has removed them here.
@@ -187,7 +188,7 @@ class LanguageModel(LightningModule):
         )
         return replace(forward_flops(self.shape, self.context_length), recomputed_per_token_flops=recomputed)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """Shape and choices, for the run's record."""
         return {
             "size": size_name(self.shape),

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import mean_interval
+from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.run import banner
 from lmbench.report.units import MS, PERCENT
@@ -31,7 +32,7 @@ ARMS: dict[Arm, str] = {
 }
 
 #: One arm's window in one round, with the keys `arm`, `round`, `steps`, `step_s` and `first_loss`.
-ArmMeasurement = dict[str, Any]
+ArmMeasurement = Values
 
 
 def measurement_of(arm: Arm, index: int, record: RunRecord) -> ArmMeasurement:

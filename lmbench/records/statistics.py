@@ -1,7 +1,7 @@
 """Statistics of one series of values, the ratio of two groups of processes, and level changes in a series.
 
 SciPy's submodules load at first use, 0.3 s for `special` and 0.9 s for `stats`; `import scipy` alone takes 20 ms.
-So commands that only read results do not wait for them. Lightning has loaded `stats` before a run ends.
+So commands that only read results do not wait for them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from lmbench.records.statistics import (
     trend,
 )
 from lmbench.records.step import SCALARS, ScalarMeans, StepRecord, select_window
-from lmbench.records.vocabulary import SPANS
+from lmbench.records.vocabulary import SPANS, Values
 
 #: Quantiles of a summary: the share of values below, and the least number of values.
 _QUANTILES = {
@@ -191,7 +190,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
     std = sample_std(values)
     low, high, coverage = median_interval(np.sort(series).tolist()) or (None, None, None)
     drift, p = trend(values) or (None, None)
-    quantiles: dict[str, Any] = {
+    quantiles: Values = {
         name: float(np.quantile(series, share)) for name, (share, least) in _QUANTILES.items() if n >= least
     }
     return PhaseSummary(

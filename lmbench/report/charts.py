@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmbench.records.statistics import sample_std
-from lmbench.records.vocabulary import PHASES, SPANS
+from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
 from lmbench.report.answer import Chart, Spec
 from lmbench.report.columns import MEASURED, RELATIVE, Column, first_steps
@@ -32,7 +32,7 @@ _BINARY = {"type": "log", "base": 2, "nice": False}
 
 #: Points of a chart. Each has `series` (which decides the colour), `x`, `tip` (its tooltip), and `y` in the axis's unit
 #: or `outcome` instead. Points with an interval have `low` and `high`.
-Points = Sequence[dict[str, Any]]
+Points = Sequence[Values]
 
 
 def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: ColumnOf) -> list[Chart]:
@@ -64,9 +64,9 @@ def colour(name: str, index: int = 0) -> str:
     return f"var(--of-{re.sub(r'[^0-9A-Za-z]+', '_', name)}, var({fallback}))"
 
 
-def template(name: str) -> dict[str, Any]:
+def template(name: str) -> Values:
     """The specification in charts.json that all charts of a kind share."""
-    spec: dict[str, Any] = json.loads(shipped("charts.json"))[name]
+    spec: Values = json.loads(shipped("charts.json"))[name]
     return spec
 
 
@@ -105,13 +105,13 @@ def _rows(points: Points, title: str) -> Spec:
     return picture("rows", points, x={"title": title}, y={"sort": list(dict.fromkeys(point["x"] for point in points))})
 
 
-def points_of(column: Column, frame: Frame) -> dict[int, dict[str, Any]]:
+def points_of(column: Column, frame: Frame) -> dict[int, Values]:
     """By cell its value in the column's unit with the interval between processes, or its outcome, with a tooltip.
 
     A cell that ended well but has no value has no point.
     """
     values, unit = column.of(frame), column.unit
-    points: dict[int, dict[str, Any]] = {}
+    points: dict[int, Values] = {}
     for cell in frame.facts:
         figure, outcome, name = values.get(cell), frame.outcome(cell), frame.name(cell)
         if cell not in frame.ok:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Column, Table
 from lmbench.report.units import WORDS, Unit, instances, microseconds, milliseconds, percent, whole
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: A row of a table, by the keys of its columns.
-Row = dict[str, Any]
+Row = Values
 
 
 def signed_ms(difference_s: float) -> str:
@@ -47,8 +48,8 @@ _TEXTS: dict[str, Callable[[float], str]] = {
 
 
 @cache
-def _descriptions(package: str) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.toml.decode((files(f"lmbench.{package}") / "tables.toml").read_bytes())
+def _descriptions(package: str) -> Values:
+    content: Values = msgspec.toml.decode((files(f"lmbench.{package}") / "tables.toml").read_bytes())
     return content
 
 

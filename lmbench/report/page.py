@@ -23,6 +23,7 @@ from typing import Any
 
 from lmbench.masking import masked_message, shown, shown_json, shown_lines
 from lmbench.records.store import write_whole
+from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import Answer, Spec
 
@@ -98,7 +99,7 @@ def svg(spec: Spec) -> str:
     return f"{head}{bracket}<style>{style}</style>{surface}{body}\n"
 
 
-def _themed(spec: Spec) -> dict[str, Any]:
+def _themed(spec: Spec) -> Values:
     """The specification with lmbench's theme, as wide as its container unless it has a width."""
     return {"width": "container", **spec, "config": json.loads(shipped("vega_theme.json"))}
 

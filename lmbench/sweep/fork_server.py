@@ -55,8 +55,8 @@ def import_everything() -> str:
         for words in ("fit", "validate", "fit --model lmbench.AttentionLayer --model.heads 1"):
             cli.main([*words.split(), "--print_config"])
     with contextlib.suppress(ImportError):
-        # Needed at the end of a run, and a tenth of a second to import.
-        importlib.import_module("scipy.special")
+        # Needed at the end of a run, and half a second to import.
+        importlib.import_module("scipy.stats")
     if "torch" in sys.modules and _has_gpu_after_fork():
         # On the host of an H200 this import takes 2 to 4 s, in each run that compiles or records kernels. Without a GPU
         # it takes 1 s, beside half a minute of a C++ compiler.
