@@ -16,6 +16,7 @@ from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.named import find_result
+from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
@@ -68,7 +69,7 @@ def repeated(
     from lmbench.commands.sweep import carry_out, concluding, read_options
     from lmbench.compare.answer import comparison_answer
     from lmbench.compare.comparison import compare as compare_results
-    from lmbench.compare.sides import read_side
+    from lmbench.compare.sides import read_side, split_usable
     from lmbench.report.results import report_on
     from lmbench.standard_output import result_alone, write_result
     from lmbench.sweep.file import sweep_from
@@ -77,7 +78,12 @@ def repeated(
 
     tolerance, earlier = parse_gate(gate or "1%"), find_result(compare or "")
     if compare is not None:
-        read_side(earlier)
+        counts = len(split_usable(read_side(earlier).runs)[0]), repeats
+        if min(counts) < MIN_REPEATS:
+            raise UsageError(
+                f"--compare takes {MIN_REPEATS} processes on each side; {compare} has {counts[0]}, and --repeats is "
+                f"{repeats}"
+            )
     elif gate is not None:
         raise UsageError("--gate belongs to --compare")
     options = read_options(settings or [])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -131,17 +131,17 @@ def failed_guards(side: str, runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def busy_reason(a: Sequence[Run], b: Sequence[Run]) -> str | None:
-    """Why the load of the machine may explain a difference, or None.
+def busy_reason(sides: Mapping[str, Sequence[Run]]) -> str | None:
+    """Why the load of the machine may explain a difference, or None. The sides go by their names (`runs of A`).
 
     Load is an explanation if most runs of a side shared the machine, and the host's speed is part of the measurement.
     """
-    for side, runs in (("A", a), ("B", b)) if counts_host([*a, *b]) else ():
+    for side, runs in sides.items() if counts_host([*chain(*sides.values())]) else ():
         messages = _messages(runs, "warn").get(BUSY_MACHINE, [])
         if 2 * len(messages) > len(runs):
             signs = messages[0].partition(": ")[2]
             advice = "measure again when it is quiet, or both sides in turn (lmbench compare --run)"
-            return f"busy machine in {len(messages)} of {len(runs)} runs of {side} ({signs}): {advice}"
+            return f"busy machine in {len(messages)} of {len(runs)} {side} ({signs}): {advice}"
     return None
 
 

@@ -242,7 +242,7 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
         # Both sides of a round run under the same load, and no side runs before the other one.
         cell.slow = slow_processes(a, b, step.ratio)
         return
-    cell.busy, cell.is_apart = busy_reason(a, b), are_apart(a, b)
+    cell.busy, cell.is_apart = busy_reason({"runs of A": a, "runs of B": b}), are_apart(a, b)
     if not is_invalid and step.noise_floor_fraction is None:
         cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)) if not is_invalid else ():

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from msgspec import Meta, Struct
 
-from lmbench.compare.comparability import differences_within, facts_of
+from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
@@ -75,7 +75,8 @@ class NoiseFile(Struct, frozen=True):
 
 
 class Survey(NamedTuple):
-    """Pairs of a cell's name and its noise; lines that say why a cell has no floor; and the folder of noise.json."""
+    """Pairs of a cell's name and its noise; lines that say why a cell has no floor, or one of a busy machine; and the
+    folder of noise.json."""
 
     entries: list[tuple[str, NoiseEntry]]
     problems: list[Line]
@@ -115,14 +116,17 @@ def survey(results: Sequence[str]) -> Survey:
             groups.setdefault((name, noise_key(run.record)), []).append(run)
     entries, problems = list[tuple[str, NoiseEntry]](), list[Line]()
     for (name, key), group in groups.items():
-        usable, _ = split_usable(group, takes_failed=False)
+        usable, left_out = split_usable(group, takes_failed=False)
         if len(usable) < MIN_NOISE_REPEATS:
             problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
+            problem += "".join(f"; one does not: {run.reason}" for run in left_out[:1])
         elif mixed := differences_within(usable, facts_of(usable)):
             problem = f"not repeats of one thing: {mixed[0]}"
         else:
             noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
             entries.append((name, NoiseEntry(key, noises)))
+            if reason := busy_reason({"repeats": usable}):
+                problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
         problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
     return Survey(entries, problems, home_of(runs))

@@ -97,11 +97,15 @@ class RunRow(NamedTuple):
 
 @dataclass
 class Group:
-    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty."""
+    """Runs that are shown together: those of one sweep, or all runs outside sweeps, for which `name` is empty.
+
+    `copies` are names of folders with copies of these runs, which do not count.
+    """
 
     home: Path | None
     sweep: _Sweep = field(default_factory=_Sweep)
     rows: list[RunRow] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -118,6 +122,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
         UsageError: a path does not exist or holds no result.
     """
     groups: dict[Path | None, Group] = {}
+    seen = set[object]()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
@@ -125,8 +130,12 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
             groups[home] = Group(home)
             if home is not None:
                 groups[home].sweep = read_sweep(home)
+        identity = home, run.record.run_id, run.record.started_at, run.record.pid
+        if None not in identity[2:] and identity in seen:
+            groups[home].copies.append(folder.name)
         # The trials of a search are not cells.
-        if value_at(run.record, "sweep.search") != "trial":
+        elif value_at(run.record, "sweep.search") != "trial":
+            seen.add(identity)
             groups[home].rows.append(_row(run, groups[home]))
     return sorted(groups.values(), key=lambda group: (not group.name, group.name))
 

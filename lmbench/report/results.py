@@ -130,6 +130,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     unfinished = group.sweep.missing(len(group.rows))
     if unfinished and group.home is not None:
         unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
+    copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
     outcomes = Counter(outcome_word(row.run.outcome) for row in frame.runs)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
@@ -152,7 +153,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
         ],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in filter(None, (note, *_notes(frame), *note_warnings))),
+            *(Line("note", note) for note in filter(None, (note, copies, *_notes(frame), *note_warnings))),
         ],
     )
 

@@ -33,6 +33,14 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     assert len({run.pid for run in before}) == 3
 
 
+def test_an_earlier_result_with_too_few_processes_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "results" / "a", {})
+    assert main(["fit", "smoke", "--compare=last"]) == 2
+    line = "--compare takes 3 processes on each side; last has 1, and --repeats is 3"
+    assert capsys.readouterr() == ("", f"lmbench: {line}\n")
+
+
 def test_compare_of_single_runs_shows_the_commands_that_repeat_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

@@ -41,8 +41,12 @@ def test_floors_are_stored_beside_the_results_and_belong_to_host_device_and_sett
 
 
 def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, capsys):
-    folder = make_sweep(tmp_path / "s", {"small": TIMES, "medium": TIMES[:4], "large": TIMES, "mixed": TIMES[:7]})
+    folder = make_sweep(
+        tmp_path / "s", {"small": TIMES, "medium": TIMES[:4], "large": TIMES, "few": TIMES[:5], "mixed": TIMES[:7]}
+    )
     make_sweep(folder, {"small": [0.07]}, run_id="odd", guards=[{"name": "g", "status": "fail"}])
+    failed = [{"name": "g", "status": "fail", "message": "odd"}]
+    make_sweep(folder, {"few": [0.07]}, run_id="worse", guards=failed)
     make_sweep(folder, {"mixed": [0.05]}, run_id="other", environment__code__project__commit="bbbb")
     # A second measurement replaces the first floor.
     assert main(["noise", str(folder)]) == main(["noise", str(folder)]) == 0
@@ -50,9 +54,19 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
     assert [entry["metrics"]["step_s"]["n"] for entry in stored(folder)] == [8, 8]
     for line in (
         "no floor size medium: 4 repeats that count; a noise floor takes 6",
+        "no floor size few: 5 repeats that count; a noise floor takes 6; one does not: guard g failed: odd",
         "no floor size mixed: not repeats of one thing: environment.code.project.commit is aaaa or bbbb",
     ):
         assert line in out
+
+
+def test_a_floor_of_a_busy_machine_says_so(tmp_path, capsys):
+    busy = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]
+    make_runs(tmp_path, TIMES, guards=busy, probe={})
+    assert main(["noise", str(tmp_path)]) == 0
+    assert "WARN busy machine in 8 of 8 repeats (load 3.1 a core): measure again when it is quiet" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 
 import pytest
@@ -40,6 +41,15 @@ def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_
     make_run(tmp_path / "host", {}, {"environment.host.hostname": "b"})
     runs = {(row["batch"], row["model.weight_decay"], row["host"] == "b"): row["runs"] for row in rows_of(tmp_path)}
     assert runs == {(4, 0.1, False): 3, (8, 0.1, False): 1, (4, 0.5, False): 1, (4, 0.1, True): 1}
+
+
+def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
+    make_run(tmp_path / "a", {}, {"pid": 7})
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert [row["runs"] for row in rows_of(tmp_path)] == [1]
+    assert [line.text for line in section_of(tmp_path).notes if "copies" in line.text] == [
+        "copies of runs, not counted: b"
+    ]
 
 
 def test_speed_up_and_memory_saving_are_against_the_named_baseline(tmp_path):

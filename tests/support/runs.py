@@ -114,7 +114,8 @@ def ended(outcome, phase, message="", **error):
 def write_run(folder, record, steps=8):
     """A run's folder with a few step records."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(record))
+    # Else all runs are copies of one.
+    (folder / "run.json").write_text(json.dumps({**record, "run_id": folder.name}))
     if record["phases"]:
         mean, warmup = record["phases"]["step"]["mean_s"], record["window"]["warmup_steps"]
         times = {"step_s": mean, "forward_s": mean * 0.3}
