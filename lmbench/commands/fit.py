@@ -16,7 +16,6 @@ from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.named import find_result
-from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
@@ -70,6 +69,7 @@ def repeated(
     from lmbench.compare.answer import comparison_answer
     from lmbench.compare.comparison import compare as compare_results
     from lmbench.compare.sides import read_side, split_usable
+    from lmbench.records.statistics import MIN_REPEATS
     from lmbench.report.results import report_on
     from lmbench.standard_output import result_alone, write_result
     from lmbench.sweep.file import sweep_from
