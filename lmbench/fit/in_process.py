@@ -229,7 +229,7 @@ def measure(
 
 
 def _run(
-    module: LightningModule, data: Any, settings: MeasureSettings, groups: Mapping[str, Values], seed: int
+    module: LightningModule, data: Any, settings: MeasureSettings, groups: Values, seed: int
 ) -> Run | BaseException:
     """Measure with everything restored afterwards; returns the run, or the exception to raise instead."""
     is_kept = bool(settings.results_dir)

@@ -5,7 +5,7 @@ Command lines, cells of sweeps and `lmbench.measure` all come through here. A mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -146,8 +146,8 @@ class Measurement:
     model: type
     settings: MeasureSettings
     flags: Values
-    passes: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    passes: Values = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
     text: str | None = None
 
     def __post_init__(self) -> None:

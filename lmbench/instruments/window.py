@@ -7,7 +7,6 @@ differ.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +18,7 @@ from torch.distributed import all_gather_object, get_world_size
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.environment import peak_rss_bytes
 from lmbench.records.measured import Memory
+from lmbench.records.vocabulary import Values
 
 # Settling steps at most: a queue that has not filled again by then will not.
 MAX_SETTLE_STEPS = 50
@@ -155,7 +155,7 @@ class AllocatorPeaks:
         return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
 
 
-def refuse_unlike(facts: Mapping[str, Any]) -> None:
+def refuse_unlike(facts: Values) -> None:
     """Compare this rank's facts with those of all other ranks.
 
     Raises:

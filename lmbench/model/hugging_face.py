@@ -17,6 +17,7 @@ from torch.nn import functional
 from lmbench.errors import UsageError, check_divides, unknown
 from lmbench.model.attention import ATTENTION
 from lmbench.model.optimizers import choose_optimizer
+from lmbench.records.vocabulary import Values
 
 #: The default context length of lmbench's tokens, if the model takes that many.
 _CONTEXT_LENGTH = 512
@@ -60,7 +61,7 @@ class HuggingFace(LightningModule):
     def __init__(
         self,
         *,
-        config: str | dict[str, Any],
+        config: str | Values,
         attention: str | None = None,
         checkpoint: str = "none",
         optimizer: str = "AdamW",
@@ -89,11 +90,11 @@ class HuggingFace(LightningModule):
         self._is_fresh = True
 
     @classmethod
-    def data_settings(cls, *, config: str | dict[str, Any], **_: Any) -> dict[str, Any]:
+    def data_settings(cls, *, config: str | Values, **_: Any) -> Values:
         """Default settings of lmbench's tokens for a model of this config."""
         return cls(config=config).token_settings()
 
-    def token_settings(self) -> dict[str, Any]:
+    def token_settings(self) -> Values:
         """Default settings of lmbench's tokens for this model."""
         longest = self.max_context_length or _CONTEXT_LENGTH
         return {"vocab_size": self.vocab_size, "context_length": min(_CONTEXT_LENGTH, longest)}
@@ -173,7 +174,7 @@ class HuggingFace(LightningModule):
         """The modules that ``--trainer.compile`` compiles."""
         return [self.network]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """Shape and choices, for the run's record. `config` has the settings that are not transformers' defaults."""
         text = self.config.get_text_config()
         return {
@@ -189,7 +190,7 @@ class HuggingFace(LightningModule):
         }
 
 
-def _read_config(config: str | dict[str, Any]) -> Any:
+def _read_config(config: str | Values) -> Any:
     """A config of transformers, from its settings or from a file. Raises UsageError where that fails."""
     try:
         from transformers import AutoConfig

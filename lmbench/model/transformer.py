@@ -29,6 +29,7 @@ from lmbench.model.layers import (
     convert_projections,
     rope_tables,
 )  # fmt: skip
+from lmbench.records.vocabulary import Values
 from lmbench.sizes import ModelShape
 
 #: Operators whose results `selective` saves, by name without the overload.
@@ -70,7 +71,7 @@ def run_checkpointed(keeps_matmuls: bool, function: Callable[..., Tensor], *inpu
     The function runs again in the backward pass, long after the forward pass. So it chooses its back end of attention
     itself.
     """
-    contexts: dict[str, Any] = {}
+    contexts: Values = {}
     if keeps_matmuls:
         contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     # Nothing in a block is random, so no random state has to be saved.

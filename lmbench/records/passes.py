@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -84,7 +83,7 @@ PASS: Mapping[str, Pass] = {
 PASSES = tuple(PASS.values())
 
 
-def pass_of(run: RunRecord, axes: Mapping[str, Any] | None = None) -> Pass:
+def pass_of(run: RunRecord, axes: Values | None = None) -> Pass:
     """The pass of a run: the one that its sweep's axes name, else the last one whose evidence its record has."""
     planned = PASS.get(str((axes or {}).get("pass", TIMING)), PASS[TIMING])
     if planned.name != TIMING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
     return chosen + ([] if is_explained else _differing(a, b, lambda run: values_at(run, *CONSEQUENCES)))
 
 
-def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Mapping[str, Any]]) -> list[Difference]:
+def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Values]) -> list[Difference]:
     """Differences between the facts of two runs.
 
     Where one run does not set an option (`model.num_layers`, which follows from the size), its record's field of that

@@ -15,14 +15,14 @@ from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASSES
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import leaves, value_at
-from lmbench.records.vocabulary import MODES
+from lmbench.records.vocabulary import MODES, Values
 from lmbench.report import shipped
 from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
 Value = str | int | float | None
 #: The settings of a run: the sweep's axes by dotted names, and the nested configuration.
-Plan = tuple[Mapping[str, Any], Any]
+Plan = tuple[Values, Any]
 
 EAGER = "eager"
 
@@ -99,7 +99,7 @@ def _strategy(run: RunRecord) -> str | None:
     """How several ranks share the work; `none` for one rank."""
     if run.world_size == 1:
         return "none"
-    strategy: Mapping[str, Any] | str | None = value_at(run, "config.trainer.strategy")
+    strategy: Values | str | None = value_at(run, "config.trainer.strategy")
     if not isinstance(strategy, Mapping):
         return strategy
     options = (f"{option}={value}" for option, value in (strategy.get("init_args") or {}).items() if value is not None)
@@ -177,17 +177,17 @@ def fact_of(option: str) -> str:
     return _FACT_OF.get(option, option)
 
 
-def other_axes(axes: Mapping[str, Any]) -> dict[str, Value]:
+def other_axes(axes: Values) -> dict[str, Value]:
     """The sweep's axes that set no fact of FACT, by their own names."""
     return _others(axes, NO_ROWS)
 
 
-def other_settings(config: Mapping[str, Any]) -> dict[str, Value]:
+def other_settings(config: Values) -> dict[str, Value]:
     """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
     return _others(dict(leaves(config)), (*NO_ROWS, *_TABLES["left_out"]))
 
 
-def _others(settings: Mapping[str, Any], left_out: tuple[str, ...]) -> dict[str, Value]:
+def _others(settings: Values, left_out: tuple[str, ...]) -> dict[str, Value]:
     excluded = (*_FACT_OF, *left_out)
     return {
         shown(name): plain(masked(value, name))

@@ -16,7 +16,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
@@ -228,7 +227,7 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
     return file
 
 
-def _actions(path: Path, file: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[str]:
+def _actions(path: Path, file: Values, contents: Mapping[str, bytes]) -> Iterator[str]:
     """A line for each setting of a folder's sweep that may run, import, read or send something."""
     copies = {f"base.{CONFIG}", f"sides.A.{CONFIG}", f"sides.B.{CONFIG}"}
     for source, text in contents.items():

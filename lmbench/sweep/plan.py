@@ -88,7 +88,7 @@ class Plan:
     file: SweepFile
     cells: list[GridCell]
     configs: Mapping[str, str]
-    contents: Mapping[str, Any]
+    contents: Values
     chosen: Sequence[int]
     is_part: bool = False
 
@@ -207,7 +207,7 @@ def _points(file: SweepFile) -> list[Options]:
     return points
 
 
-def _cells(file: SweepFile, configs: Mapping[str, Any]) -> list[GridCell]:
+def _cells(file: SweepFile, configs: Values) -> list[GridCell]:
     """The cells in order. A cell's id depends on the content of its configuration and on its environment, too.
 
     Raises:

@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, ValidationError, convert, to_builtins
 
 from lmbench.errors import UsageError
+from lmbench.records.vocabulary import Values
 from lmbench.sweep.tasks import Needs, TaskState
 
 #: States in which a task is over (man squeue, JOB STATE CODES).
@@ -46,7 +47,7 @@ class Slurm:
         UsageError: there is no SLURM, submitit is missing, or an option is not understood.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Values) -> None:
         try:
             self._options = to_builtins(convert(dict(options), SlurmOptions, strict=False))
         except ValidationError as error:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -54,7 +53,7 @@ class Tuning:
         return self.goal.title if is_counted else self.goal.title.replace("token", "step")
 
 
-def tuned_config(content: Mapping[str, Any], options: Options) -> str:
+def tuned_config(content: Values, options: Options) -> str:
     """The YAML text of a configuration with these options set, by their dotted names."""
     tree: Values = copy.deepcopy(masked_whole(dict(content)))
     for name, value in options.items():

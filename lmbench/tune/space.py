@@ -14,6 +14,7 @@ from lmbench.errors import UsageError, unknown
 from lmbench.precision import find_precision
 from lmbench.records.measured import PhaseKernels
 from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import Values
 from lmbench.sweep.file import Options
 
 #: The axis whose values are computed from the batch size.
@@ -95,7 +96,7 @@ def setting(tree: Any, name: str) -> Any:
     return tree
 
 
-def applicable(axes: Sequence[Axis], settings: Mapping[str, Any]) -> list[Axis]:
+def applicable(axes: Sequence[Axis], settings: Values) -> list[Axis]:
     """The axes with those values that a configuration has options for, that differ from its own, and that do not widen
     its precision. Axes without such a value are left out.
 
@@ -106,7 +107,7 @@ def applicable(axes: Sequence[Axis], settings: Mapping[str, Any]) -> list[Axis]:
     return [axis for axis in narrowed if axis.values]
 
 
-def _values(axis: Axis, settings: Mapping[str, Any]) -> list[Options]:
+def _values(axis: Axis, settings: Values) -> list[Options]:
     values = list(axis.values)
     try:
         if axis.name == MICRO_BATCH and not values:
@@ -119,7 +120,7 @@ def _values(axis: Axis, settings: Mapping[str, Any]) -> list[Options]:
         return []
 
 
-def _widens(settings: Mapping[str, Any], value: Options) -> bool:
+def _widens(settings: Values, value: Options) -> bool:
     """Whether a value computes products in a wider dtype than the configuration does."""
     names = [str(precision or "32-true") for precision in (setting(settings, _PRECISION), value.get(_PRECISION))]
     before, after = (precision.compute_bytes if (precision := find_precision(name)) else 0 for name in names)

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
@@ -43,7 +43,7 @@ def _facts_of(record: RunRecord) -> dict[str, Value]:
     return read_facts(record) | other_axes(_axes(record))
 
 
-def _axes(record: RunRecord) -> Mapping[str, Any]:
+def _axes(record: RunRecord) -> Values:
     return value_at(record, "sweep.axes") or {}
 
 
