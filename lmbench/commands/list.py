@@ -128,6 +128,8 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
         not_ok = Counter(run.outcome for run in runs if run.outcome != "ok")
         outcomes = ", ".join(f"{number} {outcome}" for outcome, number in not_ok.most_common()) or "ok"
+    if failed := sum(guard.status == "fail" for run in runs for guard in run.record.guards):
+        outcomes += f", guards failed: {failed}"
     if missing := read_sweep(entry.result.path).missing(len(entry.result.runs)):
         outcomes += f", {missing}"
     words = count + ", ".join(filter(None, [described or runs[0].damage, label]))

@@ -236,7 +236,8 @@ class Stages:
     def choose(self, tuning: Tuning) -> None:
         """Choose the answer by the finals: of the best and those that are the same, the one with the fewest choices.
 
-        Where the finals leave open whether another finalist is slower, the verdict of `compare --run` decides.
+        Where the finals leave open whether another finalist is slower, the verdict of `compare --run` decides. Where
+        they leave that open for the baseline, the baseline is the answer unless the verdict calls the best faster.
         """
         tuning.finalists = finalists(tuning.candidates, self.goal, _FINALISTS)
         if tuning.baseline not in tuning.finalists:
@@ -246,13 +247,15 @@ class Stages:
             return
         self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
         alike, unclear = standing(tuning.finalists, self.goal, _GATE)
-        tuning.answer, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
+        tuning.answer, *others = best, *_ = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
         if others:
             names = " and as ".join(str(candidate.trial) for candidate in others)
             tuning.verdict = f"{tuning.answer.trial} is the same as {names}"
+        if tuning.baseline in unclear:
+            unclear, tuning.answer = [tuning.baseline], tuning.baseline
         if not unclear or self.goal.name != "tokens_per_s":
             return
-        a, b = sorted((tuning.answer, unclear[0]), key=lambda candidate: len(candidate.trial.choices))
+        a, b = sorted((best, unclear[0]), key=lambda candidate: len(candidate.trial.choices))
         sides: dict[str, Options] = {
             name: {CONFIG: self.base[CONFIG], **candidate.trial.options} for name, candidate in (("A", a), ("B", b))
         }

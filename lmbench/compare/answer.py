@@ -112,6 +112,8 @@ def _tables(comparison: Comparison) -> list[Table]:
     if len(cells) == 1:
         rows = [[figure.title, *_row(figure)] for figure in cells[0].metrics]
         means = f"geometric means of {len(cells[0].used_a)} and {len(cells[0].used_b)} processes"
+        if cells[0].metrics and cells[0].metrics[0].ratio.differences:
+            means += "; B / A is the median over rounds, its interval holds after every round, also for lasting noise"
         caption = f"{means}; findings of phases and memory after Holm's correction"
         return [Table("figures", "Compared", [Column("figure"), *_FIGURES], rows, caption)]
     steps = [[cell.name, *(_row(cell.metrics[0]) if cell.metrics else [None] * 4 + [cell.verdict])] for cell in cells]

@@ -84,7 +84,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
     spread = spread_of([candidate.costs(goal) for candidate in by_trial.values()])
     change = spread.change(answer.costs(goal), baseline.costs(goal))
     is_baseline = not answer.trial.choices
-    as_given = f"as given: {baseline.problem or 'no choice is measured to be better'}"
+    as_given = f"as given: {baseline.problem or 'no choice is shown to be better'}"
     lines = [Line("tuned", f"{tuning.config}: {as_given if is_baseline else answer.trial}")]
     if tuning.untrained is not None:
         lines = [Line("tuned", f"{tuning.config} as given: nothing faster is shown to train the same")]
