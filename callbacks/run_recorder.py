@@ -345,8 +345,9 @@ class RunRecorder(Observer):
             reach("closed")
             # Frees the disk space that was reserved for the last record.
             self.folder.release()
-            if not self._write() and self.run.outcome == "ok":
-                self._note(failed("OSError", "run.json could not be written; this is from memory", "recording"))
+            if not self._write() and getattr(self.run.error, "phase", "recording") == "recording":
+                message = "run.json could not be written, and this summary is from memory"
+                self._note(failed("OSError", message, "recording"))
 
     def _close(self, ending: Ending) -> Ending:
         """Write the waiting steps and summarize all; returns `ending`, or how this work failed."""

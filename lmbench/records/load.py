@@ -62,9 +62,10 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
         raise UsageError(f"{str(path)!r} is no lmbench result: it has no {RUN_FILE}; give a run's folder")
     record, run_damage = _read_run(folder)
     steps, steps_damage = _read_steps(folder / STEPS_FILE) if with_steps else ([], None)
-    count, measured = sum(step.stage == "window" for step in steps), record.window.steps or 0
-    if with_steps and not steps_damage and count < measured:
-        steps_damage = f"{STEPS_FILE} has {count} of the {measured} steps of the window"
+    count, written = sum(step.stage == "window" for step in steps), record.window.steps or 0
+    written -= record.unwritten_step_count or 0
+    if with_steps and not steps_damage and count < written:
+        steps_damage = f"{STEPS_FILE} has {count} steps of the window, {written} were written"
     damage = "; ".join(filter(None, (run_damage, steps_damage)))
     outcome = record.outcome if record.outcome in OUTCOMES else DAMAGED
     if record.outcome == RUNNING:
