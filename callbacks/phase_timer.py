@@ -38,7 +38,7 @@ class PhaseTimer(Observer):
     - `step_host_s`, `<phase>_host_s`: host seconds of the same.
     - `lag_step_s`, `lag_<phase>_s`: seconds that the device is behind the host at the end; null on a CPU.
     - `loss`: return value of `training_step`, or its `loss` entry, averaged over micro-batches; null without one.
-    - `is_skipped`: whether the fp16 scaler skipped the update.
+    - `is_skipped`: whether the fp16 scaler skipped the update, or `training_step` returned no loss to train with.
     - `excluded_s`: seconds of validation, checkpoints and record writing, which are in no span.
 
     Recorded for the run:
@@ -197,5 +197,6 @@ class PhaseTimer(Observer):
             setattr(record, name, SCALARS[name].folded(values))
         # GradScaler lowers its scale exactly when it found an infinity and skipped the update.
         scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
-        record.is_skipped, self._scale = scale < self._scale, scale
+        is_loss_due = self.module.automatic_optimization and self.session.run.mode != "inference"
+        record.is_skipped, self._scale = scale < self._scale or (is_loss_due and not losses), scale
         return record

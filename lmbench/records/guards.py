@@ -118,10 +118,9 @@ def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
     warmup_skips = [bool(step.is_skipped) for step in steps if step.stage == "warmup"]
     yield judge(
         "skipped_steps-all" if count == total > 0 else "skipped_steps",
-        count if precision is not None and precision.has_scaler else None,
+        count if count or (precision is not None and precision.has_scaler) else None,
         total=total,
         since=", from the first step on: nothing was trained" if all(warmup_skips) else "",
-        halved=count + sum(warmup_skips),
     )
 
 

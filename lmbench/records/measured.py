@@ -63,10 +63,10 @@ class Window(Struct):
         warmup_steps: warm-up. Steps before the window, which no statistic includes.
         requested_steps: steps asked for. Least number of steps that the window was to have; null where it was to last until training ends.
         requested_s: time asked for. Least time that the window was to last.
-        steps: steps. Steps in the window, including those that the fp16 scaler skipped and those with too few micro-batches.
+        steps: steps. Steps in the window, including those that were skipped and those with too few micro-batches.
         first_step: first step. Index of the window's first step.
         micro_batches: micro-batches. Micro-batches of a full step.
-        skipped_count: skipped (lower is better). Steps of the window whose update the fp16 scaler skipped; no statistic includes them.
+        skipped_count: skipped (lower is better). Steps of the window whose update was skipped (by the fp16 scaler, or without a loss); no statistic includes them.
         short_count: short. Steps of the window with fewer micro-batches than a full step; no statistic includes them.
         tokens: tokens. Tokens of all the window's steps, micro-batches and ranks.
         tokens_reason: no tokens because. Why `tokens` is null; null where it is known.

@@ -23,7 +23,7 @@ class StepRecord(Struct):
         micro_batches: micro-batches. Number of micro-batches of this step. The last step of an epoch can have fewer.
         tokens: tokens. Tokens of all micro-batches of this rank.
         loss: loss (lower is better). Mean loss over the micro-batches, as `training_step` returned it.
-        is_skipped: skipped. Whether the fp16 scaler skipped the update; no statistic includes such steps.
+        is_skipped: skipped. Whether the fp16 scaler or a missing loss skipped the update; no statistic includes such steps.
         excluded_s: excluded. Time between this step and the one before for validation, checkpoints and writing records; already subtracted.
         rank: rank. Rank of the process that measured.
         nonfinite: non-finite. Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.
