@@ -18,7 +18,7 @@ from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
 from lmbench.records.step import SCALARS, StepRecord
-from lmbench.records.vocabulary import EXCLUDED, STAGES, Stage
+from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, STAGES, Stage
 
 # Steps, and seconds of steps, that a SIGKILL may lose at most.
 FLUSH_STEPS = 50
@@ -197,6 +197,7 @@ class PhaseTimer(Observer):
             setattr(record, name, SCALARS[name].folded(values))
         # GradScaler lowers its scale exactly when it found an infinity and skipped the update.
         scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
-        is_loss_due = self.module.automatic_optimization and self.session.run.mode != "inference"
-        record.is_skipped, self._scale = scale < self._scale or (is_loss_due and not losses), scale
+        # Without a loss, Lightning skips the backward pass too.
+        is_due = self.module.automatic_optimization and self.session.run.mode in BACKWARD_MODES
+        record.is_skipped, self._scale = scale < self._scale or (is_due and record.backward_s is None), scale
         return record
