@@ -6,6 +6,7 @@ Servers and processes are real, and import an lmbench of a few lines.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -237,6 +238,7 @@ def test_a_real_memory_kill_is_seen_and_ends_the_process_not_its_server(tmp_path
         # The kernel ends the group's largest process, which this one would be. So the sweep is another process.
         words = [sys.executable, "-c", SWEEP, str(ROOT), str(tmp_path), "x = bytearray(2**28)", str(group)]
         out = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-        assert out == "-9 the kernel's count of such ends rose by 1\n"
+        # The kernel counts the whole machine's: another test's process may have ended so, too.
+        assert re.fullmatch("-9 the kernel's count of such ends rose by [1-9]\n", out), out
     finally:
         wait_for(lambda: not subprocess.run(["rmdir", group], check=False).returncode)
