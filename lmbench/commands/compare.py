@@ -72,7 +72,7 @@ def compare(
         settings: options of `lmbench fit` for both sides, with --run
     """
     sides: Values = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
-                             "name": name, "timeout_s": timeout_s, "on": on}  # fmt: skip
+                     "name": name, "timeout_s": timeout_s, "on": on}  # fmt: skip
     misplaced = (
         ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),
         ({**sides, "budget": budget}, not run, "belongs to --run"),

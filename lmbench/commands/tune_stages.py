@@ -247,7 +247,8 @@ class Stages:
             return
         self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
         alike, unclear = standing(tuning.finalists, self.goal, _GATE)
-        tuning.answer, *others = best, *_ = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
+        best, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
+        tuning.answer = best
         if others:
             names = " and as ".join(str(candidate.trial) for candidate in others)
             tuning.verdict = f"{tuning.answer.trial} is the same as {names}"

@@ -19,6 +19,7 @@ from lmbench.model.attention import ATTENTION
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.records.vocabulary import Values
 
+_CHECKPOINTS = ("none", "block")
 #: The default context length of lmbench's tokens, if the model takes that many.
 _CONTEXT_LENGTH = 512
 #: The names in transformers of the dimensions in lmbench's records.
@@ -70,8 +71,8 @@ class HuggingFace(LightningModule):
         weight_decay: float = 0.1,
     ) -> None:
         super().__init__()
-        if checkpoint not in ("none", "block"):
-            raise unknown("checkpoint", checkpoint, ("none", "block"))
+        if checkpoint not in _CHECKPOINTS:
+            raise unknown("checkpoint", checkpoint, _CHECKPOINTS)
         self.config = _read_config(config)
         #: The model's name in tables: that of the config's file, or of its folder.
         self.size: str | None = None
