@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 from torch.distributed import all_gather_object
 
+from lmbench.callbacks.communication_probe import CommunicationProbe
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.errors import ExitCode, UsageError, tell
@@ -51,8 +52,8 @@ from lmbench.records.vocabulary import RUNNING, Stage
 class RunRecorder(Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer for the run if the Trainer has none. A full disk does not end the run: writing is tried again,
-    and records that are lost in the end make the outcome `error`.
+    It adds a PhaseTimer and a CommunicationProbe for the run if the Trainer has none. A full disk does not end the run:
+    writing is tried again, and records that are lost in the end make the outcome `error`.
 
     Recorded beside the fields of all other callbacks:
 
@@ -96,6 +97,8 @@ class RunRecorder(Observer):
         super().setup(trainer, pl_module, stage)
         if not any(isinstance(callback, PhaseTimer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             self.session.attach(PhaseTimer(), pl_module, stage)
+        if not any(isinstance(callback, CommunicationProbe) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            self.session.attach(CommunicationProbe(), pl_module, stage)
         profiler = trainer.profiler  # type: ignore[attr-defined]
         run = self.session.run
         run.rank, run.world_size = trainer.global_rank, trainer.world_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -22,10 +21,12 @@ from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import (
     MAX_SETTLE_STEPS,
+    PACE_STEPS,
     SETTLE_STEPS_OF_RANKS,
     ProbeKind,
     QuietCollector,
     Schedule,
+    WarmupPace,
 )
 from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
@@ -99,7 +100,7 @@ class MeasurementSession(LeanCallback):
         self._settle_steps = 0
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
-        self._last_warmup_step_began_ns = 0
+        self._pace = WarmupPace()
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
@@ -310,11 +311,9 @@ class MeasurementSession(LeanCallback):
             self.notify("between_steps")
 
     def _advance(self, trainer: Trainer) -> None:
-        if self.stage is Stage.WARMUP and self.steps_done >= self.schedule.warmup_steps:
-            self._open_window()
-        elif self.stage is Stage.WARMUP and self.steps_done == self.schedule.warmup_steps - 1 and self._agrees(trainer):
-            synchronize(self.device)
-            self._last_warmup_step_began_ns = time.perf_counter_ns()
+        if self.stage is Stage.WARMUP:
+            if self.steps_done >= self.schedule.warmup_steps and self._is_pace_steady(trainer):
+                self._open_window()
         elif self.stage is Stage.WINDOW and self._is_window_complete():
             self._close_window()
             self._probe_plan = self.schedule.probe_plan()
@@ -335,16 +334,27 @@ class MeasurementSession(LeanCallback):
         """Whether ranks agree on the number of steps: a rank that ended by its own clock would leave others waiting."""
         return trainer.world_size > 1 and not self.only_watches
 
+    def _is_pace_steady(self, trainer: Trainer) -> bool:
+        """Whether the window may open: for ranks and a window of a given length, once rank 0 has a steady pace."""
+        if not self._agrees(trainer) or not self.schedule.min_window_s:
+            return True
+        if (self.steps_done - self.schedule.warmup_steps) % PACE_STEPS:
+            return False
+        self._pace.end_round(self.device)
+        planned_steps = self._pace.steps_for(self.schedule.min_window_s) if self._pace.is_steady else None
+        planned_steps = trainer.strategy.broadcast(planned_steps)
+        if planned_steps is not None:
+            self._agreed_steps = max(self.schedule.steps or 1, planned_steps)
+        return planned_steps is not None
+
     def _open_window(self) -> None:
         trainer = self._trainer
         assert trainer is not None
         if self.steps_done:
             self._bypass.close()
         if self._agrees(trainer):
-            synchronize(self.device)
-            step_s = (time.perf_counter_ns() - self._last_warmup_step_began_ns) * 1e-9
-            steps = max(self.schedule.steps or 1, math.ceil(self.schedule.min_window_s / step_s))
-            self._agreed_steps = trainer.strategy.broadcast(steps)
+            self._agreed_steps = self._agreed_steps or self.schedule.steps
+            self.run.window.warmup_steps = self.steps_done
         if self.only_watches:
             self.run.gc_policy = "left alone"
         else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
     from lmbench.errors import UsageError as UsageError
+    from lmbench.fit.data_parallel import DataParallel as DataParallel
     from lmbench.fit.in_process import measure as measure
     from lmbench.fit.model_parallel import ModelParallel as ModelParallel
     from lmbench.model.attention_layer import AttentionLayer as AttentionLayer
@@ -26,6 +27,7 @@ if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_d
 # The public names and their modules, imported at first use: most of them import torch, which most commands do without.
 _MODULES = {
     "AttentionLayer": "lmbench.model.attention_layer",
+    "DataParallel": "lmbench.fit.data_parallel",
     "HuggingFace": "lmbench.model.hugging_face",
     "KernelProfiler": "lmbench.callbacks.kernel_capture",
     "ModelParallel": "lmbench.fit.model_parallel",

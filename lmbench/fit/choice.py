@@ -15,6 +15,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lmbench.configs import find_shipped, lines_of, parse_yaml, read_yaml, shipped_configs
 from lmbench.data.datamodule import ShapeData, TokenData
 from lmbench.errors import UsageError, import_named
+from lmbench.fit.strategies import name_classes
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
@@ -105,6 +106,9 @@ def choose(command: str, words: list[str]) -> Choice:
     model = LanguageModel if model_path is None else import_class("model", model_path)
     wants_data = any(not subject.is_shipped for subject in subjects["data"])
     wants_data |= any(word.startswith("--data.") for word in options)
+    strategies = [(content.get("trainer") or {}).get("strategy") for content in settings]
+    configured = next((name for name in reversed(strategies) if isinstance(name, str)), None)
+    options = list(name_classes(options, configured))
     choice = Choice(model, _data_class(model, command, subjects["data"], wants_data), settings, options, places)
     settings += [{key: _arguments(choice, key, subject)} for key in BASES for subject in subjects[key]]
     return choice

@@ -18,7 +18,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch.optim import Optimizer
 
 from lmbench.callbacks import (
-    CommunicationProbe,
     GradientNorm,
     MeasurementSession,
     MemoryHistory,
@@ -201,6 +200,9 @@ class Measurement:
             if has_history and type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
                 raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
             apply_mode(module, self.mode, self.zero_grad)
+            if not self.settings.sigterm_broadcast:
+                patched: Any = trainer.fit_loop.epoch_loop
+                patched._broadcast_sigterm_tensor = _do_nothing
             if self.flags.get("compile"):
                 # Modules measured earlier in this process count against Dynamo's limit of graphs per code object.
                 torch._dynamo.reset()
@@ -241,7 +243,6 @@ class Measurement:
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),
-            CommunicationProbe(),
             *([GradientNorm()] if settings.gradient_norm and self.mode == "train_step" else []),
             # Last of the callbacks that act before the window, so that its power reading is close to the window.
             ThroughputMeter(),

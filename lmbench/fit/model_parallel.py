@@ -1,6 +1,6 @@
 """The strategies `fsdp2`, `fsdp2_zero2` and `tensor_parallel` of `--trainer.strategy`, under Lightning's own strategy.
 
-They shard each block by FSDP2, split matrices over devices (tensor parallelism), or do both.
+They shard groups of blocks by FSDP2, split matrices over devices (tensor parallelism), or do both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from lmbench.errors import UsageError, check_groups, unknown
+from lmbench.errors import UsageError, check_at_least, check_groups, unknown
 from lmbench.fit.mixed_precision import Fp8Precision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.precision import find_precision
@@ -50,9 +50,8 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 class ModelParallel(ModelParallelStrategy):
     """Splits matrices over groups of `tensor_parallel_size` devices, and shards the module over these groups by FSDP2.
 
-    FSDP2 shards each of the module's alike blocks, then the other parameters. A module that splits or shards itself in
-    `configure_model` is left as it is. With bf16-mixed, sharded blocks compute on gathered bf16 parameters, and
-    gradients are reduced in float32.
+    FSDP2 shards groups of the module's alike blocks, then the other parameters. A module that splits or shards itself
+    in `configure_model` is left as it is. With bf16-mixed, sharded blocks compute on gathered bf16 parameters.
 
     Args:
         tensor_parallel_size: devices that compute a batch together; auto takes all devices of a node. The module's
@@ -60,6 +59,10 @@ class ModelParallel(ModelParallelStrategy):
             rowwise for a linear layer, shared_input for a layer around several of these, or an object of
             torch.distributed.tensor.parallel.
         reshard_after_forward: free gathered parameters after the forward, and gather them again in the backward.
+        blocks_per_group: alike blocks whose parameters are gathered, and whose gradients are reduced, by one
+            collective. Each group takes host time in each pass; a larger group holds more gathered memory, and the
+            first and the last one hide behind no computation.
+        reduce_dtype: dtype in which gradients are sent; float32 adds up exact products of bf16 compute.
         reduce_each_micro_batch: reduce gradients in every micro-batch; false reduces them in the last micro-batch only,
             which takes more memory and less communication.
 
@@ -71,10 +74,14 @@ class ModelParallel(ModelParallelStrategy):
         self,
         tensor_parallel_size: int | Literal["auto"] = 1,
         reshard_after_forward: bool = True,
+        blocks_per_group: int = 4,
+        reduce_dtype: Literal["float32", "bfloat16"] = "float32",
         reduce_each_micro_batch: bool = True,
     ) -> None:
         super().__init__(tensor_parallel_size=tensor_parallel_size)
+        check_at_least(1, **{"trainer.strategy.blocks_per_group": blocks_per_group})
         self._reshards, self._reduces_each = reshard_after_forward, reduce_each_micro_batch
+        self._blocks_per_group, self._reduce_dtype = blocks_per_group, getattr(torch, reduce_dtype)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         module = self.lightning_module
@@ -117,14 +124,16 @@ class ModelParallel(ModelParallelStrategy):
         meaning = find_precision(precision)
         policy = MixedPrecisionPolicy()
         if meaning is not None and meaning.is_mixed:
-            policy = MixedPrecisionPolicy(meaning.compute_dtype(), torch.float32)
+            policy = MixedPrecisionPolicy(meaning.compute_dtype(), self._reduce_dtype)
         # The root is the only child with parameters if there is one: FSDP2's hooks run when a module is called, and
         # Lightning calls `training_step`, not the LightningModule.
         children = [child for child in module.children() if next(child.parameters(), None) is not None]
         root = children[0] if len(children) == 1 else module
-        for block in compile_targets(module, CompileOptions(regional=True)):
-            if block not in (module, root):
-                fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
+        targets = compile_targets(module, CompileOptions(regional=True))
+        blocks = [block for block in targets if block not in (module, root)]
+        for first in range(0, len(blocks), self._blocks_per_group):
+            group = blocks[first : first + self._blocks_per_group]
+            fully_shard(group, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
         fully_shard(root, mesh=mesh, mp_policy=policy)
 
 
@@ -165,11 +174,3 @@ def split(module: LightningModule, mesh: DeviceMesh) -> None:
 
 def _replicated(value: Any, mesh: DeviceMesh) -> Any:
     return DTensor.from_local(value, mesh, [Replicate()]) if isinstance(value, Tensor) else value
-
-
-#: Strategies that can be predicted by name; Lightning has more.
-STRATEGIES = ("auto", "ddp", "fsdp2", "fsdp2_zero2", "tensor_parallel")
-StrategyRegistry.register("fsdp2", ModelParallel)
-# Like ZeRO stage 2: parameters stay gathered until the end of the backward.
-StrategyRegistry.register("fsdp2_zero2", ModelParallel, reshard_after_forward=False)
-StrategyRegistry.register("tensor_parallel", ModelParallel, tensor_parallel_size="auto")

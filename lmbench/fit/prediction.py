@@ -39,7 +39,7 @@ from lmbench.fit.fake_step import (
     trial_of,
 )
 from lmbench.fit.measurement import Measurement, apply_mode
-from lmbench.fit.model_parallel import STRATEGIES
+from lmbench.fit.strategies import STRATEGIES
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_lines
@@ -83,8 +83,9 @@ class Prediction:
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
-        if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy.startswith(STRATEGIES)):
-            raise unknown("trainer.strategy of a prediction", self.strategy, STRATEGIES)
+        names = ("auto", *STRATEGIES)
+        if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy in names):
+            raise unknown("trainer.strategy of a prediction", self.strategy, names)
         is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
         is_sharded = self.strategy.startswith("fsdp2") or isinstance(strategy, ModelParallelStrategy)
         self.is_sharded = None if is_split else is_sharded

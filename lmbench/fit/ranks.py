@@ -6,11 +6,13 @@ has imported everything and parsed the command line, before it touches a GPU.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -27,12 +29,13 @@ from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
+from lmbench.fit.flight_recorder import Stop, read_stop, recording_variables
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
 from lmbench.python_process import die_with_parent
@@ -45,6 +48,8 @@ GRACE_S = 5.0
 
 #: Time for a rank that a launcher started to record why it failed.
 RECORDING_S = 2.0
+#: The file in a rank's folder with what the rank printed, if the measurement failed.
+LOG_FILE = "log.txt"
 #: The environment variable with the path of a rank's log.
 _LOG = "RANK_LOG_OF_LMBENCH"
 _STACK = "stack-of-lmbench"
@@ -94,19 +99,21 @@ class End(NamedTuple):
         code: its exit code, or minus the number of the signal that ended it.
         log: what it printed, or its stack.
         was_waited_for: whether it still ran when the other ranks had been waited for after a failure.
+        stop: the collective in which the ranks stopped, where NCCL noticed.
     """
 
     rank: int
     code: int
     log: str
     was_waited_for: bool
+    stop: Stop | None = None
 
 
 def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
     """Fork `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
 
-    Rank 0 prints where this process prints, the others print into a log. All ranks have ended when this function
-    returns or raises.
+    Rank 0 prints where this process prints. The others, and the C++ code of rank 0, print into a log, which is kept in
+    the rank's folder of results if a rank failed. All ranks have ended when this function returns or raises.
 
     Args:
         path: the run's folder, with the records of the ranks; a rank that ends without closing its record has failed.
@@ -119,6 +126,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
     ends: list[End] = []
     with ScratchFolder("ranks") as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(count)]
+        variables |= recording_variables(Path(folder))
         environments = [{**variables, "LOCAL_RANK": str(rank), _LOG: str(log)} for rank, log in enumerate(logs)]
         ranks = [context.Process(target=_be_rank, args=(environment, measure)) for environment in environments]
         try:
@@ -141,6 +149,12 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
                         deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
         finally:
             _end(ranks)
+        if any(end.code for end in ends):
+            stop = read_stop(Path(folder), count)
+            ends = [end._replace(stop=stop) for end in ends]
+            for rank, log in enumerate(logs):
+                with suppress(OSError):
+                    shutil.copyfile(log, (path / f"rank{rank}" if rank else path) / LOG_FILE)
     return ends
 
 
@@ -175,10 +189,18 @@ def _be_rank(environment: dict[str, str], measure: Callable[[], int]) -> None:
     _set_num_threads_if_needed(int(environment["WORLD_SIZE"]))
     output = os.open(environment[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     _tell_stack(output)
-    if environment["LOCAL_RANK"] != "0":
+    if environment["LOCAL_RANK"] == "0":
+        # Python goes on printing to the screen. C++ code prints pages of stacks when another rank has failed.
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
+    else:
         os.dup2(output, 1)
-        os.dup2(output, 2)
+    os.dup2(output, 2)
     end_after(lambda: sys.exit(measure()))
+
+
+def leave_group() -> None:
+    """Let a rank that has failed end at once: leaving the process group would wait for collectives of the others."""
+    atexit.unregister(_destroy_dist_connection)
 
 
 def _tell_stack(file: int) -> None:
@@ -261,19 +283,27 @@ def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
     If the failed rank timed out waiting for ranks that hung, the message starts with their locations.
     """
     run = _run_of(path, cause.rank)
+    hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
     if (error := run.record.error) is None:
+        if cause.code == -signal.SIGABRT and cause.stop is not None:
+            return failed(COLLECTIVE_FAILED, hangs + _stopped(cause.stop), None)
         how = "left in the middle" if run.outcome == KILLED else f"ended with exit code {cause.code}"
         if cause.code < 0:
             how = f"was ended by {signal.Signals(-cause.code).name}"
-        last = next((f": {line}" for line in reversed(cause.log.splitlines()) if line.strip()), "")
-        return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it{last}", None)
-    hangs = ""
-    if re.search("timed? ?out", str(error.message), re.I):
-        hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
+        return failed("RankLost", f"rank {cause.rank} {how}, and the measurement with it", None)
+    if not re.search("timed? ?out", str(error.message), re.I):
+        hangs = ""
     if not cause.rank and not hangs:
         return None
     error.message = f"{hangs}rank {cause.rank}: {error.message}"
     return Ending(run.outcome, ExitCode(run.record.exit_code or 0), error)
+
+
+def _stopped(stop: Stop) -> str:
+    """The sentence about the collective in which ranks stopped."""
+    waited = f"rank {stop.rank} waited {stop.collective.timeout_ms / 1e3:g} s in {stop.collective}"
+    calls = "".join(f", where rank {rank} called {collective}" for rank, collective in stop.others.items())
+    return f"{waited}{calls}"
 
 
 def _innermost(log: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from lmbench.fit.ranks import (
     ends_by_records,
     errors_in_log,
     is_watched,
+    leave_group,
     rank_of_process,
     run_ranks,
     tell_stack,
@@ -50,6 +52,8 @@ from lmbench.wandb.publish import publish_run
 
 #: Exit codes that the printed result explains, so that a line is needed only if the result is not printed.
 _EXPLAINED_BY_RESULT = (ExitCode.USAGE, ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_FAILED)
+#: What C++ code of PyTorch logs in a rank: `[rank1]:[E1127 05:06:06.580274014 ProcessGroupNCCL.cpp:689] ...`.
+_CXX_LINES = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} .*\n?", re.M)
 #: Flags that change what is printed, not what is measured.
 _FLAGS = {"--json", "--quiet", "--print_config"}
 
@@ -125,6 +129,8 @@ def _measure(
     tell_stack()
     failure = measurement.run(build, seed=seed, announces=is_loud and is_first, **options)
     count, is_of_other_rank = recorder.run.world_size or 1, False
+    if failure is not None:
+        leave_group()
     if is_first and failure is not None and recorder.folder is not None and count > 1 and not is_watched():
         # A launcher ends the other ranks by a signal once one has failed; find the cause before that.
         with suppress(Terminated), held():
@@ -161,8 +167,8 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
         ending = None if cause is None else ending_of(path, cause, ends)
         # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
-    if cause is not None:
-        _print_lines(cause.log)
+    if cause is not None and cause.code > 0:
+        _print_lines(_CXX_LINES.sub("", cause.log))
     if signum is not None and recorder.folder is None:
         return exit_code(signum)
     if recorder.folder is not None or cause is None:

@@ -33,6 +33,8 @@ class MeasureSettings(Schedule):
             phase `clip` of the step.
         collective_timeout_s: seconds that a rank waits for the other ranks, after the first step, before it ends the
             run.
+        sigterm_broadcast: with several ranks, keep Lightning's check for SIGTERM: a broadcast for each batch, whose
+            result the host waits for. Without it lmbench, or the launcher, ends all ranks when one was ended.
         results_dir: folder of result folders.
         run_id: name of the result's folder; by default a new name is made up.
         strict: exit with 4 when a guard fails.
@@ -45,6 +47,7 @@ class MeasureSettings(Schedule):
     matmul_precision: Literal["highest", "high"] = "highest"
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
     gradient_norm: bool = False
+    sigterm_broadcast: bool = False
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 # Importing this registers its strategies by name.
-import lmbench.fit.model_parallel  # noqa: F401
+import lmbench.fit.strategies  # noqa: F401
 from lmbench.callbacks import Compiler, KernelProfiler
 from lmbench.errors import UsageError, check_at_least, check_launcher
 from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from lmbench.errors import UsageError
 from lmbench.records.vocabulary import Values
@@ -31,6 +33,9 @@ class CompileOptions:
         dynamic: shapes may change without a new graph; false compiles a graph for every shape.
         regional: compile each block by itself (fast to compile) instead of the whole network.
         backend: torch.compile's backend.
+        split_at_buckets: under ddp, split each graph at DDP's buckets, so that gradients can be reduced before the
+            graph's backward ends. Null splits a network that is compiled as a whole. Blocks end often enough by
+            themselves, and splitting them costs time: 22 of 259 ms for `large` on four H200s.
         cache: private starts from an empty cache, so that compile times are cold ones; shared uses the cache on the
             disk. The private cache is in the folder that TORCHINDUCTOR_CACHE_DIR names if it is empty, else in a
             temporary one.
@@ -41,6 +46,7 @@ class CompileOptions:
     dynamic: bool | None = False
     regional: bool = False
     backend: str = "inductor"
+    split_at_buckets: bool | None = None
     cache: Literal["private", "shared"] = "private"
 
     @property
@@ -60,6 +66,12 @@ class CompileOptions:
                 f"trainer.compile.mode is {self.mode}, whose CUDA graphs lose gradients that are accumulated; give "
                 "trainer.accumulate_grad_batches 1, or mode default or max-autotune-no-cudagraphs"
             )
+
+    def splitting(self) -> AbstractContextManager[None]:
+        """Let Dynamo split graphs at DDP's buckets within, or not, as `split_at_buckets` says."""
+        splits = not self.regional if self.split_at_buckets is None else self.split_at_buckets
+        context: AbstractContextManager[None] = torch._dynamo.config.patch(optimize_ddp=splits)
+        return context
 
     def arguments(self) -> Values:
         """Keyword arguments of `torch.compile`."""
@@ -109,14 +121,20 @@ def use_cache(folder: str) -> None:
 
 
 def _compile_call(target: nn.Module, options: CompileOptions) -> None:
+    # FSDP2 gathers and frees parameters by hooks around `forward`, which stay outside of the graph.
+    is_sharded = isinstance(target, FSDPModule)
+    call = target.forward if is_sharded else target._call_impl
+
     # Dynamo skips frames of torch.nn, so `nn.Sequential().compile()` compiles nothing. It compiles this function's
     # frame for every module.
-    call = target._call_impl
-
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return call(*args, **kwargs)
 
-    target._compiled_call_impl = torch.compile(forward, **options.arguments())
+    compiled = torch.compile(forward, **options.arguments())
+    if is_sharded:
+        target.forward = compiled
+    else:
+        target._compiled_call_impl = compiled
 
 
 def end_compile_workers() -> None:
@@ -143,6 +161,14 @@ def graph_counts() -> tuple[int, int]:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values()))
+
+
+def bucket_split_count() -> int:
+    """How many further graphs came from Dynamo's splitting of its graphs at DDP's buckets, in this process so far."""
+    from torch._dynamo.utils import counters
+
+    # AOTAutograd compiles each part of a graph that Dynamo has split.
+    return max(int(counters["aot_autograd"]["total"] - counters["stats"]["unique_graphs"]), 0)
 
 
 def is_attention_fused() -> bool | None:

@@ -7,6 +7,8 @@ differ.
 from __future__ import annotations
 
 import gc
+import math
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,9 +18,18 @@ import torch
 from torch.distributed import all_gather_object, get_world_size
 
 from lmbench.errors import UsageError, check_at_least
+from lmbench.instruments.clock import synchronize
 from lmbench.instruments.environment import peak_rss_bytes
 from lmbench.records.measured import Memory
 from lmbench.records.vocabulary import Values
+
+#: Steps in a round of the warm-up whose pace is timed, and rounds at most.
+PACE_STEPS, MAX_PACE_ROUNDS = 5, 6
+#: Two rounds are steady if their steps differ by less. The first steps of fsdp2 were slow on four H200s: 262 +- 21 ms,
+#: falling by 16 % over the window.
+STEADY_FRACTION = 0.03
+#: A window that several ranks agree on is planned longer than asked for by this factor: its steps may get faster.
+PLANNED_LENGTH = 1.05
 
 # Settling steps at most: a queue that has not filled again by then will not.
 MAX_SETTLE_STEPS = 50
@@ -83,6 +94,37 @@ class Schedule:
             ProbeKind.SYNC,
             ProbeKind.TRAINING,
         ]
+
+
+class WarmupPace:
+    """Times rounds of `PACE_STEPS` warm-up steps, until a round is as fast as the round before it.
+
+    Ranks have to agree on the number of the window's steps before the window opens, and one step of the warm-up tells
+    too little: its synchronize alone can double it.
+    """
+
+    def __init__(self) -> None:
+        self._began_ns: int | None = None
+        self._steps_s: list[float] = []
+
+    def end_round(self, device: torch.device) -> None:
+        """End a round, if one has begun, and begin the next one."""
+        synchronize(device)
+        now_ns = time.perf_counter_ns()
+        if self._began_ns is not None:
+            self._steps_s.append((now_ns - self._began_ns) * 1e-9 / PACE_STEPS)
+        self._began_ns = now_ns
+
+    @property
+    def is_steady(self) -> bool:
+        if len(self._steps_s) < 2:
+            return False
+        before_s, last_s = self._steps_s[-2:]
+        return abs(last_s / before_s - 1) < STEADY_FRACTION or len(self._steps_s) >= MAX_PACE_ROUNDS
+
+    def steps_for(self, window_s: float) -> int:
+        """Steps that last `window_s` at the pace of the last round."""
+        return math.ceil(PLANNED_LENGTH * window_s / self._steps_s[-1])
 
 
 class QuietCollector:

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
+from lmbench.fit.data_parallel import DataParallel
 from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import ModelParallel
 from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
@@ -89,6 +90,8 @@ class ControlWindow(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.options is not None:
+            # Until the process ends.
+            self.options.splitting().__enter__()
             compile_in_place(pl_module, self.options)
         self._open_after_warmup()
 
@@ -121,6 +124,8 @@ def _over_ranks(module: LightningModule, trainer: Trainer) -> Any:
     step = _Step(module)
     if isinstance(trainer.strategy, ModelParallel):
         trainer.strategy.parallelize(module, str(trainer.precision))
+    elif isinstance(trainer.strategy, DataParallel):
+        return trainer.strategy.wrap(step)
     elif isinstance(trainer.strategy, DDPStrategy):
         devices, options = trainer.strategy.determine_ddp_device_ids(), trainer.strategy._ddp_kwargs
         return DistributedDataParallel(step, devices, **options)

@@ -192,6 +192,13 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     count = len(syncs) if syncs is not None and is_cuda else None
     yield judge("hidden_syncs", count, where=syncs[0].location if syncs else "")
 
+    communication = run.communication
+    location, check_ms = communication.sigterm_check_location, (communication.sigterm_check_s or 0.0) * 1e3
+    yield judge("sigterm_check", communication.sigterm_check_s, location=location, check_ms=check_ms)
+    copied_bytes = communication.bucket_copy_bytes
+    yield judge("bucket_copies", copied_bytes, gib=(copied_bytes or 0) / 2**30)
+    yield judge("bucket_splits", communication.bucket_split_count)
+
 
 def _settings(run: RunRecord) -> Iterator[Guard]:
     """Guards of settings that slow every step, and of graphs that torch.compile compiled inside the window."""

@@ -392,6 +392,22 @@ class LagVerdict(Struct):
     marks: Count = None
 
 
+class Communication(Struct):
+    """Communication: how several ranks work together in a step; null on one rank.
+
+    Attributes:
+        sigterm_check_s: SIGTERM check (lower is better). Host time per step in Lightning's check for SIGTERM, a broadcast for each batch that the host waits for; 0 where the check is off.
+        sigterm_check_location: place of the SIGTERM check. File and line of that check; null where it is off.
+        bucket_copy_bytes: copied into buckets (lower is better). Bytes of gradients that DDP copies into its buckets in a step, because gradients are not views of them.
+        bucket_split_count: splits at buckets (lower is better). Number of further graphs that came from Dynamo's splitting of graphs at DDP's buckets.
+    """
+
+    sigterm_check_s: Seconds = None
+    sigterm_check_location: Text = None
+    bucket_copy_bytes: Bytes = None
+    bucket_split_count: Count = None
+
+
 class HiddenSync(Struct):
     """A place in the code where the host waited for the device."""
 

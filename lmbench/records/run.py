@@ -27,6 +27,7 @@ from lmbench.records.field import (
     part,
 )
 from lmbench.records.measured import (
+    Communication,
     DeviceState,
     DtypeRecord,
     Guard,
@@ -235,6 +236,7 @@ class Compile(Struct):
         fullgraph: fullgraph. Whether a graph break is an error.
         dynamic: dynamic. Whether shapes may change without a new graph; null leaves the choice to PyTorch.
         regional: regional. Whether each block was compiled separately.
+        split_at_buckets: split at buckets. Whether graphs are split at DDP's buckets; null splits a network that is compiled as a whole.
         cache: compile cache. Compile cache: `private` (empty at the start) or `shared` (the one on the disk).
         targets: compiled modules. Names of the modules that were compiled.
         first_step_s: first step (lower is better). Time of step 0 up to its end on the device, including compilation.
@@ -250,6 +252,7 @@ class Compile(Struct):
     fullgraph: Flag = None
     dynamic: Flag = None
     regional: Flag = None
+    split_at_buckets: Flag = None
     cache: Text = None
     targets: list[str] | None = None
     first_step_s: Seconds = None
@@ -561,6 +564,7 @@ class RunRecord(Struct):
     device_state: DeviceState = part(DeviceState)
     host_state: HostState = part(HostState)
     probe: Probe = part(Probe)
+    communication: Communication = part(Communication)
     kernels: KernelSummary | None = None
     memory_history: MemoryHistoryRecord | None = None
     memory_prediction: MemoryPrediction | None = None

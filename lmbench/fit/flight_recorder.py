@@ -1,0 +1,105 @@
+"""PyTorch's flight recorder: the last collectives of each rank, and the one in which ranks stopped.
+
+NCCL's watchdog notices a collective that takes longer than the timeout. All ranks then write their last collectives to
+a file each, and the watchdog aborts its process, in C++ and without a word to Python. The files are pickles, which are
+read without running any code of theirs.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from lmbench.files import read_file
+from lmbench.memory.snapshot import PlainUnpickler
+
+#: The largest file that is read; 2000 collectives with stacks take under 10 MB.
+_MAX_FILE_BYTES = 256 << 20
+#: Collectives that a rank remembers, PyTorch's own number.
+_REMEMBERED = 2000
+#: The watchdog aborts its process after four times this time, in which the other ranks write their files.
+_WRITING_MS = 500
+
+
+class Collective(Struct, frozen=True):
+    """A collective that a rank has called; the fields are the recorder's own."""
+
+    process_group: tuple[str, ...]
+    collective_seq_id: int
+    profiling_name: str
+    state: str
+    input_sizes: list[list[int]] = []
+    timeout_ms: int = 0
+
+    def __str__(self) -> str:
+        sizes = ", ".join(" x ".join(map(str, size)) for size in self.input_sizes)
+        return f"{self.profiling_name}, number {self.collective_seq_id} of its group, of {sizes} elements"
+
+
+class _Dump(Struct):
+    entries: list[Collective] = []
+
+
+class Stop(NamedTuple):
+    """Where ranks stopped.
+
+    Attributes:
+        rank: a rank that waited.
+        collective: the collective in which it waited.
+        others: other collectives of this number by rank; a mistake, since all ranks have to call the same.
+    """
+
+    rank: int
+    collective: Collective
+    others: dict[int, Collective]
+
+
+def recording_variables(folder: Path) -> dict[str, str]:
+    """Environment variables with which NCCL's process groups remember collectives and write them to `folder`."""
+    return {
+        "TORCH_FR_BUFFER_SIZE": str(_REMEMBERED),
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / "collectives"),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": str(_WRITING_MS),
+    }
+
+
+def read_stop(folder: Path, count: int) -> Stop | None:
+    """Where ranks stopped, from the files that they wrote to `folder`; None if no file tells.
+
+    Args:
+        folder: the folder of `recording_variables`.
+        count: ranks.
+    """
+    called = {rank: _read(folder / f"collectives{rank}") for rank in range(count)}
+    waits = [
+        (entry.collective_seq_id, rank, entry)
+        for rank, entries in called.items()
+        for entry in entries
+        if entry.state != "completed"
+    ]
+    if not waits:
+        return None
+    number, rank, collective = min(waits, key=lambda wait: wait[:2])
+    same = {
+        other: entry
+        for other, entries in called.items()
+        for entry in entries
+        if (entry.process_group, entry.collective_seq_id) == (collective.process_group, number)
+    }
+    key = (collective.profiling_name, collective.input_sizes)
+    return Stop(rank, collective, {r: e for r, e in same.items() if (e.profiling_name, e.input_sizes) != key})
+
+
+def _read(path: Path) -> list[Collective]:
+    """The collectives that a rank wrote, oldest first; none where there is no such file, or a damaged one."""
+    try:
+        content = PlainUnpickler(BytesIO(read_file(path, _MAX_FILE_BYTES))).load()
+        return msgspec.convert(content, _Dump, strict=False).entries
+    except Exception:
+        # A rank may have been killed while it wrote, and a damaged pickle can raise any error.
+        return []

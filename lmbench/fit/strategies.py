@@ -1,0 +1,69 @@
+"""lmbench's own strategies by the names of `--trainer.strategy`, registered with Lightning when this is imported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from lightning.pytorch.strategies import StrategyRegistry
+
+from lmbench.fit.data_parallel import DataParallel
+from lmbench.fit.model_parallel import ModelParallel
+from lmbench.records.vocabulary import Values
+
+
+class NamedStrategy(NamedTuple):
+    """A strategy's class, and the arguments that its name stands for."""
+
+    strategy: type[DataParallel | ModelParallel]
+    arguments: Values
+
+
+STRATEGIES = {
+    "ddp": NamedStrategy(DataParallel, {}),
+    "ddp_find_unused_parameters_true": NamedStrategy(DataParallel, {"find_unused_parameters": True}),
+    "fsdp2": NamedStrategy(ModelParallel, {}),
+    # Like ZeRO stage 2: parameters stay gathered until the end of the backward.
+    "fsdp2_zero2": NamedStrategy(ModelParallel, {"reshard_after_forward": False}),
+    "tensor_parallel": NamedStrategy(ModelParallel, {"tensor_parallel_size": "auto"}),
+}
+for _name, _named in STRATEGIES.items():
+    # Lightning has registered its own DDPStrategy as `ddp`. It stays reachable by its class.
+    StrategyRegistry.register(_name, _named.strategy, override=True, **_named.arguments)
+
+_OPTION = "--trainer.strategy"
+
+
+def name_classes(words: Iterable[str], configured: str | None) -> Iterator[str]:
+    """Write the strategy so that the parser takes it for a class: of two kinds of words the parser sees only a name.
+
+    These are the path of a class without options, and one of lmbench's names with options of its class.
+
+    Args:
+        words: words of a command line, such as `--trainer.strategy=ddp --trainer.strategy.bucket_cap_mb=50`.
+        configured: the strategy that a configuration names.
+    """
+    words = list(words)
+    has_options = any(word.startswith(f"{_OPTION}.") for word in words)
+    is_named = any(word.partition("=")[0] == _OPTION for word in words)
+    if configured is not None and not is_named and has_options:
+        words = [f"{_OPTION}={configured}", *words]
+    remaining = iter(words)
+    for word in remaining:
+        option, equals, name = word.partition("=")
+        if option != _OPTION:
+            yield word
+            continue
+        name = name if equals else next(remaining, "")
+        if has_options and name in STRATEGIES:
+            named = STRATEGIES[name]
+            yield _class_word(f"lmbench.{named.strategy.__name__}", named.arguments)
+        elif "." in name and not name.startswith("{"):
+            yield _class_word(name, {})
+        else:
+            yield f"{_OPTION}={name}"
+
+
+def _class_word(path: str, arguments: Values) -> str:
+    return f"{_OPTION}={json.dumps({'class_path': path, 'init_args': arguments})}"
