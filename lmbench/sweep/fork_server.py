@@ -128,19 +128,19 @@ def be_lmbench(words: list[str]) -> NoReturn:
 
 def end_after(run: Callable[[], object]) -> NoReturn:
     """In a fork: call `run` as if Python had been started for it, and end the process."""
-    # Temporary folders belong to the parent, and removing PyTorch's operators takes 30 ms: finalize neither here.
-    for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
-        inherited.atexit = False
     code = 0
     try:
+        # Temporary folders belong to the parent, and removing PyTorch's operators takes 30 ms: finalize neither here.
+        for inherited in weakref.finalize._registry:  # type: ignore[attr-defined]
+            inherited.atexit = False
         run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except KeyboardInterrupt:
-        # Ctrl-C came before lmbench handled signals.
-        code = 130
+        # Ctrl-C came before lmbench handled signals: nothing has begun, and a further Ctrl-C would raise below.
+        os._exit(130)
     except BaseException:
         code = 1
         traceback.print_exc()
