@@ -366,6 +366,9 @@ class RunRecorder(Observer):
                 except (OSError, UsageError):
                     # Somebody removed the folder; the session still has the latest records.
                     steps = list(self._session.records)
+                if ending.outcome != "ok":
+                    # A signal may come between the end of a step and its record.
+                    run.window.steps = sum(step.stage == "window" for step in steps)
                 run.loss = loss_facts(steps)
                 complete_run(run, steps, self._session.raw_wall_s)
             except Exception as fault:

@@ -6,18 +6,14 @@ import contextlib
 import traceback
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 
 from lmbench.callbacks.observer import Observer
+from lmbench.code_owners import responsible_frame
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.measured import HiddenSync
-
-# Frames of files in these folders are never the line that asked for the synchronize.
-_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (torch, lightning, contextlib) if module.__file__)
 
 
 class SyncFinder(Observer):
@@ -62,8 +58,6 @@ class SyncFinder(Observer):
             self._show(message, *args, **kwargs)
             return
         frames = traceback.extract_stack()[:-1]
-        # The innermost frame that is neither torch's nor Lightning's is the user's line.
-        users = (frame for frame in reversed(frames) if not frame.filename.startswith((*_LIBRARIES, "<")))
-        frame = next(users, frames[-1])
+        frame = responsible_frame(frames)
         location = f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
         self._counts[location, "".join(traceback.format_list(frames[-12:]))] += 1

@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from lmbench.code_owners import code_owners
 from lmbench.masking import masked_message, one_line
 
 #: Largest number of names that end in a misspelt name and are suggested.
@@ -136,7 +137,9 @@ def import_named(what: str, path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        owners = code_owners({frame.filename for frame in frames})
+        frame = next((frame for frame in reversed(frames) if owners[frame.filename] == "user"), frames[-1])
         location = f"{frame.filename}:{frame.lineno}"
         if isinstance(error, SyntaxError):
             location = f"{error.filename}:{error.lineno}"

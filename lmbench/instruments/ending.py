@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import signal
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import DistError, DistNetworkError
 
+from lmbench.code_owners import INSTALLED, code_owners
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.records.measured import RunError
@@ -190,15 +189,6 @@ def _exhausted_memory(exception: BaseException) -> str | None:
     return "device" if isinstance(exception, torch.OutOfMemoryError) or _DEVICE.search(text) else None
 
 
-#: Packages that are no code of the user's. The user brought every other package, even an installed one.
-_LIBRARIES = """torch lightning lightning_utilities lightning_fabric pytorch_lightning torchmetrics triton jsonargparse
-    numpy scipy msgspec rich yaml wandb tokenizers jinja2 pandas pynvml fsspec tqdm typeshed_client docstring_parser
-    sympy"""
-_LMBENCH = "lmbench lmbench.callbacks lmbench.configs"
-
-# Code of Python and PyTorch without a file, unlike a notebook's cell, `<string>` or `<stdin>`.
-_GENERATED = re.compile(r"<(?:frozen |eval_with_key|__array_function__|attrs |lambdifygenerated)|.*[/\\]torchinductor_")
-
 #: A frame in the message of an exception that came from another process (a loader's worker).
 _QUOTED_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)(?:\n +(.+))?', re.MULTILINE)
 
@@ -219,15 +209,18 @@ def user_lines(exception: BaseException) -> list[FrameSummary]:
         frames = [(f.filename, f.lineno or 0, f.name, f.line) for f in traceback.extract_tb(exception.__traceback__)]
     # New summaries have no columns, which Python would underline.
     lines = [FrameSummary(file, number, name, line=text) for file, number, name, text in frames]
-    users = [line for line in lines if not _is_library(line.filename)]
-    return [line for line in users if not _is_installed(line.filename)] or users
+    owners = code_owners({line.filename for line in lines})
+    users = [line for line in lines if owners[line.filename] == "user"]
+    return [line for line in users if not INSTALLED & set(Path(line.filename).parts)] or users
 
 
 def user_traceback(exception: BaseException) -> TracebackType | None:
     """The exception's traceback without frames of Python, lmbench and its libraries; None if no frame is left."""
+    frames = list(walk_tb(exception.__traceback__))
+    owners = code_owners({frame.f_code.co_filename for frame, _ in frames})
     trace: TracebackType | None = None
-    for frame, line in reversed(list(traceback.walk_tb(exception.__traceback__))):
-        if not _is_library(frame.f_code.co_filename):
+    for frame, line in reversed(frames):
+        if owners[frame.f_code.co_filename] == "user":
             trace = TracebackType(trace, frame, frame.f_lasti, line)
     return trace
 
@@ -235,39 +228,10 @@ def user_traceback(exception: BaseException) -> TracebackType | None:
 def is_lmbench_failure(exception: BaseException) -> bool:
     """Whether lmbench's code failed: the innermost frame of lmbench, Lightning and jsonargparse is lmbench's, or none
     of them has one."""
-    for frame in reversed(traceback.extract_tb(exception.__traceback__)):
-        if _is_in(frame.filename, _folders(_LMBENCH)):
-            return True
-        if _is_in(frame.filename, _folders("lightning jsonargparse")):
-            return False
-    return True
-
-
-def _is_library(file: str) -> bool:
-    """Whether a file belongs to Python, lmbench, or the libraries that lmbench uses."""
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if _GENERATED.match(file) or (cache and file.startswith(cache)):
-        return True
-    if file.startswith("<"):
-        return False
-    paths = sysconfig.get_paths()
-    is_python = _is_in(file, [paths["stdlib"], paths["platstdlib"]]) and not _is_installed(file)
-    return is_python or _is_in(file, _folders(f"{_LMBENCH} {_LIBRARIES}"))
-
-
-def _is_installed(file: str) -> bool:
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
-
-
-def _folders(names: str) -> list[str]:
-    """Folders of the imported ones of these packages, or the file of a single module; others can have no frame."""
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in names.split()]
-    # Use `__file__`, because the `__path__` of lmbench in a checkout holds the checkout's root too.
-    return [file.removesuffix(f"{os.sep}__init__.py") for file in files if file]
-
-
-def _is_in(file: str, folders: list[str]) -> bool:
-    return any(file == folder or file.startswith(folder + os.sep) for folder in folders)
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(exception.__traceback__)]
+    owners = code_owners(files)
+    callers = [owners[file] for file in files if owners[file] in ("lmbench", "lightning")]
+    return not callers or callers[-1] == "lmbench"
 
 
 def failed_collective(exception: BaseException) -> str | None:

@@ -11,7 +11,6 @@ no frames of Python, but its frames of C++ name the engine.
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
@@ -21,6 +20,7 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import astuple
 
+from lmbench.code_owners import Owner
 from lmbench.memory.blocks import (
     BACKWARD,
     BEFORE,
@@ -64,30 +64,33 @@ _LEFT: Mapping[str, Category] = {
     "optimizer": "optimizer_state",
 }  # fmt: skip
 
-#: Files of PyTorch, Lightning, lmbench, Python itself, and libraries that wrap functions: their lines do not tell one
-#: part of a model from another.
-_LIBRARY = re.compile(
-    r"/(site-packages|dist-packages|pytorch|[^/]*link-tree)/(torch|functorch|triton|lightning\w*|pytorch_lightning|accelerate|einops"
-    r"|jaxtyping|beartype|IPython|ipykernel)/|/lmbench/(measure|callbacks|fit|memory|kernels)/"
-    r"|/torch_compile_debug/|torchinductor|/lib(64)?/python[\d.]+/(?!site-packages|dist-packages)|^<(?!ipython|stdin)"
-    rf"|^\w:(?i:.*(python|conda|mamba|forge).*/lib/({'|'.join(sorted(sys.stdlib_module_names))})(/|\.py$))"
-)
 _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:call|redispatch)\b")
 #: Files worth naming if a stack has no line of the user's: PyTorch's modules and compiled code, but not `module.py`,
 #: which only calls modules.
 _TELLING = re.compile(r"/torch/nn/modules/(?!module\.py$)|torchinductor")
 
 
-def user_frame(frames: Stack) -> str:
-    """The innermost frame of the user's code, or of a library of models, as text.
+def user_frame(frames: Stack, owners: Mapping[str, Owner]) -> str:
+    """The innermost frame of the user's code, of a library of models, or of lmbench's own models, as text.
 
     Without one it is the operator, else the innermost frame of PyTorch's modules or of compiled code, else empty.
+
+    Args:
+        owners: the owner of each file, from `code_owners`.
     """
     python = [frame for frame in frames if frame.is_python]
+    # A dataclass's constructor lies in `<string>`, as the code of `python -c` does.
+    users = (
+        str(frame)
+        for frame in python
+        if owners[frame.filename] == "user" and (frame.filename, frame.name) != ("<string>", "__init__")
+    )
+    own_models = (
+        str(frame) for frame in python if owners[frame.filename] == "lmbench" and "/lmbench/model/" in frame.path
+    )
     operators = (f"aten::{match[1]}" for frame in frames if (match := _OPERATOR.match(frame.name)))
-    users = (str(frame) for frame in python if not _LIBRARY.search(frame.path))
     modules = (str(frame) for frame in python if _TELLING.search(frame.path))
-    return next(chain(users, operators, modules), "")
+    return next(chain(users, own_models, operators, modules), "")
 
 
 def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,23 @@ def test_a_signal_during_the_imports_gets_one_line(tmp_path):
             err = process.communicate()[1]
         assert (process.returncode, err) == (code, f"lmbench: stopped by {signum.name}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+class Interrupting:
+    """In place of a finalizer that a fork puts aside, which is what it does first: three Ctrl-C."""
+
+    def __setattr__(self, *_):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+
+
+def interrupt_first_deed():
+    weakref.finalize._registry[Interrupting()] = None
+
+
+def test_three_ctrl_c_before_a_fork_handles_signals_print_nothing(tmp_path):
+    fit = start_fit(tmp_path, *WORDS, before=interrupt_first_deed)
+    assert (fit.wait(), fit.out, fit.err) == (130, "", "")
 
 
 def test_a_ctrl_c_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):

@@ -12,6 +12,7 @@ import torch
 from tables import rows
 
 import lmbench
+from lmbench.errors import UsageError, import_named
 from lmbench.instruments.ending import frame_location, is_lmbench_failure, user_lines, user_traceback
 
 MINE = "/home/me/project/my_module.py"
@@ -73,3 +74,10 @@ def test_what_lightning_calls_of_lmbench_and_fails_is_lmbenchs_own():
     assert is_lmbench_failure(raised(LIGHTNING, LMBENCH, TORCH))
     # Lightning's step runs inside lmbench's, and PyTorch refuses a value of the module.
     assert not is_lmbench_failure(raised(LIGHTNING, LMBENCH, LIGHTNING, TORCH))
+
+
+def test_an_import_that_fails_in_a_library_is_told_at_the_users_line(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_broken_module.py").write_text("import json\n\njson.loads('{')\n")
+    with pytest.raises(UsageError, match=r"failed at .*/my_broken_module\.py:3: JSONDecodeError"):
+        import_named("--model", "my_broken_module.Net")

@@ -1,0 +1,161 @@
+"""Whose code a file is, and the frame to name for what happened in a Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from traceback import FrameSummary
+
+import lightning.pytorch
+import pytest
+import torch
+from strangers import Sleeper, SlowBatches
+from tables import rows
+
+import lmbench
+import lmbench.callbacks
+import lmbench.configs
+from lmbench.code_owners import code_owners, responsible_frame
+
+from conftest import quiet_trainer
+
+PACKAGE = Path(lmbench.__file__).parent
+BESIDE = {"callbacks": Path(lmbench.callbacks.__file__).parent, "configs": Path(lmbench.configs.__file__).parent}
+#: Every file of lmbench's tree as a checkout has them.
+TREE = sorted(
+    {f"lmbench/{path.relative_to(PACKAGE)}" for path in PACKAGE.rglob("*.py") if path.parent not in BESIDE.values()}
+    | {f"{name}/{path.name}" for name, folder in BESIDE.items() for path in folder.glob("*.py")}
+)
+FOLDERS = sorted({part for file in TREE for part in Path(file).parts[:-1]})
+#: Folders of a user's project.
+USUAL = [*FOLDERS, "torch", "lightning", "lib", "my_project"]
+REPORT = """
+import json, sys
+from lmbench.code_owners import code_owners
+print(json.dumps(code_owners(json.load(sys.stdin))))
+"""
+
+
+def laid_out(root, is_installed):
+    """An lmbench of empty files; returns all of them."""
+    files = [root / (file if file.startswith("lmbench/") or not is_installed else f"lmbench/{file}") for file in TREE]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    for name in ("__init__.py", "code_owners.py"):
+        (root / "lmbench" / name).write_text((PACKAGE / name).read_text())
+    return [str(file) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("place", "is_installed"),
+    [("lmbench", False), ("another-name", False), ("lib/python3.12/site-packages", True)],
+    ids=["checkout called lmbench", "checkout", "installed"],
+)
+def test_every_file_of_lmbench_is_its_own_and_a_users_in_folders_of_these_names_are_not(place, is_installed, tmp_path):
+    own = laid_out(tmp_path / place, is_installed)
+    users = [f"{tmp_path}/home/{folder}/{file}" for folder in USUAL for file in ("train.py", "src/net.py")]
+    if not is_installed:
+        # A script in the checkout, and one below a folder like it.
+        users += [f"{tmp_path}/{place}/train.py", f"{tmp_path}/{place}/tests/lmbench/test_me.py"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / place)}
+    command = [sys.executable, "-c", REPORT]
+    here = subprocess.run(
+        command,
+        input=json.dumps(own + users),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = dict.fromkeys(own, "lmbench") | dict.fromkeys(users, "user")
+    assert json.loads(here.stdout) == expected
+    # Recorded elsewhere: only callbacks and configurations need other files of lmbench beside them.
+    configurations = {file for file in own if Path(file).parent.name == "configs" and not is_installed}
+    foreign = code_owners({*own, *users} - configurations, are_foreign=True)
+    assert foreign == {file: owner for file, owner in expected.items() if file not in configurations}
+
+
+def test_a_users_own_callback_of_the_same_name_is_the_users_in_a_recording_without_lmbench():
+    files = {"/home/me/lmbench/callbacks/session.py", "/home/me/lmbench/model/attention.py", "/home/me/lmbench/cli.py"}
+    assert set(code_owners(files, are_foreign=True).values()) == {"user"}
+
+
+SITE = "/venv/lib/python3.12/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("file", "owner"),
+    rows(rf"""
+{SITE}/torch/nn/functional.py | pytorch
+{SITE}/lightning/pytorch/trainer/trainer.py | lightning
+{SITE}/einops/einops.py | library
+{SITE}/transformers/trainer.py | user
+{SITE}/my_package/torch/net.py | user
+/usr/lib/python3/dist-packages/torch/functional.py | pytorch
+/home/me/pytorch/torch/functional.py | pytorch
+/home/me/pytorch/train.py | user
+/home/me/job-link-tree/torch/functional.py | pytorch
+/usr/lib/python3.12/threading.py | python
+C:\Users\me\anaconda3\lib\contextlib.py | python
+C:\Users\me\anaconda3\lib\site-packages\torch\functional.py | pytorch
+D:\work\lib\queue.py | user
+<frozen runpy> | python
+<stdin> | user
+/venv/bin/lmbench | lmbench
+/venv/bin/torchrun | pytorch
+/home/me/bin/train | user
+/cache/ab/cab{"x" * 49}.py | pytorch
+/cache/ab/cab.py | user
+"""),
+)
+def test_paths_alone_tell_the_owner_of_a_foreign_file(file, owner):
+    assert code_owners({file}, are_foreign=True) == {file: owner}
+
+
+SCRIPT, USER, USERS_CLI = "/home/me/lmbench/train.py", "/home/me/callbacks/net.py", "/home/me/torch/cli.py"
+LIGHTNING = Path(lightning.pytorch.__file__).parent
+CLI, TRAINER, LOOP = (
+    str(LIGHTNING / file) for file in ("cli.py", "trainer/trainer.py", "loops/training_epoch_loop.py")
+)
+TORCH = str(Path(torch.__file__).parent / "nn" / "modules" / "linear.py")
+RUN, NORM = str(PACKAGE / "fit" / "measurement.py"), str(BESIDE["callbacks"] / "gradient_norm.py")
+
+
+@pytest.mark.parametrize(
+    ("stack", "named"),
+    rows(f"""
+# The outermost frame first.
+{SCRIPT} {TRAINER} {LOOP} {USER} {TORCH} | {USER}
+{SCRIPT} {TRAINER} {LOOP} {USER} {LOOP} {TORCH} {contextlib.__file__} | {USER}
+# Lightning's check for SIGTERM: no line of the user's around the Trainer, nor of lmbench's, asks for it.
+{SCRIPT} {RUN} {TRAINER} {LOOP} {TORCH} | {LOOP}
+{SCRIPT} {CLI} {USERS_CLI} {TRAINER} {LOOP} {TORCH} | {LOOP}
+{SCRIPT} {RUN} {TRAINER} {LOOP} {NORM} {TORCH} | {NORM}
+# Threads have a stack of their own, as autograd's has.
+{USER} {TORCH} | {USER}
+{contextlib.__file__} {TORCH} {contextlib.__file__} | {TORCH}
+{contextlib.__file__} | {contextlib.__file__}
+"""),
+)
+def test_the_innermost_frame_of_the_user_in_the_trainer_is_named_or_lightnings(stack, named):
+    frame = responsible_frame([FrameSummary(file, 1, "call", lookup_line=False) for file in stack.split()])
+    assert frame.filename == named
+
+
+def test_a_line_in_a_real_training_step_is_named():
+    frames = []
+
+    class Peeking(Sleeper):
+        def training_step(self, batch, batch_idx):
+            frames.append(responsible_frame(traceback.extract_stack()))
+            return super().training_step(batch, batch_idx)
+
+    quiet_trainer(max_steps=1).fit(Peeking(), SlowBatches())
+    assert (frames[0].filename, frames[0].name) == (__file__, "training_step")
