@@ -6,11 +6,10 @@ that a project lies in decides nothing: a user's project may lie in `lmbench`, `
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePath
 from traceback import FrameSummary
@@ -53,80 +52,67 @@ _FOREIGN_PYTHON = re.compile(
     r".*/lib(?:64)?/python[\d.]+(?=/)"
     rf"|\w:(?i:.*(?:python|conda|mamba|forge).*/lib/(?:{'|'.join(sorted(sys.stdlib_module_names))}))(?:(?=/)|\.py$)"
 )
-#: Folders of lmbench that other projects have too, so that they do not tell a checkout of lmbench.
+#: Parts of a checkout.
+_PARTS = ("lmbench", "callbacks", "configs")
+#: Folders of lmbench that other projects have too, so that a file in them does not tell a checkout.
 _USUAL_FOLDERS = {"callbacks", "configs", "data", "model"}
 
 
-def code_owners(files: Collection[str], are_foreign: bool = False) -> dict[str, Owner]:
-    """The owner of each file.
-
-    In this process the owner is told by the folders of the imported packages; any other package can have no frame.
+def code_owner(file: str, folders: Mapping[str, Owner] | None = None) -> Owner:
+    """The owner of a file: that of the innermost known folder around it.
 
     Args:
-        files: names of files, as frames have them.
-        are_foreign: the files are those of one recording, which another machine may have made. Their paths alone then
-            tell the owner: `site-packages/torch/`, say. A checkout of lmbench is recognized by one of its files, and
-            without such a file its callbacks count as the user's.
+        file: name of the file, as frames have it.
+        folders: known folders and single files by path, such as `recorded_folders`; by default those of this process.
     """
-    if are_foreign:
-        paths = {file: file.replace("\\", "/") for file in files}
-        folders = _foreign_folders(paths.values())
-    else:
-        paths, folders = {file: file for file in files}, dict(_folders())
-    return {file: _owner(path, folders) for file, path in paths.items()}
-
-
-def _owner(file: str, folders: Mapping[str, Owner]) -> Owner:
-    """The owner of the innermost known folder around a file, or of the file itself."""
     if (generated := _GENERATED.search(file)) is not None:
         return cast(Owner, generated.lastgroup)
-    path = PurePath(file)
+    known = _folders() if folders is None else folders
+    path = PurePath(file.replace("\\", "/"))
     for folder in (path, *path.parents):
         if folder.name in INSTALLED:
-            return "user"
-        if (owner := folders.get(str(folder))) is not None:
+            break
+        if (owner := known.get(str(folder))) is not None:
             return owner
     return "user"
 
 
-def _folders() -> Iterator[tuple[str, Owner]]:
-    """Folders, or files of a single module, of Python and of this process's packages."""
-    for name in ("stdlib", "platstdlib"):
-        yield sysconfig.get_path(name), "python"
+def _folders() -> dict[str, Owner]:
+    """Folders, or files of a single module, of Python and of the packages that this process has imported."""
+    folders: dict[str, Owner] = {sysconfig.get_path("stdlib"): "python"}
     for name, owner in _OWNERS.items():
         if (file := getattr(sys.modules.get(name), "__file__", None)) is not None:
-            yield file.removesuffix(f"{os.sep}__init__.py"), owner
-    # In a checkout two parts of lmbench lie beside its package.
-    for root in lmbench.__path__[1:]:
-        for name in ("callbacks", "configs"):
-            yield str(Path(root, name)), "lmbench"
+            folders[file.removesuffix("/__init__.py")] = owner
+    # In a checkout the root is on the path, too.
+    return folders | {f"{root}/{part}": "lmbench" for root in lmbench.__path__[1:] for part in _PARTS}
 
 
-def _foreign_folders(paths: Collection[str]) -> dict[str, Owner]:
-    """Folders of packages and files of single modules, as far as the paths of a recording tell them."""
+def recorded_folders(files: Iterable[str]) -> dict[str, Owner]:
+    """Folders of packages, and files of single modules, as the paths of one recording of any machine tell them.
+
+    A checkout of lmbench is recognized by one of its files, and without such a file its callbacks count as the user's.
+    """
     folders: dict[str, Owner] = {}
-    for path in paths:
+    for path in {file.replace("\\", "/") for file in files}:
         if (package := _FOREIGN_PACKAGE.match(path)) and (owner := _OWNERS.get(package[1] or package[2])):
             folders[package[0]] = owner
         if python := _FOREIGN_PYTHON.match(path):
             folders[python[0]] = "python"
         root, _, file = path.rpartition("/lmbench/")
-        folder = file.rpartition("/")[0]
-        if folder and folder not in _USUAL_FOLDERS and file in _own_files():
-            folders[f"{root}/lmbench"] = "lmbench"
-            callbacks = (file for file in _own_files() if file.startswith("callbacks/"))
-            folders |= {f"{root}/{file}": "lmbench" for file in callbacks}
+        if file in _telling_files():
+            folders |= {f"{root}/{part}": "lmbench" for part in _PARTS}
     return folders
 
 
 @cache
-def _own_files() -> frozenset[str]:
-    """lmbench's own files, relative to its package: `instruments/clock.py`, `callbacks/session.py`."""
-    return frozenset(
-        file.relative_to(root).as_posix()
-        for root in map(Path, lmbench.__path__)
-        for file in root.glob("**/*.py" if root == Path(lmbench.__path__[0]) else "callbacks/*.py")
-    )
+def _telling_files() -> set[str]:
+    """lmbench's own files that tell a checkout, as folder and name: `instruments/clock.py`."""
+    files = Path(__file__).parent.glob("*/*.py")
+    return {f"{file.parent.name}/{file.name}" for file in files if file.parent.name not in _USUAL_FOLDERS}
+
+
+#: The frames that `responsible_frame` prefers; any other owner's come last.
+_RANKS: Mapping[Owner, int] = {"user": 3, "lightning": 2, "lmbench": 2, "pytorch": 1}
 
 
 def responsible_frame(frames: Sequence[FrameSummary]) -> FrameSummary:
@@ -138,15 +124,11 @@ def responsible_frame(frames: Sequence[FrameSummary]) -> FrameSummary:
     Args:
         frames: a stack, the outermost frame first.
     """
-    owners = code_owners({frame.filename for frame in frames})
-    entries = (
+    owners = [code_owner(frame.filename) for frame in frames]
+    trainers = (
         index
         for index, frame in enumerate(frames)
-        if owners[frame.filename] == "lightning" and Path(frame.filename).parts[-2:] == ("trainer", "trainer.py")
+        if owners[index] == "lightning" and frame.filename.endswith("/trainer/trainer.py")
     )
-    inside = frames[next(entries, 0) :]
-    for responsible in ({"user"}, {"lightning", "lmbench"}, {"pytorch"}):
-        for frame in reversed(inside):
-            if owners[frame.filename] in responsible:
-                return frame
-    return frames[-1]
+    inside = range(next(trainers, 0), len(frames))
+    return frames[max(inside, key=lambda index: (_RANKS.get(owners[index], 0), index))]

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from lmbench.code_owners import code_owners
+from lmbench.code_owners import code_owner
 from lmbench.masking import masked_message, one_line
 
 #: Largest number of names that end in a misspelt name and are suggested.
@@ -138,8 +138,7 @@ def import_named(what: str, path: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        owners = code_owners({frame.filename for frame in frames})
-        frame = next((frame for frame in reversed(frames) if owners[frame.filename] == "user"), frames[-1])
+        frame = next((frame for frame in reversed(frames) if code_owner(frame.filename) == "user"), frames[-1])
         location = f"{frame.filename}:{frame.lineno}"
         if isinstance(error, SyntaxError):
             location = f"{error.filename}:{error.lineno}"

@@ -20,7 +20,7 @@ from tables import rows
 import lmbench
 import lmbench.callbacks
 import lmbench.configs
-from lmbench.code_owners import code_owners, responsible_frame
+from lmbench.code_owners import code_owner, recorded_folders, responsible_frame
 
 from conftest import quiet_trainer
 
@@ -36,8 +36,8 @@ FOLDERS = sorted({part for file in TREE for part in Path(file).parts[:-1]})
 USUAL = [*FOLDERS, "torch", "lightning", "lib", "my_project"]
 REPORT = """
 import json, sys
-from lmbench.code_owners import code_owners
-print(json.dumps(code_owners(json.load(sys.stdin))))
+from lmbench.code_owners import code_owner
+print(json.dumps({file: code_owner(file) for file in json.load(sys.stdin)}))
 """
 
 
@@ -50,6 +50,12 @@ def laid_out(root, is_installed):
     for name in ("__init__.py", "code_owners.py"):
         (root / "lmbench" / name).write_text((PACKAGE / name).read_text())
     return [str(file) for file in files]
+
+
+def recorded_owners(files):
+    """The owners of files of which only a recording of another machine tells."""
+    folders = recorded_folders(files)
+    return {file: code_owner(file, folders) for file in files}
 
 
 @pytest.mark.parametrize(
@@ -76,15 +82,12 @@ def test_every_file_of_lmbench_is_its_own_and_a_users_in_folders_of_these_names_
     )
     expected = dict.fromkeys(own, "lmbench") | dict.fromkeys(users, "user")
     assert json.loads(here.stdout) == expected
-    # Recorded elsewhere: only callbacks and configurations need other files of lmbench beside them.
-    configurations = {file for file in own if Path(file).parent.name == "configs" and not is_installed}
-    foreign = code_owners({*own, *users} - configurations, are_foreign=True)
-    assert foreign == {file: owner for file, owner in expected.items() if file not in configurations}
+    assert recorded_owners(own + users) == expected
 
 
 def test_a_users_own_callback_of_the_same_name_is_the_users_in_a_recording_without_lmbench():
     files = {"/home/me/lmbench/callbacks/session.py", "/home/me/lmbench/model/attention.py", "/home/me/lmbench/cli.py"}
-    assert set(code_owners(files, are_foreign=True).values()) == {"user"}
+    assert set(recorded_owners(files).values()) == {"user"}
 
 
 SITE = "/venv/lib/python3.12/site-packages"
@@ -116,7 +119,7 @@ D:\work\lib\queue.py | user
 """),
 )
 def test_paths_alone_tell_the_owner_of_a_foreign_file(file, owner):
-    assert code_owners({file}, are_foreign=True) == {file: owner}
+    assert recorded_owners([file]) == {file: owner}
 
 
 SCRIPT, USER, USERS_CLI = "/home/me/lmbench/train.py", "/home/me/callbacks/net.py", "/home/me/torch/cli.py"

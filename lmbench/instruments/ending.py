@@ -22,12 +22,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import DistError, DistNetworkError
 
-from lmbench.code_owners import INSTALLED, code_owners
+from lmbench.code_owners import INSTALLED, code_owner
 from lmbench.errors import ExitCode, UsageError
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.records.measured import RunError
-
-_SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "SIGINT (Ctrl-C)", signal.SIGTERM: "SIGTERM"}
 
 # The first words of DDP's error about a parameter without a gradient.
 _DDP_UNUSED_PARAMETER = "Expected to have finished reduction in the prior iteration"
@@ -109,7 +107,8 @@ def judge(exception: BaseException, phase: str, is_lmbench_subject: bool = True)
 def interrupted(signum: int, phase: str | None) -> Ending:
     """The ending of a run that a signal ended."""
     name = signal.Signals(signum).name
-    facts = error_facts(name, f"stopped by {_SIGNAL_NAMES.get(signum, name)}", phase)
+    shown = "SIGINT (Ctrl-C)" if signum == signal.SIGINT else name
+    facts = error_facts(name, f"stopped by {shown}", phase)
     return Ending("interrupted", ExitCode(exit_code(signum)), facts)
 
 
@@ -203,24 +202,21 @@ def user_lines(exception: BaseException) -> list[FrameSummary]:
 
     These are lines of the user's own files, or else of installed packages that only the user's code can have imported.
     """
-    if "Original Traceback (most recent call last):" in str(exception):
-        frames = [(file, int(number), name, text) for file, number, name, text in _QUOTED_FRAME.findall(str(exception))]
-    else:
-        frames = [(f.filename, f.lineno or 0, f.name, f.line) for f in traceback.extract_tb(exception.__traceback__)]
     # New summaries have no columns, which Python would underline.
-    lines = [FrameSummary(file, number, name, line=text) for file, number, name, text in frames]
-    owners = code_owners({line.filename for line in lines})
-    users = [line for line in lines if owners[line.filename] == "user"]
+    frames = traceback.extract_tb(exception.__traceback__)
+    lines = [FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line) for frame in frames]
+    if "Original Traceback (most recent call last):" in str(exception):
+        quoted = _QUOTED_FRAME.findall(str(exception))
+        lines = [FrameSummary(file, int(number), name, line=text) for file, number, name, text in quoted]
+    users = [line for line in lines if code_owner(line.filename) == "user"]
     return [line for line in users if not INSTALLED & set(Path(line.filename).parts)] or users
 
 
 def user_traceback(exception: BaseException) -> TracebackType | None:
     """The exception's traceback without frames of Python, lmbench and its libraries; None if no frame is left."""
-    frames = list(walk_tb(exception.__traceback__))
-    owners = code_owners({frame.f_code.co_filename for frame, _ in frames})
     trace: TracebackType | None = None
-    for frame, line in reversed(frames):
-        if owners[frame.f_code.co_filename] == "user":
+    for frame, line in reversed(list(walk_tb(exception.__traceback__))):
+        if code_owner(frame.f_code.co_filename) == "user":
             trace = TracebackType(trace, frame, frame.f_lasti, line)
     return trace
 
@@ -228,9 +224,8 @@ def user_traceback(exception: BaseException) -> TracebackType | None:
 def is_lmbench_failure(exception: BaseException) -> bool:
     """Whether lmbench's code failed: the innermost frame of lmbench, Lightning and jsonargparse is lmbench's, or none
     of them has one."""
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(exception.__traceback__)]
-    owners = code_owners(files)
-    callers = [owners[file] for file in files if owners[file] in ("lmbench", "lightning")]
+    owners = [code_owner(frame.f_code.co_filename) for frame, _ in walk_tb(exception.__traceback__)]
+    callers = [owner for owner in owners if owner in ("lmbench", "lightning")]
     return not callers or callers[-1] == "lmbench"
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import astuple
 
-from lmbench.code_owners import Owner
+from lmbench.code_owners import Owner, code_owner
 from lmbench.memory.blocks import (
     BACKWARD,
     BEFORE,
@@ -70,27 +70,24 @@ _OPERATOR = re.compile(r"^at::_ops::(?!(?:new_)?empty|resize_|set_)(\w+)::(?:cal
 _TELLING = re.compile(r"/torch/nn/modules/(?!module\.py$)|torchinductor")
 
 
-def user_frame(frames: Stack, owners: Mapping[str, Owner]) -> str:
+def user_frame(frames: Stack, folders: Mapping[str, Owner]) -> str:
     """The innermost frame of the user's code, of a library of models, or of lmbench's own models, as text.
 
     Without one it is the operator, else the innermost frame of PyTorch's modules or of compiled code, else empty.
 
     Args:
-        owners: the owner of each file, from `code_owners`.
+        folders: the recording's folders by owner, from `recorded_folders`.
     """
-    python = [frame for frame in frames if frame.is_python]
     # A dataclass's constructor lies in `<string>`, as the code of `python -c` does.
+    python = [frame for frame in frames if frame.is_python and (frame.filename, frame.name) != ("<string>", "__init__")]
     users = (
         str(frame)
         for frame in python
-        if owners[frame.filename] == "user" and (frame.filename, frame.name) != ("<string>", "__init__")
-    )
-    own_models = (
-        str(frame) for frame in python if owners[frame.filename] == "lmbench" and "/lmbench/model/" in frame.path
+        if "/lmbench/model/" in frame.path or code_owner(frame.filename, folders) == "user"
     )
     operators = (f"aten::{match[1]}" for frame in frames if (match := _OPERATOR.match(frame.name)))
     modules = (str(frame) for frame in python if _TELLING.search(frame.path))
-    return next(chain(users, own_models, operators, modules), "")
+    return next(chain(users, operators, modules), "")
 
 
 def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import replace
 
-from lmbench.code_owners import code_owners
+from lmbench.code_owners import recorded_folders
 from lmbench.errors import UsageError
 from lmbench.memory.attribution import Ranges, attribute, user_frame
 from lmbench.memory.blocks import (
@@ -111,8 +111,8 @@ class Findings:
         Blocks of a group agree in size, category, part, phase, step, operator and line of the user's code.
         """
         stacks = self.played.stacks
-        owners = code_owners({frame.filename for frames in stacks for frame in frames}, are_foreign=True)
-        lines = {stack: user_frame(stacks[stack], owners) for stack in self.held["stack"].unique().tolist()}
+        folders = recorded_folders(frame.filename for frames in stacks for frame in frames)
+        lines = {stack: user_frame(stacks[stack], folders) for stack in self.held["stack"].unique().tolist()}
         held = self.held.assign(user_frame=self.held["stack"].map(lines))
         keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
         rows = held.groupby(keys, sort=False).size().rename("count").reset_index()
