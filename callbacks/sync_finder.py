@@ -24,7 +24,8 @@ class SyncFinder(Observer):
 
     Recorded under `probe`:
 
-    - `hidden_syncs`: a list of `location`, `count` and `stack`; null on a CPU, where nothing is asynchronous.
+    - `hidden_syncs`: a list of `location` (the `responsible_frame`), `count` and `stack`; null on a CPU, where nothing
+      is asynchronous.
     """
 
     def __init__(self) -> None:
