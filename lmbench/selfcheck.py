@@ -30,12 +30,15 @@ from lmbench.instruments.window import Schedule
 from lmbench.kernels.ranks import match_collectives
 from lmbench.kernels.trace import load_trace
 from lmbench.progress import progress
+from lmbench.python_process import run_python
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import busy_machine
+from lmbench.records.load import find_runs, load_run
 from lmbench.records.measured import PhaseSummary, TrainingFacts
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.summary import complete_run
+from lmbench.records.summary import late_rank as late_rank_of
 from lmbench.records.vocabulary import Phase, Span
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 
@@ -327,22 +330,97 @@ def late_rank(_: torch.device) -> Iterator[Truth]:
     yield Truth("planted late rank", last["rank"] == 1, "rank 1", f"rank {last['rank']}")
 
 
+# Are a late rank and a slow collective found by a run of two ranks?
+
+#: Planted seconds; on a CPU ranks share its cores, and a short sleep would vary more.
+RANK_LENGTHS_S = {"late": 0.040, "collective": 0.060}
+RANK_TOLERANCE_FRACTION = 0.1
+
+
+class PlantedRanks(LightningModule):
+    """A small module for two ranks, whose rank 1 works longer in its forward, or whose collective takes longer.
+
+    Args:
+        late_s: planted work in the forward of rank 1.
+        collective_s: planted work before each bucket of gradients is reduced, on all ranks.
+    """
+
+    def __init__(self, late_s: float = 0.0, collective_s: float = 0.0) -> None:
+        super().__init__()
+        self.block, self.late_s, self.collective_s = Block(), late_s, collective_s
+
+    def on_train_start(self) -> None:
+        """Plant the work, once the device is known."""
+        if self.late_s and self.global_rank == 1:
+            self.block.forward_work = _work_of(self.late_s, self.device)
+        if self.collective_s:
+            work = _work_of(self.collective_s, self.device)
+
+            # DDP refuses a hook with annotations other than its own types.
+            def reduce(_, bucket):  # type: ignore[no-untyped-def]
+                work()
+                return (
+                    torch.distributed.all_reduce(bucket.buffer(), async_op=True)
+                    .get_future()
+                    .then(lambda reduced: reduced.value()[0])
+                )
+
+            self.trainer.strategy.model.register_comm_hook(None, reduce)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss: Tensor = self.block(batch).square().mean()
+        return loss
+
+    def train_dataloader(self) -> Iterator[Tensor]:
+        return repeat(torch.rand(8, 8))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def ranks(device: torch.device) -> Iterator[Truth]:
+    """Two ranks tell which of them is late, and for how long a planted collective keeps them from work."""
+    late_s, collective_s = RANK_LENGTHS_S.values()
+    run = _run_of_ranks(device, f"--model.late_s={late_s}")
+    rank, phase, wait_s = late_rank_of(run) or (None, "", 0.0)
+    found = f"rank {rank}, {wait_s * 1e3:.1f} ms in {phase}"
+    is_right = (rank, phase) == (1, "forward") and abs(wait_s / late_s - 1) < RANK_TOLERANCE_FRACTION
+    yield Truth("late rank of two", is_right, f"rank 1, {late_s * 1e3:.1f} ms in forward", found)
+    probe = _run_of_ranks(device, f"--model.collective_s={collective_s}").probe
+    exposed_s = (probe.synchronized_step_s or 0.0) - (probe.unsynchronized_step_s or 0.0)
+    is_right = abs(exposed_s / collective_s - 1) < RANK_TOLERANCE_FRACTION
+    yield Truth("slow collective", is_right, f"{collective_s * 1e3:.1f} ms exposed", f"{exposed_s * 1e3:.1f} ms")
+
+
+def _run_of_ranks(device: torch.device, planted: str) -> RunRecord:
+    """The record of `lmbench fit` with planted work on two ranks, in processes of their own."""
+    with ScratchFolder("selfcheck") as folder:
+        run_python(
+            "-m", "lmbench", "fit", "--model=lmbench.selfcheck.PlantedRanks", planted, "--trainer.strategy=ddp",
+            f"--trainer.accelerator={'gpu' if device.type == 'cuda' else 'cpu'}", "--trainer.devices=2",
+            "--measure.steps=12", "--measure.min_window_s=0", "--measure.probe_steps=1", "--wandb.mode=disabled",
+            f"--measure.results_dir={folder}", "--quiet",
+        )  # fmt: skip
+        return load_run(find_runs([Path(folder)])[0]).record
+
+
 class Check(NamedTuple):
-    """A check; `needs_gpu` says that it has no meaning on a CPU."""
+    """A check, and how many GPUs it needs; 0 for a check that a CPU can run too."""
 
     run: Callable[[torch.device], Iterator[Truth]]
-    needs_gpu: bool = False
+    gpus: int = 0
 
 
 CHECKS = {
     "known durations": Check(known_durations),
-    "events and sync agree per step": Check(clocks_agree, needs_gpu=True),
-    "host-bound verdicts": Check(verdicts, needs_gpu=True),
-    "planted allocation": Check(allocations, needs_gpu=True),
-    "planted .item()": Check(hidden_syncs, needs_gpu=True),
+    "events and sync agree per step": Check(clocks_agree, gpus=1),
+    "host-bound verdicts": Check(verdicts, gpus=1),
+    "planted allocation": Check(allocations, gpus=1),
+    "planted .item()": Check(hidden_syncs, gpus=1),
     "did it train": Check(training),
     "losses": Check(losses),
     "late rank": Check(late_rank),
+    "two ranks": Check(ranks, gpus=2),
 }
 
 
@@ -361,7 +439,8 @@ def check_truths(device_type: str | None) -> Answer:
     device = torch.device(device_type or ("cuda" if has_gpu else "cpu"))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    checks = {name: check for name, check in CHECKS.items() if device.type != "cpu" or not check.needs_gpu}
+    gpu_count = torch.cuda.device_count() if device.type == "cuda" else 0
+    checks = {name: check for name, check in CHECKS.items() if check.gpus <= gpu_count}
     truths = list[Truth]()
     before = read_host()
     with progress("selfcheck", len(checks), is_measured_here=True) as task:
@@ -380,7 +459,7 @@ def check_truths(device_type: str | None) -> Answer:
     if passed < len(truths):
         result += f", {len(truths) - passed} {wrong}"
     if len(checks) < len(CHECKS):
-        result += f"; {len(CHECKS) - len(checks)} checks need a GPU"
+        result += f"; {len(CHECKS) - len(checks)} checks need {'two GPUs' if gpu_count else 'a GPU'}"
     notes, code = [Line("result", result)], ExitCode.OK
     if passed < len(truths):
         code = ExitCode.INTERNAL

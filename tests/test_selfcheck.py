@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import yaml
@@ -18,6 +20,13 @@ def test_planted_truths_are_found_on_a_cpu(check):
     truths = list(check(CPU))
     assert truths
     assert [truth.name for truth in truths if not truth.is_right] == []
+
+
+def test_two_ranks_tell_which_is_late_and_what_a_slow_collective_costs():
+    late, collective = checks.ranks(CPU)
+    assert re.fullmatch(r"rank 1, \d+\.\d ms in forward", late.measured)
+    # A sleep may last longer than asked for, but not shorter.
+    assert float(collective.measured.split()[0]) > 0.9e3 * checks.RANK_LENGTHS_S["collective"]
 
 
 def test_steps_sum_to_the_window_and_durations_are_judged(monkeypatch):
@@ -42,7 +51,7 @@ def test_the_table_has_every_truth_and_the_exit_code_tells_a_failure(
     monkeypatch, capsys, is_right, waited, code, counts
 ):
     planted = checks.Check(lambda device: [checks.Truth("planted truth", is_right, "one", "two")])
-    monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, needs_gpu=True)})
+    monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, gpus=1)})
     monkeypatch.setattr(checks, "host_state", lambda *_: HostState(waited_fraction=waited))
     assert main(["selfcheck", "cpu"]) == code
     text = " ".join(capsys.readouterr().out.split())

@@ -45,6 +45,8 @@ from lmbench.sweep.fork_server import end_after
 
 #: Time for the other ranks to end by themselves after one has failed; they may wait for it in a collective.
 GRACE_S = 5.0
+#: The same after NCCL's watchdog has aborted a rank: those of the other ranks that wait abort them at the same time.
+_GRACE_AFTER_ABORT_S = 2.0
 
 #: Time for a rank that a launcher started to record why it failed.
 RECORDING_S = 2.0
@@ -146,7 +148,8 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
                     code = ranks[rank].exitcode or int(_run_of(path, rank).outcome == KILLED)
                     ends.append(End(rank, code, logs[rank].read_text(errors="replace"), rank in late))
                     if code:
-                        deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+                        grace_s = _GRACE_AFTER_ABORT_S if code == -signal.SIGABRT else GRACE_S
+                        deadline_s = min(deadline_s, time.monotonic() + grace_s)
         finally:
             _end(ranks)
         if any(end.code for end in ends):
