@@ -354,7 +354,7 @@ class MeasurementSession(LeanCallback):
             self._bypass.close()
         if self._agrees(trainer):
             self._agreed_steps = self._agreed_steps or self.schedule.steps
-            self.run.window.warmup_steps = self.steps_done
+            self.run.window.pace_steps = self.steps_done - self.schedule.warmup_steps
         if self.only_watches:
             self.run.gc_policy = "left alone"
         else:

@@ -5,7 +5,8 @@ They shard groups of blocks by FSDP2, split matrices over devices (tensor parall
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any, Literal
 
@@ -90,6 +91,15 @@ class ModelParallel(ModelParallelStrategy):
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     part.set_requires_gradient_sync(is_last, recurse=False)
+
+    @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Build the module on the device, as the other strategies do, so that one seed gives the same weights.
+
+        Lightning's strategy builds it on the host, where random numbers differ, and building takes longer.
+        """
+        with self.root_device, super().tensor_init_context(empty_init):
+            yield
 
     def setup_environment(self) -> None:
         size = self.num_processes if self._tensor_parallel_size == "auto" else self._tensor_parallel_size
