@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from lmbench.masking import masked
 from lmbench.records.run import RunRecord
@@ -80,7 +78,7 @@ def values_at(record: RunRecord, *names: str) -> Values:
     values: Values = {}
     for name in names:
         value = value_at(record, name)
-        if isinstance(value, Struct | dict):
+        if is_dataclass(value) or isinstance(value, dict):
             values |= recorded(value, f"{name}.")
         elif value is not None:
             values[name] = value

@@ -241,7 +241,7 @@ RELATIVE = tuple(
 def schema_column(name: str) -> Column | None:
     """The column of a field of a run's record by its dotted name; None if there is no such field.
 
-    It shows the mean over runs; for a peak or maximum the largest value, for a minimum the smallest.
+    It shows the mean over runs, or what the field's `over` says.
 
     Raises:
         UsageError: the field is no number.
@@ -251,13 +251,7 @@ def schema_column(name: str) -> Column | None:
         return None
     if not field.about.is_number:
         raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
-    last = name.rpartition(".")[2]
-    over = "mean"
-    if last.startswith("max_") or "peak" in name:
-        over = "max"
-    elif last.startswith("min_"):
-        over = "min"
     # Name the phase or the end of the window (open, close) where the title does not.
     parts = zip_longest(name.split("."), field.pattern.split("."))
     varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    return Column(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), over)
+    return Column(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), field.about.over)

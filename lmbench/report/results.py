@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from lmbench.errors import UsageError
 from lmbench.masking import masked_message
@@ -103,19 +104,23 @@ def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
         view = catalogue.view(group.sweep.view, tuple(group.sweep.axes or ()))
     except UsageError as error:
         return GENERIC, f"the sweep's own view is not used: {error}; shown as any sweep"
-    return view if view.name else replace(view, name=group.name), ""
+    return view if view.name else structs.replace(view, name=group.name), ""
 
 
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, note = section
     timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
     # If rows name their commits, the line of an environment leaves the code out, so that each is listed once.
-    changes = {"code": Code()} if "commit" in frame.varying() else {}
+    names_commits = "commit" in frame.varying()
     environments = {
         line.text
         for row in frame.runs
         if (environment := row.run.record.environment) is not None
-        for line in lines("environment", replace(environment, **changes), device=row.facts.get("gpu"))
+        for line in lines(
+            "environment",
+            replace(environment, code=Code() if names_commits else environment.code),
+            device=row.facts.get("gpu"),
+        )
     }
     # The view's question is answered by the view's own sentences, then by those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))

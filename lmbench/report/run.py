@@ -13,8 +13,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from msgspec import Struct
-
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.passes import PASSES, pass_of
@@ -214,7 +212,7 @@ class _Wording(string.Formatter):
 _SECTIONS: dict[str, list[list[str]]] = tomllib.loads(shipped("lines.toml"))
 
 
-def lines(section: str, record: Struct, **words: Any) -> list[Line]:
+def lines(section: str, record: object, **words: Any) -> list[Line]:
     """The lines of a section of lines.toml, without pieces and lines whose placeholders have no value."""
     filled, wording = [], _Wording()
     for label, *pieces in _SECTIONS[section]:
