@@ -35,7 +35,7 @@ from lmbench.instruments.clock import synchronize
 from lmbench.masking import is_secret
 from lmbench.records.measured import DeviceReading, DeviceState, HostState
 from lmbench.records.process import load_per_core
-from lmbench.records.run import Code, Environment, Flags, GarbageCollection, Gpu, Host, Revision, Versions
+from lmbench.records.run import Code, Flags, GarbageCollection, GpuFacts, HostFacts, Revision, RunEnvironment, Versions
 from lmbench.records.vocabulary import Values
 
 T = TypeVar("T")
@@ -46,13 +46,13 @@ _ALLOWED = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "OMP_", "MKL_")
 _GIT_TIMEOUT_S = 5.0
 
 
-def capture_environment(device: torch.device) -> Environment:
+def capture_environment(device: torch.device) -> RunEnvironment:
     """The `environment` of a run's record.
 
     Call it after all settings are made, and outside the window, because it synchronizes.
     """
     sensor = DeviceSensor(device)
-    return Environment(
+    return RunEnvironment(
         versions=versions(sensor.driver()),
         code=Code(
             project=git_state(Path.cwd()),
@@ -151,12 +151,12 @@ _MIN_ELAPSED_S = 0.2
 _BUSY = ("user", "nice", "system", "irq", "softirq")
 
 
-def host_facts(device: torch.device) -> Host:
+def host_facts(device: torch.device) -> HostFacts:
     """The `environment.host` of a run's record: the machine and its two speed scores.
 
     Takes about 30 ms and synchronizes.
     """
-    return Host(
+    return HostFacts(
         hostname=platform.node() or None,
         system=platform.platform(),
         cpu_model=_proc_field("/proc/cpuinfo", "model name", "Model", "cpu model") or platform.processor() or None,
@@ -293,9 +293,9 @@ class DeviceSensor:
         self._gpu = _torch_facts(device) if device.type == "cuda" else None
         self._handle = _find(pynvml, self._gpu) if self._gpu is not None else None
 
-    def facts(self) -> Gpu:
+    def facts(self) -> GpuFacts:
         """The `environment.gpu` of a run's record: properties by NVML, or else by PyTorch where it knows them."""
-        gpu, mig = self._gpu or Gpu(), self._query("MigMode")
+        gpu, mig = self._gpu or GpuFacts(), self._query("MigMode")
         for name, query in _nvml_queries()["gpu"].items():
             setattr(gpu, name, self._query(*query) or getattr(gpu, name))
         gpu.is_mig = None if mig is None else bool(mig[0])
@@ -401,11 +401,11 @@ def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: fl
     return state
 
 
-def _torch_facts(device: torch.device) -> Gpu:
+def _torch_facts(device: torch.device) -> GpuFacts:
     facts = torch.cuda.get_device_properties(device)
     # Some PyTorch versions lack some of these attributes.
     domain, bus, slot = (getattr(facts, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
-    return Gpu(
+    return GpuFacts(
         name=facts.name,
         uuid=f"GPU-{str(facts.uuid).removeprefix('GPU-')}",
         pci_bus_id=f"{domain:08x}:{bus:02x}:{slot:02x}.0",
@@ -414,7 +414,7 @@ def _torch_facts(device: torch.device) -> Gpu:
     )
 
 
-def _find(nvml: Any, gpu: Gpu) -> Any:
+def _find(nvml: Any, gpu: GpuFacts) -> Any:
     """NVML's handle of a GPU; None without NVML's library or driver."""
     for find, name in (
         (nvml.nvmlDeviceGetHandleByUUID, gpu.uuid),

@@ -83,7 +83,7 @@ class Code:
 
 
 @dataclass(slots=True)
-class Gpu:
+class GpuFacts:
     """Environment: the GPU."""
 
     name: Text = about("Name of the GPU.", "GPU")
@@ -99,7 +99,7 @@ class Gpu:
 
 
 @dataclass(slots=True)
-class Host:
+class HostFacts:
     """Environment: the machine."""
 
     hostname: Text = about("Name of the machine.", "host")
@@ -144,13 +144,13 @@ class Flags:
 
 
 @dataclass(slots=True)
-class Environment:
+class RunEnvironment:
     """Environment: environment variables."""
 
     versions: Versions = part(Versions)
     code: Code = part(Code)
-    gpu: Gpu = part(Gpu)
-    host: Host = part(Host)
+    gpu: GpuFacts = part(GpuFacts)
+    host: HostFacts = part(HostFacts)
     gc: GarbageCollection = part(GarbageCollection)
     flags: Flags = part(Flags)
     variables: dict[str, str] | None = about("Environment variables from an allow-list; never a secret.")
@@ -465,7 +465,7 @@ class RunRecord:
         "non-finite",
         factory=dict,
     )
-    environment: Environment | None = None
+    environment: RunEnvironment | None = None
     model: Model = part(Model)
     data: Data = part(Data)
     flops: Flops = part(Flops)

@@ -42,8 +42,8 @@ _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column.
+class Quantity:
+    """A quantity of cells, which a column of a table or an axis of a chart shows.
 
     `name` is its name in views and CSV and ends in its SI unit; `title` is its heading without the unit. `expression`
     is a number of a run, which `over` (a key of _REDUCTIONS) combines over the ok runs of a cell. If `over` is None,
@@ -124,19 +124,19 @@ def _first_step(cache_kind: str) -> Expression:
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
-MEASURED: tuple[Column, ...] = (
+MEASURED: tuple[Quantity, ...] = (
     *(
-        Column(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
+        Quantity(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
         for row in csv.DictReader(shipped("columns.csv").splitlines())
     ),
     # The share of the step spent in phases in which the device waited for the host, by the lag probes.
-    Column("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT),
-    Column(
+    Quantity("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT),
+    Quantity(
         "host_peak_bytes", "peak host memory",
         lambda run: run.memory.host_peak_rss_bytes if run.device_type == "cpu" else None, GIB, "max",
     ),
-    Column("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
-    Column("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
+    Quantity("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
+    Quantity("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
 )  # fmt: skip
 STEP = MEASURED[0]
 
@@ -147,7 +147,7 @@ STEP = MEASURED[0]
 def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
-    None unless both sides have numbers and all are positive. `over` names the mean, as in Column.
+    None unless both sides have numbers and all are positive. `over` names the mean, as in Quantity.
     """
     base_numbers, numbers = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
@@ -220,7 +220,7 @@ def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
 
 
 RELATIVE = tuple(
-    Column(name, title, _against(read), unit, None)
+    Quantity(name, title, _against(read), unit, None)
     for name, title, read, unit in (
         ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
         ("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _efficiency, PERCENT),
@@ -238,7 +238,7 @@ RELATIVE = tuple(
 
 
 @cache
-def schema_column(name: str) -> Column | None:
+def schema_column(name: str) -> Quantity | None:
     """The column of a field of a run's record by its dotted name; None if there is no such field.
 
     It shows the mean over runs, or what the field's `over` says.
@@ -254,4 +254,4 @@ def schema_column(name: str) -> Column | None:
     # Name the phase or the end of the window (open, close) where the title does not.
     parts = zip_longest(name.split("."), field.pattern.split("."))
     varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    return Column(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), field.about.over)
+    return Quantity(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), field.about.over)

@@ -84,10 +84,14 @@ def _size(run: RunRecord) -> str | None:
 
 def choices(residual_dtype: str | None, is_fused: bool | None, loss: str | None) -> str:
     """The non-default choices of lmbench's own model, in words; empty if it is computed the plain way."""
-    words = {
-        f"{residual_dtype} residual": residual_dtype, "fused projections": is_fused, f"{loss} loss": loss == "chunked",
-    }  # fmt: skip
-    return " + ".join(word for word, is_chosen in words.items() if is_chosen)
+    words = []
+    if residual_dtype:
+        words.append(f"{residual_dtype} residual")
+    if is_fused:
+        words.append("fused projections")
+    if loss == "chunked":
+        words.append("chunked loss")
+    return " + ".join(words)
 
 
 def choices_of(model: Model) -> str:
@@ -108,8 +112,12 @@ def _strategy(run: RunRecord) -> str | None:
 
 def _compile_label(options: Any) -> str:
     """The option `trainer.compile` in words: `eager`, or torch.compile's mode with its further options."""
+    if options is True:
+        return "default"
+    if options is False:
+        return EAGER
     if not isinstance(options, Mapping):
-        return {True: "default", False: EAGER}.get(options, str(options))
+        return str(options)
     extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
     return " ".join([str(options.get("mode") or "default"), *extras])
 

@@ -17,7 +17,7 @@ from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import picture, points_of
-from lmbench.report.columns import Column
+from lmbench.report.columns import Quantity
 from lmbench.report.facts import ENVIRONMENT
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
 from lmbench.report.units import PERCENT, change_percent, change_range
@@ -101,9 +101,11 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     return changes
 
 
-def _column(name: str, field: str) -> Column:
+def _column(name: str, field: str) -> Quantity:
     title = f"{name} change"
-    return Column(f"{name}_change_fraction", title, lambda frame, cell: _changes(frame, field).get(cell), PERCENT, None)
+    return Quantity(
+        f"{name}_change_fraction", title, lambda frame, cell: _changes(frame, field).get(cell), PERCENT, None
+    )
 
 
 _COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_peak_allocated_bytes"))

@@ -13,7 +13,7 @@ from typing import Any
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import KernelSummary, MemoryHistoryRecord, PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import AttentionCheck, Environment, Fp8Layers, RunRecord
+from lmbench.records.run import AttentionCheck, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines
@@ -89,7 +89,7 @@ def banner(run: RunRecord) -> list[Line]:
     if not run.mode:
         return []
     model, data, window, run_pass = run.model, run.data, run.window, pass_of(run)
-    environment, fp8 = run.environment or Environment(), run.model.fp8 or Fp8Layers()
+    environment, fp8 = run.environment or RunEnvironment(), run.model.fp8 or Fp8Layers()
     shape = "batch as the data gives it"
     if data.batch_size:
         shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
@@ -137,7 +137,7 @@ def banner(run: RunRecord) -> list[Line]:
     ]
 
 
-def environment_text(environment: Environment, device: object, with_code: bool) -> str:
+def environment_text(environment: RunEnvironment, device: object, with_code: bool) -> str:
     """The device, machine and versions of a run, and the commits of its code; empty where the device is unknown."""
     power_w, versions = environment.gpu.power_limit_w, environment.versions
     code = []

@@ -16,7 +16,7 @@ from typing import Any
 from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
-from lmbench.report.columns import Column
+from lmbench.report.columns import Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import TIMES, Unit, change_percent, change_range
@@ -80,9 +80,10 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
         fact_columns.append(answer.Column(heading(name), units.SETTING if is_number else units.WORDS, name))
+    cells = []
     for cell, figures in rows:
         run_id = frame.runs_of(cell)[0].run_id
-        figures[:0] = [Cell(frame.facts[cell].get(name), run_id=run_id) for name in names]
+        cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *figures])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
     has_spread = not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
@@ -90,28 +91,28 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         "_".join(re.findall(r"\w+", spec.title.lower())),
         spec.title,
         [*fact_columns, *headings],
-        [figures for _, figures in rows],
+        cells,
         "; ".join(filter(None, [describe(shared, in_caption), spread])),
     )
 
 
-def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence[Cell | None]) -> list[str]:
+def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequence[Cell | None]) -> list[str]:
     """Notes on failed guards, runs that are not counted, attention that was fused, and ratios that may be 1."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
+    notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
     not_ok = Counter(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
-    outcomes = ", ".join(f"{count} {label}" for label, count in sorted(not_ok.items()))
-    skipped = sum(run.record.window.skipped_count or 0 for run in runs)
-    is_fused = any(run.record.compile.is_attention_fused for run in runs)
+    if runs and not_ok:
+        outcomes = ", ".join(f"{count} {label}" for label, count in sorted(not_ok.items()))
+        notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {outcomes}")
+    if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
+        notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
+    if any(run.record.compile.is_attention_fused for run in runs):
+        attention = frame.facts[cell].get("attention")
+        notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
-    is_undecided = any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios)
-    notes = {
-        f"of {len(frame.runs_of(cell))} runs, not counted: {outcomes}": runs and not_ok,
-        f"the fp16 scaler skipped {skipped} steps, which are in no statistic": skipped,
-        f"Inductor put PyTorch's fused attention in the place of {frame.facts[cell].get('attention')}": is_fused,
-        _UNDECIDED_RATIO: base != cell and is_undecided,
-    }
-    guards = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
-    return [*guards, *(note for note, applies in notes.items() if applies)]
+    if base != cell and any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios):
+        notes.append(_UNDECIDED_RATIO)
+    return notes
 
 
 def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
@@ -134,7 +135,7 @@ def spread_text(runs: Iterable[int]) -> str:
 
 
 def _fastest(
-    frame: Frame, names: Sequence[str], among: Sequence[str], column: Column
+    frame: Frame, names: Sequence[str], among: Sequence[str], column: Quantity
 ) -> tuple[list[answer.Column], _Rows]:
     """A row for each combination of the row facts: the fastest way, the second, and how certain the difference is."""
     headings = [
@@ -144,7 +145,7 @@ def _fastest(
     return headings, [(next(iter(part.facts)), fastest(part, among, column)) for part in frame.by(names)]
 
 
-def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | None]:
+def fastest(frame: Frame, among: Sequence[str], column: Quantity) -> list[Cell | None]:
     """Judge which of the cells, which differ in the facts `among` alone, takes the least time.
 
     One process is one sample. Welch's t on the logarithms of process means compares the fastest cell with each other
@@ -227,7 +228,7 @@ def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list
     return [group[-1] for group in groups if group]
 
 
-def _figures_text(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) -> str:
+def _figures_text(cell: int, frame: Frame, figures: Mapping[Quantity, Mapping[int, Any]]) -> str:
     """The cell's figures in words. A speed-up that is no verdict says why: one process on each side, or an interval
     that includes 1."""
     texts = []
@@ -241,7 +242,7 @@ def _figures_text(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int,
     return ", ".join(texts)
 
 
-def _wins(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
+def _wins(spec: AnswerSpec, frame: Frame, column: Quantity) -> list[str]:
     """For each way the number of shapes in which it is the fastest."""
     others = [name for name in frame.differing() if name not in spec.among]
     rows = [fastest(part, spec.among, column) for part in frame.by(others)]

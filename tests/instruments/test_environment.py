@@ -30,7 +30,7 @@ from lmbench.instruments.environment import (
 )
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import DeviceReading
-from lmbench.records.run import Environment, Gpu, Revision
+from lmbench.records.run import GpuFacts, Revision, RunEnvironment
 
 CPU = torch.device("cpu")
 SECRETS = "CUDA_SECRET_TOKEN TORCH_password NCCL_Credentials OMP_SECRET HF_TOKEN MY_CUDA_X"
@@ -47,7 +47,7 @@ def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_sec
     host = captured.host
     assert (1e-9 < host.python_iteration_s < 1e-6, 1e-7 < host.kernel_launch_s < 1e-3) == (True, True)
     text = json.dumps(as_dict(captured), allow_nan=False)
-    assert msgspec.convert(json.loads(text), Environment) == captured
+    assert msgspec.convert(json.loads(text), RunEnvironment) == captured
     assert "hunter2" not in text
     assert list(captured.variables) == LISTED.split()
     assert (captured.gc.is_enabled, captured.gc.thresholds) == (gc.isenabled(), list(gc.get_threshold()))
@@ -155,7 +155,7 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
         nvmlDeviceGetViolationStatus=lambda handle, policy: {0: power}[policy],
     )  # fmt: skip
     reading = sensor.read()
-    assert sensor.facts() == Gpu(name="Small Card", power_limit_w=450.0)
+    assert sensor.facts() == GpuFacts(name="Small Card", power_limit_w=450.0)
     assert sensor.driver() == "600.1"
     assert reading == DeviceReading(
         read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, memory_clock_hz=10.501e9, power_capped_s=2.5,

@@ -18,7 +18,7 @@ from lmbench.instruments.environment import DeviceSensor, capture_environment, d
 from lmbench.kernels.ceiling import CeilingRecord, Rate
 from lmbench.progress import progress
 from lmbench.records.process import now
-from lmbench.records.run import Environment
+from lmbench.records.run import RunEnvironment
 
 #: Edge of the square matrices: so large that launches, and the device's ramp-up at a kernel's start, cost nothing.
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -46,7 +46,7 @@ def measure_ceiling(sustained_s: float) -> CeilingRecord:
         for name in names:
             task.begin(name)
             rates.append(copy_rate(device, sustained_s) if name == "copy" else matmul_rate(name, device, sustained_s))
-    environment = msgspec.convert(capture_environment(device), Environment)
+    environment = msgspec.convert(capture_environment(device), RunEnvironment)
     return CeilingRecord(1, now(), environment, rates)
 
 
