@@ -32,7 +32,8 @@ from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
-_CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
+#: The unit of a change relative to the baseline.
+CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
 #: The unit of a difference of losses.
 NAT = Unit("nat", 1.0, units.signed)
 #: How the numbers of runs become one of a cell. Rates are averaged harmonically, to agree with the mean step time.
@@ -224,11 +225,11 @@ RELATIVE = tuple(
     for name, title, read, unit in (
         ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
         ("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _efficiency, PERCENT),
-        ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, _CHANGE),
+        ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, CHANGE),
         ("first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"), NAT),
         (
             "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
-            _difference("warmup.gradient_norm", is_relative=True), _CHANGE,
+            _difference("warmup.gradient_norm", is_relative=True), CHANGE,
         ),
     )
 )  # fmt: skip

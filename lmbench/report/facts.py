@@ -99,6 +99,14 @@ def choices_of(model: Model) -> str:
     return choices(model.residual_dtype, model.fused_projections, model.loss)
 
 
+#: Lightning's names of its strategies, and the values that their options have unless somebody sets them.
+_STRATEGIES = {"DDPStrategy": "ddp", "FSDPStrategy": "fsdp"}
+_USUAL_OPTIONS: Values = {
+    "timeout": "0:30:00", "start_method": "popen", "data_parallel_size": "auto", "tensor_parallel_size": "auto",
+    "save_distributed_checkpoint": True, "sharding_strategy": "FULL_SHARD", "state_dict_type": "full",
+}  # fmt: skip
+
+
 def _strategy(run: RunRecord) -> str | None:
     """How several ranks share the work; `none` for one rank."""
     if run.world_size == 1:
@@ -106,8 +114,14 @@ def _strategy(run: RunRecord) -> str | None:
     strategy: Values | str | None = value_at(run, "config.trainer.strategy")
     if not isinstance(strategy, Mapping):
         return strategy
-    options = (f"{option}={value}" for option, value in (strategy.get("init_args") or {}).items() if value is not None)
-    return f"{strategy['class_path'].rpartition('.')[2]}({', '.join(options)})"
+    class_name = strategy["class_path"].rpartition(".")[2]
+    name = _STRATEGIES.get(class_name, class_name.removesuffix("Strategy"))
+    options = ", ".join(
+        f"{option} {plain(value)}"
+        for option, value in (strategy.get("init_args") or {}).items()
+        if value is not None and value != _USUAL_OPTIONS.get(option)
+    )
+    return f"{name} ({options})" if options else name
 
 
 def _compile_label(options: Any) -> str:
@@ -226,7 +240,8 @@ def heading(name: str) -> str:
 def describe(facts: Mapping[str, Value], names: Sequence[str]) -> str:
     """The named facts, as far as they are known, as people say them: `small, TF32, compiled, batch 4`.
 
-    Texts stand alone and numbers follow their names. Precision and float32 matmul are one word.
+    Texts stand alone and numbers follow their names. Precision and float32 matmul are one word; the precision alone is
+    called as in tables.
     """
     words = list[str]()
     for name in names:
@@ -235,7 +250,7 @@ def describe(facts: Mapping[str, Value], names: Sequence[str]) -> str:
             continue
         if name == "compile" and value != EAGER:
             words.append("compiled" if value == "default" else f"compiled {value}")
-        elif name == "precision":
+        elif name == "precision" and "matmul" in names:
             words.append(short_label(str(value), str(facts.get("matmul"))))
         else:
             stands_alone = isinstance(value, str) and name in FACT and name != "checkpoint" and value != "none"

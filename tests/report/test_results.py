@@ -99,7 +99,7 @@ def test_a_difference_that_may_be_none_by_its_repeats_is_marked_and_not_called_f
     rows = table_rows(section.tables[0])
     assert [row["compile"] for row in rows if row["step"].endswith("[1]")] == ["default", "default"]
     assert section.tables[0].notes[0].startswith("the difference to the baseline is not told from none")
-    text = "large, compiled: speed-up vs eager 0.96x (undecided), step 110.0 ± 10.0 ms"
+    text = "compiled is 0.96x as fast as eager (undecided) in large: step 110.0 ± 10.0 ms"
     assert any(line.text.startswith(text) for line in section.headline)
     cold = rows_of(home)[1]
     assert cold["warm_first_step_s"] == pytest.approx(0.2 * cold["cold_first_step_s"])
