@@ -19,15 +19,9 @@ import yaml
 from paths import DATA
 from repository import git
 
-from lmbench.instruments import environment
-from lmbench.instruments.environment import (
-    DeviceSensor,
-    capture_environment,
-    derive_device_state,
-    git_state,
-    other_processes,
-    torch_flags,
-)
+from lmbench.instruments.environment import capture_environment, git_state, torch_flags
+from lmbench.instruments.host import kernel_launch_s
+from lmbench.instruments.sensor import DeviceSensor, derive_device_state, other_processes
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts, Revision, RunEnvironment
@@ -101,7 +95,7 @@ def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
 
 
 def test_peak_memory_is_this_processs_own_not_its_parents():
-    child = "from lmbench.instruments.environment import peak_rss_bytes; print(peak_rss_bytes())"
+    child = "from lmbench.instruments.host import peak_rss_bytes; print(peak_rss_bytes())"
     parent = """if True:
         import subprocess, sys
         ballast = bytearray(b'x') * 900_000_000
@@ -179,5 +173,5 @@ def test_a_real_gpu_tells_what_the_reports_need():
     assert 0.5 * closed.power_w < derived.mean_power_w < 1.1 * facts.power_limit_w
     assert 0.0 <= derived.power_capped_fraction <= 1.0
     assert closed.sm_clock_hz <= facts.max_sm_clock_hz
-    assert 1e-7 < environment.kernel_launch_s(device) < 1e-4
+    assert 1e-7 < kernel_launch_s(device) < 1e-4
     assert capture_environment(device).versions.driver

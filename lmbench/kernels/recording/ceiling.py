@@ -14,7 +14,8 @@ import msgspec
 import torch
 
 from lmbench.instruments.clock import make_clock, synchronize
-from lmbench.instruments.environment import DeviceSensor, capture_environment, derive_device_state
+from lmbench.instruments.environment import capture_environment
+from lmbench.instruments.sensor import DeviceSensor, derive_device_state
 from lmbench.kernels.ceiling import CeilingRecord, Rate
 from lmbench.progress import progress
 from lmbench.records.process import now
