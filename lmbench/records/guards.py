@@ -204,10 +204,10 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
 
     communication = run.communication
     location, check_ms = communication.sigterm_check_location, (communication.sigterm_check_s or 0.0) * 1e3
-    yield judge("sigterm_check", communication.sigterm_check_s, location=location, check_ms=check_ms)
+    yield make_guard("sigterm_check", communication.sigterm_check_s, location=location, check_ms=check_ms)
     copied_bytes = communication.bucket_copy_bytes
-    yield judge("bucket_copies", copied_bytes, gib=(copied_bytes or 0) / 2**30)
-    yield judge("bucket_splits", communication.bucket_split_count)
+    yield make_guard("bucket_copies", copied_bytes, gib=(copied_bytes or 0) / 2**30)
+    yield make_guard("bucket_splits", communication.bucket_split_count)
 
 
 def _settings(run: RunRecord) -> Iterator[Guard]:

@@ -394,8 +394,8 @@ class Communication:
     """Communication: how several ranks work together in a step; null on one rank."""
 
     sigterm_check_s: Seconds = lower(
-        "Host time per step in Lightning's check for SIGTERM, a broadcast for each batch that the host waits for; 0 where "
-        "the check is off.",
+        "Host time per step in Lightning's check for SIGTERM, a broadcast for each batch that the host waits for; 0 "
+        "where the check is off.",
         "SIGTERM check",
     )
     sigterm_check_location: Text = about(
