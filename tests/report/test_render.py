@@ -75,9 +75,7 @@ def test_markdown_is_aligned_and_its_notes_are_numbered():
 
 
 def test_a_heading_has_its_unit_once():
-    headings = [
-        Column(title, Unit(word, 1.0, str)).heading for title, word in (("step", "ms"), ("tokens/s", "tokens/s"))
-    ]
+    columns = (Column("step", Unit("ms", 1.0, str)), Column("tokens/s", Unit("tokens/s", 1.0, str)))
     assert [column.heading for column in columns] == ["step (ms)", "tokens/s"]
 
 
