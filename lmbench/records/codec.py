@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -38,6 +39,7 @@ MAX_DEPTH = 50
 _MAX_WHOLE, _MAX_NUMBER = 2**63, 1e200
 _MAX_UNPACKED_BYTES = 32 * 2**20
 _STEP_FIELDS = tuple(entry.name for entry in fields(StepRecord))
+_step_values = attrgetter(*_STEP_FIELDS)
 _STEP = msgspec.json.Decoder(StepRecord)
 
 
@@ -161,7 +163,7 @@ def indented_json(value: object, indent: int = 1) -> str:
 
 def encode_step(step: StepRecord) -> bytes:
     """A line of steps.jsonl, including its line feed."""
-    values = ((name, getattr(step, name)) for name in _STEP_FIELDS)
+    values = zip(_STEP_FIELDS, _step_values(step), strict=True)
     nonfinite = {name: str(value) for name, value in values if type(value) is float and not math.isfinite(value)}
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
