@@ -122,7 +122,7 @@ def banner(run: RunRecord) -> list[Line]:
         ),
         *labelled(
             "fp8",
-            fp8.converted_count and f"{fp8.converted_count} linear layers, by torchao {fp8.torchao}",
+            fp8.converted_count and fp8.torchao and f"{fp8.converted_count} linear layers, by torchao {fp8.torchao}",
             fp8.left_out and f"in bf16: {', '.join(fp8.left_out)}",
             not run.compile.is_enabled and "slower than bf16 unless compiled",
             peak and f"MFU is of {plain(peak * 1e-12)} TFLOP/s, each product at its own peak",

@@ -219,8 +219,9 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures
     for part in list(frame.by(others))[-_MOST_CELLS:]:
         if cells := [cell for cell in part.facts if cell in values]:
             best = max(cells, key=values.__getitem__)
+            most = f"{quantity.text(figures[quantity][best])} {quantity.unit.word}".rstrip()
             statement = f"{frame.describe(best, [spec.x])} has the most {quantity.title}"
-            yield _sentence(statement, frame.describe(best, others), _stated(best, frame, figures))
+            yield _sentence(statement, frame.describe(best, others), [most, *_stated(best, frame, figures)[1:]])
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
@@ -230,13 +231,14 @@ def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figure
     for cell in _largest(frame, ways, others, figures[column_of(spec.y)]):
         sizes = {part: cells[cell].value for part, cells in parts.items() if cell in cells and cells[cell].value}
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
-        whole, *more = _stated(cell, frame, figures)
-        place = frame.describe(cell, frame.differing())
-        if largest:
-            *first, last = (_stated(cell, frame, {part: parts[part]})[0] for part in largest)
-            whole += f" is mostly {' and '.join(filter(None, [', '.join(first), last]))}"
-        also = f" ({', '.join(more)})" if more else ""
-        yield f"{f'In {place}, ' if place else ''}{whole}{also}."
+        stated, place = _stated(cell, frame, figures), frame.describe(cell, frame.differing())
+        if not largest:
+            yield f"The largest cell{f', {place},' if place else ''} has {', '.join(stated)}."
+            continue
+        *first, last = (_stated(cell, frame, {part: parts[part]})[0] for part in largest)
+        named = " and ".join(filter(None, [", ".join(first), last]))
+        also = f" ({', '.join(stated[1:])})" if stated[1:] else ""
+        yield f"{f'In {place}, ' if place else ''}{stated[0]} is mostly {named}{also}."
 
 
 def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
