@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.environment import peak_rss_bytes
+from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.window import AllocatorPeaks, ProbeKind
 from lmbench.memory.recording import held_by, watch_refusals
 from lmbench.records.field import PerPhase

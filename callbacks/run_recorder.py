@@ -7,6 +7,7 @@ import shutil
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
-from msgspec import Struct
-from msgspec.structs import asdict
 from torch.distributed import all_gather_object
 
 from lmbench.callbacks.communication_probe import CommunicationProbe
@@ -305,7 +304,7 @@ class RunRecorder(Observer):
         with suppress(OSError):
             tell(f"{self.folder.path}: {error.strerror or error}; measuring goes on, records wait in memory")
 
-    def complete(self, field: str, part: Struct, guards: list[Guard]) -> None:
+    def complete(self, field: str, part: object, guards: list[Guard]) -> None:
         """Add to the closed record what a pass's reader found in the trace, the history or a prediction.
 
         Args:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.environment import DeviceSensor, derive_device_state, host_state, read_host
+from lmbench.instruments.host import host_state, read_host
+from lmbench.instruments.sensor import DeviceSensor, derive_device_state
 from lmbench.instruments.subject import count_flops, note_peak, token_counter
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.report import units
-from lmbench.report.columns import Column, per_cell
+from lmbench.report.columns import Quantity, per_cell
 from lmbench.report.frame import Frame
 from lmbench.report.units import GIB, PERCENT, Unit
 from lmbench.report.view import Feature
@@ -13,7 +13,7 @@ from lmbench.report.view import Feature
 _RATE = Unit("TFLOP/s", 1e-12, lambda value: units.plain(value * 1e-12))
 
 
-def _columns(span: Span) -> tuple[Column, ...]:
+def _columns(span: Span) -> tuple[Quantity, ...]:
     is_backward = span == "backward"
     # FLOPs in forward passes: the backward pass has two products for each product of the forward pass.
     passes = 2 if is_backward else 1
@@ -34,8 +34,8 @@ def _columns(span: Span) -> tuple[Column, ...]:
         return flops_per_s / peak if flops_per_s and peak else None
 
     return (
-        Column(f"{span}_flops_per_s", span, rate, _RATE),
-        Column(f"{span}_mfu_fraction", f"{span}, of peak", share, PERCENT),
+        Quantity(f"{span}_flops_per_s", span, rate, _RATE),
+        Quantity(f"{span}_mfu_fraction", f"{span}, of peak", share, PERCENT),
     )
 
 
@@ -51,7 +51,7 @@ ATTENTION = Feature(
         *_columns("forward"),
         *_columns("backward"),
         # Computed from the shape, so a run that ran out of memory has it too.
-        Column(
+        Quantity(
             "saved_by_shape_bytes", "saved by shape",
             per_cell(lambda run: run.record.memory.expected_saved_bytes, outcome=None), GIB, None,
         ),

@@ -25,7 +25,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
 from lmbench.fit.trainer import TRAINER_DEFAULTS
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.environment import host_state, read_host
+from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.window import Schedule
 from lmbench.kernels.ranks import match_collectives
 from lmbench.kernels.trace import load_trace

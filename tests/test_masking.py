@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -118,6 +119,39 @@ def test_values_of_the_environment_are_masked_however_they_are_quoted(quoted, mo
     # A short word stays, although it is the value of a variable with a secret's name.
     monkeypatch.setenv("DESKTOP_SESSION", "ubuntu")
     assert masked_message("on ubuntu") == "on ubuntu"
+
+
+def test_a_part_of_a_secret_of_several_lines_is_masked_and_so_is_the_secret_on_one_line(monkeypatch):
+    secret = "planted-first\n  planted second line\nend\nplanted-third"
+    monkeypatch.setenv("TEAM_API_KEY", secret)
+    for text in (secret, secret.replace("\n", "\n    "), " ".join(secret.split()), repr(secret)):
+        assert "planted" not in masked_message(f"401 for {text}: stop")
+    assert masked_message("bad literal: 'planted second line'") == "bad literal: '***'"
+    assert masked_message("the end") == "the end"
+
+
+def seconds(text):
+    began = time.process_time()
+    masked_text(text)
+    return time.process_time() - began
+
+
+#: Pieces of text that, repeated, made some pattern look at all of the rest again for each of them.
+REPEATED = ["x=", "a-", "a.", "x=(", "token:", "--token=", "a://", "a://b:", "https://", "SG.", "eyJa.", "ab-", "x='"]
+
+
+@pytest.mark.parametrize("piece", REPEATED)
+def test_masking_takes_time_in_proportion_to_the_text(piece):
+    short, long = (min(seconds(piece * (size // len(piece)) + "1") for _ in range(3)) for size in (8_000, 64_000))
+    assert long < 24 * short
+
+
+def test_a_longer_text_is_cut_after_its_secrets_were_masked():
+    key = f"hf_{_LETTERS[:34]}"
+    text = masked_text(f"{key} " * 20_000)
+    assert text.endswith("... (760,000 characters)")
+    assert "hf_" not in text
+    assert len(text) < 100_000
 
 
 MODULE = """

@@ -37,7 +37,7 @@ from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import Run
 from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
-from lmbench.records.settings import Difference, differences
+from lmbench.records.settings import SettingDifference, differences
 from lmbench.records.statistics import (
     CONFIDENCE,
     MIN_REPEATS,
@@ -126,7 +126,7 @@ class CellComparison(Struct):
     verdict: str = UNDECIDED
     reasons: list[str] = []
     notes: list[str] = []
-    differences: list[Difference] = []
+    differences: list[SettingDifference] = []
     metrics: list[Figure] = []
     slow: list[SlowProcess] = []
     busy: str | None = None

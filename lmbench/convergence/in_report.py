@@ -26,7 +26,7 @@ from lmbench.records.vocabulary import Values
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import MAX_SERIES, picture
-from lmbench.report.columns import BASELINE, NAT, STEP, Column, Read
+from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
@@ -115,8 +115,8 @@ def _change(logarithm: float) -> float:
 
 
 _NORM = "gradient norm"
-COLUMNS: tuple[Column, ...] = tuple(
-    Column(name, title, read, unit, None)
+COLUMNS: tuple[Quantity, ...] = tuple(
+    Quantity(name, title, read, unit, None)
     for name, title, read, unit in (
         ("trains_alike", f"trains like {BASELINE}", _follows, units.WORDS),
         ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),

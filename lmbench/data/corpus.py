@@ -155,7 +155,10 @@ def _build(corpus: Corpus, vocab_size: int, path: Path, dtype: Any) -> None:
             while batch := list(itertools.islice(pieces, _ENCODED_PIECES)):
                 encodings = tokenizer.encode_batch_fast([text for text, _ in batch])
                 for encoding, (_, is_last) in zip(encodings, batch, strict=True):
-                    np.asarray(encoding.ids + [END_OF_TEXT_ID] * is_last, dtype).tofile(file)
+                    ids = encoding.ids
+                    if is_last:
+                        ids.append(END_OF_TEXT_ID)
+                    np.asarray(ids, dtype).tofile(file)
         new.replace(path)
 
 

@@ -26,35 +26,6 @@ from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT
 
 DTYPES_FILE = "dtypes.json"
-_LOWER, _FLOAT32, _WIDEST = (
-    f"autocast's {name}" for name in ("lower-precision list", "float32 list", "list for the widest dtype of several")
-)
-_NAMES = {
-    ("cuda", _LOWER): """conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution
-        prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul multi_dot lstm
-        gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention
-        multi_head_attention_forward""",
-    ("cuda", _FLOAT32): """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow rpow
-        softplus layer_norm rms_norm group_norm norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss
-        cross_entropy hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
-        multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
-        dist pdist cdist renorm logsumexp interpolate upsample prod softmax log_softmax cumprod cumsum vector_norm
-        matrix_norm sum""",
-    ("cuda", _WIDEST): "addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put tensordot scatter_add",
-    ("cpu", _LOWER): """conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm
-        matmul einsum mm linalg_vecdot linear addbmm baddbmm bmm lstm gru scaled_dot_product_attention
-        multi_head_attention_forward""",
-    ("cpu", _FLOAT32): """avg_pool3d binary_cross_entropy binary_cross_entropy_with_logits cdist cholesky
-        cosine_embedding_loss cross_entropy ctc_loss grid_sample hinge_embedding_loss huber_loss inverse kl_div l1_loss
-        margin_ranking_loss max_pool3d mse_loss multi_margin_loss multilabel_margin_loss nanquantile nll_loss pinverse
-        poisson_nll_loss polar prod quantile smooth_l1_loss soft_margin_loss stft trace triplet_margin_loss
-        view_as_complex""",
-    ("cpu", _WIDEST): "cat index_copy stack",
-}
-#: Autocast's list for each device and operator in PyTorch 2.11, from ATen/autocast_mode.h for CUDA and
-#: autocast_mode.cpp for a CPU. Added are functions that Python sees as one call although they consist of listed
-#: operators (`cross_entropy`, `lstm`).
-LISTS = {(device, name): words for (device, words), names in _NAMES.items() for name in names.split()}
 #: Functions and methods that cast.
 CASTS = frozenset(["to", "type", "type_as", "float", "double", "half", "bfloat16"])
 #: Largest number of operators that a module's reason names.
@@ -134,25 +105,21 @@ def is_floating(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
-def operator_reason(
-    name: str, inputs: Sequence[str], output: str, device_type: str, under_autocast: bool, uses_autocast: bool
-) -> str:
+def operator_reason(name: str, inputs: Sequence[str], output: str, listed: str | None, under_autocast: bool) -> str:
     """The reason why an operator returned its dtype.
 
     Args:
         name: name of the operator, such as `linear`.
         inputs: dtypes of the tensors that the code passed to it.
         output: dtype that it returned.
-        device_type: device whose autocast lists apply.
+        listed: autocast's list of the operator; None where it has none, or autocast was never on in the step.
         under_autocast: whether autocast was on for this call.
-        uses_autocast: whether autocast was on for any call of the step.
     """
     if name in CASTS:
         return f"the code casts to {output}"
     if all(dtype.startswith("float8") for dtype in inputs):
         return f"multiplies in fp8, gives {output}"
-    listed = LISTS.get((device_type, name))
-    if listed is not None and uses_autocast:
+    if listed is not None:
         return listed if under_autocast else "autocast was off for it: follows its inputs"
     return f"takes mixed inputs, gives {output}" if len(set(filter(is_floating, inputs))) > 1 else FOLLOWS
 

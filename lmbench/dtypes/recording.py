@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from lmbench.autocast import autocast_lists
 from lmbench.dtypes.answer import (
     CASTS,
     NEVER_RAN,
@@ -146,10 +147,10 @@ class StepDtypes(TorchFunctionMode):
     def fill_in(self, record: DtypeRecord, precision: str, mode: str, optimizers: Iterable[Optimizer]) -> DtypeNotes:
         """Complete the record with the step's dtypes; returns the notes for `dtypes.json`."""
         module, device_type = self._module, self._device.type
+        lists = {} if self._autocast_dtype is None else autocast_lists(device_type)
         operators: dict[str, list[NotedOperator]] = defaultdict(list)
         for (path, name, inputs, output, under_autocast), count in self._operators.items():
-            uses_autocast = self._autocast_dtype is not None
-            reason = operator_reason(name, inputs, output, device_type, under_autocast, uses_autocast)
+            reason = operator_reason(name, inputs, output, lists.get(name), under_autocast)
             operators[path].append(NotedOperator(name, count, list(inputs), output, reason))
         modules: list[NotedModule] = []
         for path, child in module.named_modules():

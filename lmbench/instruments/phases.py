@@ -8,7 +8,7 @@ state machine `PhaseTrack` turns them into a sequence of phases.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -18,6 +18,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.records.vocabulary import EXCLUDED, PHASES
+
+#: Owners of Lightning's actions.
+LOOP, STRATEGY, MODULE, CALLBACK = "loop", "Strategy", "LightningModule", "Callback"
+
+Handler = Callable[[], None]
 
 
 class PhaseTrack:
@@ -129,9 +134,28 @@ class PhaseTrack:
             with suppress(AttributeError):  # of a frozen dataclass, say
                 exception.lmbench_phase = self.current  # type: ignore[attr-defined]
 
+    def stop_backward(self) -> None:
+        if self.has_scaler:
+            self.leave(other="optimizer")
+        else:
+            self.leave()
+
+    def start_clip(self) -> None:
+        if self.clips:
+            self.enter("clip")
+
+    def stop_clip(self) -> None:
+        # The update follows clipping directly, inside the running `optimizer_step` action.
+        if self.clips:
+            self.leave(other="optimizer")
+        else:
+            self.turn(other="optimizer")
+
     # Actions of manual optimization, which happen inside the forward.
 
     def start_manual(self, phase: str) -> None:
+        if not self.is_manual:
+            return
         if self._stack[-1] == phase:
             # The optimizer runs its closure several times, so forwards lie inside the update.
             self._hidden.add(phase)
@@ -140,15 +164,43 @@ class PhaseTrack:
         self.enter(phase)
 
     def stop_manual(self, phase: str) -> None:
-        if self._stack[-1] == phase:
+        if self.is_manual and self._stack[-1] == phase:
             self.leave()
+
+    def handlers(self) -> Mapping[tuple[str, str], tuple[Handler, Handler]]:
+        """The functions for the start and the stop of each action that bounds a phase, by the action's owner and name.
+
+        Hooks of callbacks bound no phase, except the first one after a manual backward pass.
+        """
+        data = self.start_data, self.stop_data
+        forward = partial(self.enter, "forward"), self.leave
+        end_manual_backward = partial(self.stop_manual, "backward"), _nothing
+        return {
+            (LOOP, "train_dataloader_next"): data,
+            (LOOP, "val_next"): data,
+            (LOOP, "test_next"): data,
+            (STRATEGY, "training_step"): forward,
+            (STRATEGY, "validation_step"): forward,
+            (STRATEGY, "test_step"): forward,
+            (STRATEGY, "batch_to_device"): (self.start_transfer, self.leave),
+            (STRATEGY, "backward"): (partial(self.enter, "backward"), self.stop_backward),
+            # This action contains the closure with forward and backward, so until clipping ends its time is `other`.
+            (MODULE, "optimizer_step"): (partial(self.enter, "other"), self.leave),
+            # Zeroing after the update ends the update.
+            (MODULE, "optimizer_zero_grad"): (partial(self.enter, "zero_grad"), partial(self.leave, optimizer="other")),
+            (MODULE, "configure_gradient_clipping"): (self.start_clip, self.stop_clip),
+            ("", "save_checkpoint"): (partial(self.enter, EXCLUDED), self.leave),
+            (MODULE, "on_before_backward"): (_nothing, partial(self.start_manual, "backward")),
+            # The first hook after backward ends it: a callback's, or else the module's.
+            (CALLBACK, "on_after_backward"): end_manual_backward,
+            (MODULE, "on_after_backward"): end_manual_backward,
+            (MODULE, "on_before_optimizer_step"): (_nothing, partial(self.start_manual, "optimizer")),
+            ("", "optimizer_step"): (_nothing, partial(self.stop_manual, "optimizer")),
+        }
 
 
 def _nothing() -> None:
     pass
-
-
-_Handlers = dict[tuple[str, str], tuple[Callable[[], None], Callable[[], None]]]
 
 
 class Scope:
@@ -168,54 +220,6 @@ class Scope:
         self.stop()
 
 
-class _Scopes(dict[str, Scope]):
-    """The scope of each action by its name, made at the first look-up."""
-
-    def __init__(self, track: PhaseTrack) -> None:
-        super().__init__()
-        self._track = track
-
-    def __missing__(self, action_name: str) -> Scope:
-        track = self._track
-        data, forward = (track.start_data, track.stop_data), (partial(track.enter, "forward"), track.leave)
-        # The update follows clipping directly, inside the running `optimizer_step` action.
-        clip = partial(track.enter, "clip"), partial(track.leave, other="optimizer")
-        # Functions for the start and the stop of an action, by the first two letters of its owner and its name. Owners
-        # are `[_TrainingEpochLoop]`, `[Strategy]...` and `[LightningModule]...`; hooks of callbacks bound no phase.
-        handlers: _Handlers = {
-            **{("[_", f"{loader}_next"): data for loader in ("train_dataloader", "val", "test")},
-            **{("[S", f"{kind}_step"): forward for kind in ("training", "validation", "test")},
-            ("[S", "batch_to_device"): (track.start_transfer, track.leave),
-            ("[S", "backward"): (
-                partial(track.enter, "backward"),
-                partial(track.leave, other="optimizer") if track.has_scaler else track.leave,
-            ),
-            # This action contains the closure with forward and backward, so until clipping ends its time is `other`.
-            ("[L", "optimizer_step"): (partial(track.enter, "other"), track.leave),
-            # Zeroing after the update ends the update.
-            ("[L", "optimizer_zero_grad"): (
-                partial(track.enter, "zero_grad"), partial(track.leave, optimizer="other"),
-            ),
-            ("[L", "configure_gradient_clipping"): (
-                clip if track.clips else (_nothing, partial(track.turn, other="optimizer"))
-            ),
-            ("", "save_checkpoint"): (partial(track.enter, EXCLUDED), track.leave),
-        }  # fmt: skip
-        if track.is_manual:
-            # The first hook after backward ends it: a callback's, or else the module's.
-            end_backward = (partial(track.stop_manual, "backward"), _nothing)
-            handlers |= {
-                ("[L", "on_before_backward"): (_nothing, partial(track.start_manual, "backward")),
-                ("[C", "on_after_backward"): end_backward,
-                ("[L", "on_after_backward"): end_backward,
-                ("[L", "on_before_optimizer_step"): (_nothing, partial(track.start_manual, "optimizer")),
-                ("", "optimizer_step"): (_nothing, partial(track.stop_manual, "optimizer")),
-            }
-        owner, _, hook = action_name.rpartition(".")
-        scope = self[action_name] = Scope(track, *handlers.get((owner[:2], hook), (_nothing, _nothing)))
-        return scope
-
-
 class BorderProfiler(Profiler):
     """Passes every action on to the user's profiler, and those that bound a phase to a `PhaseTrack`."""
 
@@ -223,22 +227,34 @@ class BorderProfiler(Profiler):
         super().__init__()
         self.inner, self.track = inner, track
         self._silent = isinstance(inner, PassThroughProfiler)
-        self._scopes = _Scopes(track)
+        self._handlers = track.handlers()
+        self._scopes: dict[str, Scope] = {}
         # Profiler defines these methods, so `__getattr__` does not pass them on.
         for name in ("summary", "describe", "setup", "teardown"):
             setattr(self, name, getattr(inner, name))
 
+    def scope(self, action_name: str) -> Scope:
+        """The scope of an action, made at its first use: of `[Strategy]SingleDeviceStrategy.backward`, say."""
+        scope = self._scopes.get(action_name)
+        if scope is None:
+            owner, _, hook = action_name.rpartition(".")
+            kind = owner.partition("]")[0].lstrip("[")
+            # A loop is named by its class, which is private: `[_TrainingEpochLoop]`.
+            handlers = self._handlers.get((LOOP if kind.startswith("_") else kind, hook), (_nothing, _nothing))
+            scope = self._scopes[action_name] = Scope(self.track, *handlers)
+        return scope
+
     def start(self, action_name: str) -> None:
         self.inner.start(action_name)
-        self._scopes[action_name].start()
+        self.scope(action_name).start()
 
     def stop(self, action_name: str) -> None:
-        self._scopes[action_name].__exit__(None, sys.exc_info()[1], None)
+        self.scope(action_name).__exit__(None, sys.exc_info()[1], None)
         self.inner.stop(action_name)
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
         """The context of an action; without a profiler of the user's it costs a look-up and no generator."""
-        return self._scopes[action_name] if self._silent else super().profile(action_name)
+        return self.scope(action_name) if self._silent else super().profile(action_name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)

@@ -19,7 +19,7 @@ from torch.distributed import all_gather_object, get_world_size
 
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.clock import synchronize
-from lmbench.instruments.environment import peak_rss_bytes
+from lmbench.instruments.host import peak_rss_bytes
 from lmbench.records.measured import Memory
 from lmbench.records.vocabulary import Values
 

@@ -6,11 +6,11 @@ Times and counts are means per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from msgspec.structs import asdict
 
 from lmbench.kernels.ceiling import roofline
 from lmbench.kernels.findings import Findings, examine

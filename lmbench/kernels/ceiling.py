@@ -24,7 +24,7 @@ from lmbench.kernels.findings import Findings
 from lmbench.kernels.names import MATMUL
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, indented_json, read_packed
-from lmbench.records.run import Environment, RunRecord
+from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer, Line
 from lmbench.report.described import table
@@ -58,7 +58,7 @@ class CeilingRecord(Struct):
 
     schema_version: Literal[1]
     measured_at: str
-    environment: Environment
+    environment: RunEnvironment
     rates: Annotated[list[Rate], Meta(min_length=1)]
 
 

@@ -20,7 +20,7 @@ from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, 
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
-from lmbench.records.guards import judge
+from lmbench.records.guards import make_guard
 from lmbench.records.intervals import NONE
 from lmbench.records.measured import AttentionTimes, Guard, KernelSummary
 from lmbench.records.run import RunRecord
@@ -78,10 +78,10 @@ class Findings:
         counts = self.completeness
         guards = list[Guard]()
         if trace.run is not None and trace.run.damage:
-            guards.append(judge("run_record", 1, damage=trace.run.damage))
+            guards.append(make_guard("run_record", 1, damage=trace.run.damage))
         launches = counts["captured_launch_count"]
         if why := self.why_no_kernels:
-            return [judge("device_recorded", launches or None, why=why), *guards]
+            return [make_guard("device_recorded", launches or None, why=why), *guards]
         window_s = self.clocks.total.window_s * self.clocks.steps
         figures = {
             "kernels_without_launch": counts["without_launch_fraction"],
@@ -92,7 +92,7 @@ class Findings:
         if trace.timeline.source == "lmbench":
             # Only lmbench's own recordings have the module ranges that parts need.
             figures["unclassified_part"] = work.fraction("part", UNCLASSIFIED)
-        return [*guards, *(judge(key, value, share=percent(value), **counts) for key, value in figures.items())]
+        return [*guards, *(make_guard(key, value, share=percent(value), **counts) for key, value in figures.items())]
 
 
 def examine(path: str | Path) -> Findings:

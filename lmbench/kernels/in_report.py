@@ -12,7 +12,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell
-from lmbench.report.columns import Column, beside, per_cell
+from lmbench.report.columns import Quantity, beside, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import MS, PERCENT, Unit
@@ -55,18 +55,18 @@ def _top_other(run: Run) -> Cell | None:
 
 _RATIO = "softmax_matmul_time_ratio"
 #: Views show the record's other numbers by their dotted names.
-COLUMNS: tuple[Column, ...] = (
+COLUMNS: tuple[Quantity, ...] = (
     *(
-        Column(f"{span}_matmul_fraction", f"matmul, {span}", f"kernels.phases.{span}.matmul_fraction", PERCENT)
+        Quantity(f"{span}_matmul_fraction", f"matmul, {span}", f"kernels.phases.{span}.matmul_fraction", PERCENT)
         for span in SHARED_SPANS
     ),
-    Column(
+    Quantity(
         "top_other_fraction", "top kernel but matmul", per_cell(_top_other),
         Unit("", 100.0, units.percent_number), None,
     ),
-    Column("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
+    Quantity("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
     *(
-        Column(f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name), PERCENT)
+        Quantity(f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name), PERCENT)
         for span in SHARED_SPANS
         for kind in ("kind", "part")
         for name in _NAMES[kind]
@@ -75,8 +75,8 @@ COLUMNS: tuple[Column, ...] = (
         column
         for span in SHARED_SPANS[:2]
         for column in (
-            Column(f"{span}_busy_s", f"{span}, device busy", beside(f"kernels.phases.{span}.busy_s"), MS, None),
-            Column(
+            Quantity(f"{span}_busy_s", f"{span}, device busy", beside(f"kernels.phases.{span}.busy_s"), MS, None),
+            Quantity(
                 f"{span}_{_RATIO}", "softmax / matmul, time", f"kernels.attention.{span}.{_RATIO}",
                 Unit("", 1.0, "{:.2f}".format),
             ),

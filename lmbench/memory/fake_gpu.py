@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from lmbench.autocast import FLOAT32, list_of, registered
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
 
@@ -30,15 +31,6 @@ _FLOAT32_OUT = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
 linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
-# The following run in the lower precision; on a CPU, the operators that they consist of do.
-_LOWER = """
-_convolution _thnn_fused_gru_cell _thnn_fused_lstm_cell addmv addr chain_matmul convolution cudnn_convolution
-cudnn_convolution_transpose einsum gru_cell linalg_multi_dot lstm_cell mv rnn_relu_cell rnn_tanh_cell
-_scaled_dot_product_flash_attention
-"""
-# The following run in the widest precision of their inputs, as they do without autocast.
-_WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-_LEFT = frozenset((_LOWER + _WIDEST).split())
 _HALVES = (torch.bfloat16, torch.float16)
 _SDPA = functional.scaled_dot_product_attention
 
@@ -48,9 +40,11 @@ _LIBRARY = torch.library.Library("aten", "IMPL")
 @cache
 def act_like_cuda() -> None:
     """Give this process's CPU the autocast lists and optimizer defaults of CUDA; this cannot be undone."""
-    cuda, cpu = _registered("AutocastCUDA"), _registered("AutocastCPU")
-    for name in sorted(cuda - cpu - _LEFT):
-        _LIBRARY.impl(name, _in_float32(name), "AutocastCPU")
+    cuda, cpu = registered("cuda"), registered("cpu")
+    for name in sorted(cuda - cpu):
+        # Those of the lower precision consist of operators that a CPU's lists have; the widest precision needs nothing.
+        if list_of(name, "cuda") == FLOAT32:
+            _LIBRARY.impl(name, _in_float32(name), "AutocastCPU")
     for name in sorted(cpu - cuda):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
     _LIBRARY.impl("_scaled_dot_product_flash_attention_for_cpu", _attention, "Meta", allow_override=True)
@@ -71,15 +65,6 @@ def act_like_cuda() -> None:
     for filler in dir(nn.init):
         if filler.endswith("_") and not filler.startswith("_"):
             setattr(nn.init, filler, lambda tensor, *_, **__: tensor)
-
-
-def _registered(key: str) -> set[str]:
-    """PyTorch's operators that are registered for a dispatch key.
-
-    Those of other libraries, such as torchvision after its import, are left out and keep their registrations.
-    """
-    names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 
 
 def _in_float32(name: str) -> Callable[..., Any]:

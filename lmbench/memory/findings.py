@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from msgspec.structs import replace
 
 from lmbench.code_owners import recorded_folders
 from lmbench.errors import UsageError
@@ -32,7 +31,7 @@ from lmbench.memory.blocks import (
 )
 from lmbench.memory.snapshot import Replay, read_snapshot, replay
 from lmbench.precision import PRECISIONS, find_precision
-from lmbench.records.guards import judge
+from lmbench.records.guards import make_guard
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -172,13 +171,13 @@ class Findings:
         if self.notes is None:
             remedy = "call torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the model is built"
         guards = [
-            judge("memory_unknown", fraction, share=percent(fraction)),
-            judge("memory_history", len(self.cuts), cuts="; ".join(self.cuts), remedy=remedy),
+            make_guard("memory_unknown", fraction, share=percent(fraction)),
+            make_guard("memory_history", len(self.cuts), cuts="; ".join(self.cuts), remedy=remedy),
         ]
         if self.notes is not None and self.notes.peaks is not None and (peak := self.notes.peaks.requested_bytes):
             replayed = self.played.entries["requested_bytes"].max()
             difference = abs(replayed - peak) / peak
-            guards.append(judge("memory_replay", difference, replayed=gib(replayed), counted=gib(peak)))
+            guards.append(make_guard("memory_replay", difference, replayed=gib(replayed), counted=gib(peak)))
         return guards
 
     @property

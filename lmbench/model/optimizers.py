@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -55,11 +55,19 @@ class CombinedOptimizer(Optimizer):
         return loss
 
 
-def _build(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:
+def _plain(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:
+    """An optimizer for all parameters, with the settings that it takes."""
+    taken = signature(kind).parameters
+    settings = {setting: value for setting, value in settings.items() if setting in taken}
     return kind([parameter for _, parameter in named_parameters], **settings)
 
 
-def _build_muon(kind: Callable[..., Optimizer], parameters: NamedParameters, betas: Any, **settings: Any) -> Optimizer:
+def _sgd(kind: Callable[..., Optimizer], named_parameters: NamedParameters, betas: Any, **settings: Any) -> Optimizer:
+    """SGD, whose momentum corresponds to the first of AdamW's averages."""
+    return _plain(kind, named_parameters, momentum=betas[0], **settings)
+
+
+def _muon(kind: Callable[..., Optimizer], parameters: NamedParameters, betas: Any, **settings: Any) -> Optimizer:
     """Muon for the hidden layers' matrices, with updates as large as AdamW's, and AdamW for all other parameters."""
     hidden, others = list[nn.Parameter](), list[nn.Parameter]()
     for name, parameter in parameters:
@@ -68,6 +76,11 @@ def _build_muon(kind: Callable[..., Optimizer], parameters: NamedParameters, bet
     if others:
         parts.append(AdamW(others, **settings, betas=betas, fused=True))
     return CombinedOptimizer(parts)
+
+
+#: Optimizers that are built in another way than `_plain` builds them, and their names where those differ.
+_BUILDERS: Mapping[str, Callable[..., Optimizer]] = {"SGD": _sgd, "Muon": _muon}
+_LABELS = {"Muon": "Muon + AdamW"}
 
 
 def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenOptimizer:
@@ -86,15 +99,7 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
     name = name.removeprefix("torch.optim.")
     if name not in kinds:
         raise unknown("optimizer", name, kinds)
-    parameters, label = signature(kinds[name]).parameters, name
-    build: Callable[..., Optimizer] = _build
-    if name == "Muon":
-        build, label = _build_muon, "Muon + AdamW"
-    else:
-        if name == "SGD":
-            # SGD's momentum corresponds to the first of AdamW's averages.
-            settings["momentum"] = settings["betas"][0]
-        settings = {setting: value for setting, value in settings.items() if setting in parameters}
+    parameters, label = signature(kinds[name]).parameters, _LABELS.get(name, name)
     if variant is None and name in _FUSED:
         variant = "fused"
     if variant is not None:
@@ -103,7 +108,7 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
             raise unknown(f"variant of {name}", variant, variants)
         settings |= {flag: value for flag, value in _VARIANTS[variant].items() if flag in parameters}
         label = f"{name} {variant}"
-    chosen = ChosenOptimizer(label, partial(build, kinds[name], **settings))
+    chosen = ChosenOptimizer(label, partial(_BUILDERS.get(name, _plain), kinds[name], **settings))
     try:
         # PyTorch checks the settings when an optimizer is made. A trial shows mistakes before the network is built.
         chosen.build([("", nn.Parameter(torch.zeros(1, 1, device="cpu")))])

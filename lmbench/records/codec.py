@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
-from msgspec.structs import asdict, replace
 
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import keep_environment_secret, masked, masked_words
@@ -29,7 +29,7 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Values
 
-S = TypeVar("S", bound=Struct)
+R = TypeVar("R")
 
 #: Levels of nesting that are read. Real records, with their configuration, have some ten; far deeper ones would exceed
 #: Python's recursion limit.
@@ -38,6 +38,8 @@ MAX_DEPTH = 50
 #: that a change of their unit could make infinite.
 _MAX_WHOLE, _MAX_NUMBER = 2**63, 1e200
 _MAX_UNPACKED_BYTES = 32 * 2**20
+_STEP_FIELDS = tuple(entry.name for entry in fields(StepRecord))
+_step_values = attrgetter(*_STEP_FIELDS)
 _STEP = msgspec.json.Decoder(StepRecord)
 
 
@@ -53,7 +55,7 @@ class OtherSchema(ValueError):
         self.version = version
 
 
-class _Head(Struct):
+class _Head(msgspec.Struct):
     schema_version: int | None = None
     nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = {}
 
@@ -86,7 +88,7 @@ def decode_step(data: bytes) -> StepRecord:
     return record
 
 
-def decode(data: bytes, kind: type[S]) -> S:
+def decode(data: bytes, kind: type[R]) -> R:
     """A record of any class from its JSON.
 
     Raises:
@@ -95,7 +97,7 @@ def decode(data: bytes, kind: type[S]) -> S:
     return _typed(_plain(data), kind)
 
 
-def read_packed(path: Path, kind: type[S]) -> S:
+def read_packed(path: Path, kind: type[R]) -> R:
     """A record from a file of JSON, gzipped or plain, of at most 32 MiB unpacked.
 
     Raises:
@@ -113,8 +115,8 @@ def _plain(data: bytes) -> Any:
     return plain
 
 
-def _typed(plain: Any, kind: type[S]) -> S:
-    record: S = _checked(partial(msgspec.convert, type=kind), plain)
+def _typed(plain: Any, kind: type[R]) -> R:
+    record: R = _checked(partial(msgspec.convert, type=kind), plain)
     return record
 
 
@@ -161,11 +163,12 @@ def indented_json(value: object, indent: int = 1) -> str:
 
 def encode_step(step: StepRecord) -> bytes:
     """A line of steps.jsonl, including its line feed."""
-    nonfinite = {name: str(v) for name, v in asdict(step).items() if type(v) is float and not math.isfinite(v)}
+    values = zip(_STEP_FIELDS, _step_values(step), strict=True)
+    nonfinite = {name: str(value) for name, value in values if type(value) is float and not math.isfinite(value)}
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
 
-def as_dict(record: Struct) -> Values:
+def as_dict(record: object) -> Values:
     """A record as plain dictionaries and lists, with non-finite numbers left in place."""
     plain: Values = msgspec.to_builtins(record, enc_hook=_builtin, str_keys=True)
     return plain

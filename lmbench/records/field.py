@@ -1,26 +1,27 @@
 """Types and documentation of record fields, and `PerPhase`, a value for each phase.
 
-A field is declared with its type and unit, `mean_s: Seconds = None`. A line of its class's docstring documents it:
-`mean_s: mean (lower is better). Mean time of <phase> on the device.` The line has a short heading for tables, the good
-direction if there is one, and the meaning. In the text `<phase>` stands for the phase that the field belongs to; in a
-field's name it stands for every phase. A part that occurs more than once names its placeholder in its type, as in
+A record is a dataclass, which msgspec reads and writes like its own classes. A field is declared once, with its type,
+its unit and its documentation: `median_s: Seconds = lower("Median time of <phase>.")`. In the texts `<phase>` stands
+for the phase that the field belongs to. A part that occurs more than once names its placeholder in its type, as in
 `Annotated[DeviceReading, "<end>"]`. `lmbench fields` shows these texts.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from lmbench.records.vocabulary import SPANS, Span
 
 Better = Literal["up", "down"]
+Over = Literal["mean", "max", "min"]
+Fold = Literal["mean", "norm"]
 T = TypeVar("T")
 
 Text: TypeAlias = str | None
@@ -41,53 +42,66 @@ FlopsPerSecond: TypeAlias = Annotated[float | None, "FLOP/s"]
 
 #: Units of plain types; every other type without a unit of its own is a `tree`.
 UNITS: dict[Any, str] = {str: "text", bool: "flag", int: "count", float: "1"}
-_FIELD = re.compile(r"^ +([\w<>]+): (.+?)(?: \((lower|higher) is better\))?\. (.+)$", re.MULTILINE)
+#: The key of a field's documentation in the field's metadata.
+ABOUT = "about"
 
 
 @dataclass(frozen=True)
 class About:
-    """Unit, title, meaning and good direction of a field, read from its type and its class's docstring.
+    """Documentation of a field.
 
-    `unit` is an SI unit or one of `fraction`, `count`, `index`, `1` (another ratio), `text`, `flag` (true or false) and
-    `tree` (a list, or a mapping with free keys).
+    Attributes:
+        meaning: sentences on what the field is.
+        title: short heading for tables; by default the field's name without its unit.
+        better: the good direction, if there is one.
+        over: how the numbers of several runs become one in a table.
+        pattern: the field's name with a placeholder, where each of several fields stands for one phase.
+        fold: for a field that callbacks fill by `session.log_scalar`, how the values that several sources log in one
+            step are joined: by their mean, or by their 2-norm. None for every other field.
+        unit: an SI unit or one of `fraction`, `count`, `index`, `1` (another ratio), `text`, `flag` (true or false) and
+            `tree` (a list, or a mapping with free keys). The schema reads it from the field's type.
     """
 
-    unit: str
-    title: str
     meaning: str
+    title: str = ""
     better: Better | None = None
+    over: Over = "mean"
+    pattern: str = ""
+    fold: Fold | None = None
+    unit: str = ""
 
     @property
     def is_number(self) -> bool:
         return self.unit not in ("text", "flag", "tree")
-
-
-def documented(record: type[Struct]) -> dict[str, tuple[str, str, Better | None]]:
-    """Title, meaning and good direction of each field that a class's docstring documents.
-
-    The keys are names of fields, some with a placeholder in them.
-    """
-    directions: dict[str, Better] = {"lower": "down", "higher": "up"}
-    lines = _FIELD.findall(str(record.__doc__).partition("Attributes:")[2])
-    return {name: (title, meaning, directions.get(better)) for name, title, better, meaning in lines}
-
-
-@dataclass(frozen=True)
-class Scalar(About):
-    """Metadata of a step record's field that callbacks fill by `session.log_scalar`.
-
-    A new per-step metric needs only this declaration and the callback that measures it. `fold` says how values that
-    several sources log in one step are joined: by their `mean`, or by their 2-`norm`.
-    """
-
-    fold: Literal["mean", "norm"] = "mean"
 
     def folded(self, values: Sequence[float]) -> float:
         """Join the values that several sources logged in one step."""
         return math.hypot(*values) if self.fold == "norm" else statistics.fmean(values)
 
 
-def part(kind: type[Struct]) -> Any:
+def about(
+    meaning: str,
+    title: str = "",
+    *,
+    better: Better | None = None,
+    over: Over = "mean",
+    pattern: str = "",
+    fold: Fold | None = None,
+    default: Any = None,
+    factory: Callable[[], Any] | None = None,
+) -> Any:
+    """A dataclass's field with its documentation (see `About`); its default is None unless another is given."""
+    metadata = {ABOUT: About(meaning, title, better, over, pattern, fold)}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+#: Fields whose lower, or higher, values are better.
+lower, higher = partial(about, better="down"), partial(about, better="up")
+
+
+def part(kind: type) -> Any:
     """Default for a part that every record has: an empty instance."""
     return field(default_factory=kind)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from lmbench.precision import find_precision
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
-from lmbench.records.run import Environment, RunRecord
+from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.step import StepRecord, select_window
 from lmbench.records.vocabulary import BACKWARD_MODES
 
@@ -42,6 +42,7 @@ class Rule(msgspec.Struct, frozen=True):
     limit: float = 0
     unit: str = ""
     beyond: Status = "warn"
+    variants: dict[str, Rule] = {}
 
 
 @cache
@@ -49,18 +50,20 @@ def rules() -> dict[str, Rule]:
     return msgspec.toml.decode(Path(__file__).with_name("guards.toml").read_bytes(), type=dict[str, Rule])
 
 
-def judge(key: str, value: float | None, limit: float | None = None, **words: object) -> Guard:
-    """The guard of a rule, judged by its figure.
+def make_guard(name: str, value: float | None, limit: float | None = None, variant: str = "", **words: object) -> Guard:
+    """The guard of this name with the status that its figure gives it.
 
     Args:
-        key: name of the rule's table in guards.toml.
+        name: name of the guard's table in guards.toml.
         value: the figure; None where it is unknown, which makes the guard `n/a`.
         limit: largest figure that passes, instead of the rule's.
+        variant: name of the variant that has the texts; empty for the guard's own.
         words: values for the braces in the rule's texts.
     """
-    rule, name = rules()[key], key.partition("-")[0]
+    rule = rules()[name]
     if value is None:
-        return Guard(name, "n/a", message=rules()[name].unknown)
+        return Guard(name, "n/a", message=rule.unknown)
+    rule = rule.variants[variant] if variant else rule
     limit = rule.limit if limit is None else limit
     is_passed = value <= limit
     status: Status = "pass" if is_passed else rule.beyond
@@ -89,36 +92,38 @@ def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
     losses = [(f"step {step.step}", step.loss) for step in steps if step.loss is not None]
     losses = losses or [("the end", value) for value in (loss, run.loss.last) if value is not None]
     nonfinite = [moment for moment, value in losses if not math.isfinite(value)]
-    yield judge("finite_loss", len(nonfinite) if losses else None, first=nonfinite[:1])
+    yield make_guard("finite_loss", len(nonfinite) if losses else None, first=nonfinite[:1])
     distance = None
     if run.model.is_fresh and uniform_loss and loss is not None and math.isfinite(loss):
         distance = abs(loss - uniform_loss)
-    yield judge("first_loss", distance, loss=loss, uniform_loss=uniform_loss)
+    yield make_guard("first_loss", distance, loss=loss, uniform_loss=uniform_loss)
 
     training = run.probe.training or TrainingFacts()
     checked = training.parameters if run.mode in BACKWARD_MODES else None
 
-    def judge_parameters(key: str, names: Sequence[str] | None) -> Guard:
+    def guard_of(guard: str, names: Sequence[str] | None, variant: str = "") -> Guard:
         if names is None or checked is None:
-            return judge(key, None)
+            return make_guard(guard, None)
         listed = ", ".join([*names[:3], "..."] if len(names) > 3 else names)
-        variant = "-none" if len(names) >= checked and key != "gradients-nonfinite" else ""
-        return judge(key + variant, len(names), checked=checked, names=listed and f": {listed}")
+        if not variant and len(names) >= checked:
+            variant = "none"
+        return make_guard(guard, len(names), variant=variant, checked=checked, names=listed and f": {listed}")
 
     if training.nonfinite_gradients and not training.is_skipped:
-        yield judge_parameters("gradients-nonfinite", training.nonfinite_gradients)
+        yield guard_of("gradients", training.nonfinite_gradients, "nonfinite")
     else:
-        yield judge_parameters("gradients", training.missing_gradients + training.zero_gradients)
+        yield guard_of("gradients", training.missing_gradients + training.zero_gradients)
     has_update = run.mode == "train_step" and not training.is_skipped
-    yield judge_parameters("trained", training.unmoved_parameters if has_update else None)
+    yield guard_of("trained", training.unmoved_parameters if has_update else None)
 
     window, precision = select_window(steps), find_precision(str(run.precision))
     count = window.skipped_count
     total = count + len(window.used) + window.short_count
     warmup_skips = [bool(step.is_skipped) for step in steps if step.stage == "warmup"]
-    yield judge(
-        "skipped_steps-all" if count == total > 0 else "skipped_steps",
+    yield make_guard(
+        "skipped_steps",
         count if count or (precision is not None and precision.has_scaler) else None,
+        variant="all" if count == total > 0 else "",
         total=total,
         since=", from the first step on: nothing was trained" if all(warmup_skips) else "",
     )
@@ -131,27 +136,30 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     lasted_s = (wall_s or 0.0) + (window.excluded_s or 0.0)
     requests = ((count or 0, window.requested_steps), (lasted_s, window.requested_s))
     missing = 1 - min([1, *(amount / request for amount, request in requests if request)])
-    key = "window_complete" if count else "window_complete-empty"
-    yield judge(key, missing if has_ended and count is not None else None, window=window, lasted_s=lasted_s)
+    missing_fraction = missing if has_ended and count is not None else None
+    variant = "" if count else "empty"
+    yield make_guard("window_complete", missing_fraction, variant=variant, window=window, lasted_s=lasted_s)
     is_incomplete = not probe.is_complete if has_ended and probe.is_complete is not None else None
     if probe.error is None:
-        yield judge("probe_steps", is_incomplete)
+        yield make_guard("probe_steps", is_incomplete)
     else:
-        yield judge("probe_steps-error", is_incomplete, phase=probe.error.phase)
+        yield make_guard("probe_steps", is_incomplete, variant="error", phase=probe.error.phase)
     if not wall_s or not count or total_s is None:
-        yield judge("window_identity", None)
+        yield make_guard("window_identity", None)
     else:
         share, ends_s = IDENTITY_LIMITS["cpu" if run.device_type == "cpu" else "cuda"]
-        yield judge("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
+        yield make_guard("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
     # In an evaluation ranks do not wait for each other.
     is_joint = run.mode != "inference"
     if is_joint and (steps_s := [rank.mean_s["step"] for rank in run.per_rank or [] if "step" in rank.mean_s]):
         # A rank may start or end its window a step before another.
-        yield judge("ranks", max(steps_s) / min(steps_s) - 1, 0.005 + 1 / (count or 1))
+        yield make_guard("ranks", max(steps_s) / min(steps_s) - 1, 0.005 + 1 / (count or 1))
     # Only attention alone is known to be causal. A fused kernel then skips half of the products, so that the full count
     # could exceed 100 %.
-    is_causal = run.model.is_causal
-    yield judge("mfu-causal", rates.mfu_causal_fraction) if is_causal else judge("mfu", rates.mfu_fraction)
+    if run.model.is_causal:
+        yield make_guard("mfu", rates.mfu_causal_fraction, variant="causal")
+    else:
+        yield make_guard("mfu", rates.mfu_fraction)
 
 
 def busy_machine(run: RunRecord) -> Guard:
@@ -173,44 +181,46 @@ def busy_machine(run: RunRecord) -> Guard:
     if above and state.load_per_core is not None:
         above.append(f"load {state.load_per_core:.1f} a core")
     value, limit, _ = max(signs, key=lambda sign: sign[0] / sign[1], default=(None, None, ""))
-    return judge(BUSY_MACHINE, value, limit, signs=", ".join(above))
+    return make_guard(BUSY_MACHINE, value, limit, signs=", ".join(above))
 
 
 def _step_times(run: RunRecord) -> Iterator[Guard]:
     """Guards of the step times' trend and spread, of time outside all phases, and of hidden synchronizes."""
     step = run.phases.step or PhaseSummary()
     drift, chance = step.trend_fraction or 0.0, step.trend_p
-    key = "trend" if chance is None or chance >= TREND_P else "trend-slower" if drift > 0 else "trend-faster"
-    yield judge(key, None if chance is None else abs(drift), drift=drift, chance=chance)
-    key = "spread-outliers" if step.outlier_count else "spread"
-    yield judge(key, step.cv_fraction, outliers=step.outlier_count)
+    variant = ""
+    if chance is not None and chance < TREND_P:
+        variant = "slower" if drift > 0 else "faster"
+    yield make_guard("trend", None if chance is None else abs(drift), variant=variant, drift=drift, chance=chance)
+    outliers = step.outlier_count
+    yield make_guard("spread", step.cv_fraction, variant="outliers" if outliers else "", outliers=outliers)
 
     is_cuda, syncs = run.device_type == "cuda", run.probe.hidden_syncs
     verdicts = {lag.verdict for _, lag in run.probe.verdicts.items()} if run.probe.verdicts else set()
     is_device_bound = is_cuda and verdicts == {"queued"} and not run.unseen_phases
-    yield judge("other_share", run.phases.other.share_fraction if run.phases.other and is_device_bound else None)
+    yield make_guard("other_share", run.phases.other.share_fraction if run.phases.other and is_device_bound else None)
     count = len(syncs) if syncs is not None and is_cuda else None
-    yield judge("hidden_syncs", count, where=syncs[0].location if syncs else "")
+    yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 
     communication = run.communication
     location, check_ms = communication.sigterm_check_location, (communication.sigterm_check_s or 0.0) * 1e3
-    yield judge("sigterm_check", communication.sigterm_check_s, location=location, check_ms=check_ms)
+    yield make_guard("sigterm_check", communication.sigterm_check_s, location=location, check_ms=check_ms)
     copied_bytes = communication.bucket_copy_bytes
-    yield judge("bucket_copies", copied_bytes, gib=(copied_bytes or 0) / 2**30)
-    yield judge("bucket_splits", communication.bucket_split_count)
+    yield make_guard("bucket_copies", copied_bytes, gib=(copied_bytes or 0) / 2**30)
+    yield make_guard("bucket_splits", communication.bucket_split_count)
 
 
 def _settings(run: RunRecord) -> Iterator[Guard]:
     """Guards of settings that slow every step, and of graphs that torch.compile compiled inside the window."""
-    environment, count = run.environment or Environment(), run.compile.window_recompile_count
+    environment, count = run.environment or RunEnvironment(), run.compile.window_recompile_count
     flags, variables = environment.flags, environment.variables
     blocking = None if variables is None else variables.get("CUDA_LAUNCH_BLOCKING", "")
     is_known = blocking is not None and run.device_type == "cuda"
-    yield judge("launch_blocking", blocking not in ("", "0") if is_known else None, blocking=blocking)
-    yield judge("anomaly_mode", flags.anomaly_mode)
+    yield make_guard("launch_blocking", blocking not in ("", "0") if is_known else None, blocking=blocking)
+    yield make_guard("anomaly_mode", flags.anomaly_mode)
     modes = [mode for mode in (flags.deterministic_algorithms, flags.cudnn_deterministic) if mode is not None]
-    yield judge("deterministic", max(modes, default=None))
-    yield judge("recompiles", count if count or run.compile.is_enabled is not False else None)
+    yield make_guard("deterministic", max(modes, default=None))
+    yield make_guard("recompiles", count if count or run.compile.is_enabled is not False else None)
 
 
 def _device(run: RunRecord) -> Iterator[Guard]:
@@ -218,12 +228,12 @@ def _device(run: RunRecord) -> Iterator[Guard]:
     state, memory = run.device_state, run.memory
     limit_w = run.environment and run.environment.gpu.power_limit_w
     cap = f"its power limit of {limit_w:.0f} W" if limit_w else "its power limit"
-    yield judge("power_cap", state.power_capped_fraction, cap=cap)
-    yield judge("thermal_cap", state.thermal_capped_fraction, celsius=state.close.temperature_c or 0.0)
+    yield make_guard("power_cap", state.power_capped_fraction, cap=cap)
+    yield make_guard("thermal_cap", state.thermal_capped_fraction, celsius=state.close.temperature_c or 0.0)
     clocks = " -> ".join(f"{(reading.sm_clock_hz or 0.0) / 1e6:.0f}" for reading in (state.open, state.close))
-    yield judge("sm_clock_drop", state.sm_clock_drop_fraction, clocks=clocks)
+    yield make_guard("sm_clock_drop", state.sm_clock_drop_fraction, clocks=clocks)
     pids = sorted({*(state.open.other_process_pids or ()), *(state.close.other_process_pids or ())})
-    yield judge("other_processes", state.other_process_count, pids=", ".join(map(str, pids)) or "unknown")
+    yield make_guard("other_processes", state.other_process_count, pids=", ".join(map(str, pids)) or "unknown")
     growth = memory.window_reserved_growth_bytes
-    yield judge("allocator_growth", growth, mib=(growth or 0) / 2**20)
-    yield judge("allocator_retries", memory.window_alloc_retry_count)
+    yield make_guard("allocator_growth", growth, mib=(growth or 0) / 2**20)
+    yield make_guard("allocator_retries", memory.window_alloc_retry_count)

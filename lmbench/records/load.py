@@ -173,9 +173,12 @@ def read_steps(path: Path) -> Iterator[tuple[int, StepRecord | None]]:
         # A line longer than MAX_LINE_BYTES comes in several pieces; only the first is looked at.
         number, ends_line = 0, True
         for piece in iter(partial(file.readline, MAX_LINE_BYTES), b""):
-            starts_line, ends_line = ends_line, piece.endswith(b"\n")
-            number += starts_line
-            if not starts_line or piece == b"\n":
+            starts_line = ends_line
+            ends_line = piece.endswith(b"\n")
+            if not starts_line:
+                continue
+            number += 1
+            if piece == b"\n":
                 continue
             try:
                 yield number, decode_step(piece)

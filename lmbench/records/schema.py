@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import types
 import typing
@@ -10,10 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from lmbench.records.codec import as_dict
-from lmbench.records.field import UNITS, About, documented
+from lmbench.records.field import ABOUT, UNITS, About, PerPhase
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import SPANS, Values
@@ -23,7 +22,10 @@ Kind = Literal["step", "run"]
 #: Placeholders for a phase, a border or an end of the window in names, titles and meanings.
 _PLACEHOLDER = re.compile("<(?:phase|border|end)>")
 
-RECORDS: dict[Kind, type[Struct]] = {"step": StepRecord, "run": RunRecord}
+#: What a name says beside its subject: that it is a flag, or its unit.
+_BESIDE_SUBJECT = re.compile("^is_|_(s|w|c|hz|bytes|fraction|count)$")
+
+RECORDS: dict[Kind, type] = {"step": StepRecord, "run": RunRecord}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def fields(kind: Kind) -> dict[str, SchemaField]:
 
 
 def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> Iterator[SchemaField]:
-    """Fields of a class, then those of its parts.
+    """Fields of a class, then those of its parts; a field without documentation is a part.
 
     Args:
         prefix: dotted name of the class's part in the record, `phases.forward.`.
@@ -62,32 +64,36 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
         span: the phase that the part belongs to, empty without one.
     """
     group = record.__doc__.partition("\n")[0].rstrip(".")
-    documentation, parts = documented(record), list[tuple[str, Any, str, str]]()
-    for name, hint in typing.get_type_hints(record, include_extras=True).items():
-        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
-        kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-        part = next((kind for kind in kinds if hasattr(typing.get_origin(kind) or kind, "__struct_fields__")), None)
-        about = next((note for note in notes if isinstance(note, About)), None)
-        names = [(name, name, span)]
-        for name_pattern, (title, meaning, better) in documentation.items():
-            if match := re.fullmatch(_PLACEHOLDER.sub("(.+)", name_pattern), name):
-                about = About(notes[0] if notes else UNITS.get(kinds[0], "tree"), title, meaning, better)
-                names = [(name, name_pattern, match[1] if match.groups() else span)]
-        # `PerPhase[T]` is a field, or a part of class T, for each phase.
-        if phase_type := typing.get_args(part):
+    hints, parts = typing.get_type_hints(record, include_extras=True), list[tuple[str, Any, str, str]]()
+    for entry in dataclasses.fields(record):
+        name, about = entry.name, entry.metadata.get(ABOUT)
+        kind, *notes = _unwrapped(hints[name])
+        names = [(name, notes[0] if notes and about is None else name, span)]
+        if typing.get_origin(kind) is PerPhase:
             names = [(f"{name}.{phase}", f"{name}.<phase>", phase) for phase in SPANS]
+            kind = typing.get_args(kind)[0]
+        elif about is not None and about.pattern:
+            match = re.fullmatch(_PLACEHOLDER.sub("(.+)", about.pattern), name)
+            names = [(name, about.pattern, match[1])] if match else names
         for leaf, leaf_pattern, phase in names:
-            if about is not None:
-                title = _PLACEHOLDER.sub(phase, about.title)
-                yield SchemaField(prefix + leaf, about, group, pattern + leaf_pattern, phase, title)
-            elif part is not None:
-                part_type = phase_type[0] if phase_type else part
-                parts.append((leaf, part_type, notes[0] if notes else leaf_pattern, phase))
-    for name, part_type, part_pattern, phase in parts:
-        yield from _walk(part_type, f"{prefix}{name}.", f"{pattern}{part_pattern}.", phase)
+            if about is None:
+                parts.append((f"{prefix}{leaf}.", kind, f"{pattern}{leaf_pattern}.", phase))
+            else:
+                title = _PLACEHOLDER.sub(phase, about.title) or _BESIDE_SUBJECT.sub("", name).replace("_", " ")
+                documented = dataclasses.replace(about, unit=notes[0] if notes else UNITS.get(kind, "tree"))
+                yield SchemaField(prefix + leaf, documented, group, pattern + leaf_pattern, phase, title)
+    for part_prefix, part_kind, part_pattern, phase in parts:
+        yield from _walk(part_kind, part_prefix, part_pattern, phase)
 
 
-def value_at(record: Struct, name: str) -> Any:
+def _unwrapped(hint: Any) -> list[Any]:
+    """A field's type without None, then the notes of its annotation: its unit, or a part's placeholder."""
+    kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+    is_optional = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return [typing.get_args(kind)[0] if is_optional else kind, *notes]
+
+
+def value_at(record: object, name: str) -> Any:
     """The value of a field by its dotted name; None where the record lacks the field or a part on the way."""
     value: Any = record
     for key in name.split("."):
@@ -106,7 +112,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def recorded(tree: Struct | Mapping[str, Any], prefix: str = "") -> Values:
+def recorded(tree: object, prefix: str = "") -> Values:
     """Every value of a record by its dotted name, including those inside mappings (`config.model.size`).
 
     Nulls and empty mappings are left out.

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, is_dataclass
 from typing import Any
-
-from msgspec import Struct
 
 from lmbench.masking import masked
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import leaves, recorded, value_at
 from lmbench.records.vocabulary import Values
 
-#: The lists of settings.toml, which describes each.
-_NOT_MEASURED, FACTS, CHOSEN, CONSEQUENCES = tomllib.loads(
-    Path(__file__).with_name("settings.toml").read_text("utf-8")
-).values()
+#: Settings of where a result is stored and of random seeds, which do not change what is measured.
+_NOT_MEASURED = (
+    "measure.results_dir", "measure.run_id", "measure.strict", "seed_everything", "data.seed", "data.cache_dir",
+    "trainer.default_root_dir", "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.logger",
+    "trainer.compile.cache", "wandb",
+)  # fmt: skip
+#: Facts that take the place of the configuration in a run of a user's own script, which records none.
+FACTS = (
+    "precision", "matmul_precision", "zero_grad", "clock", "gc_policy", "world_size", "model", "data",
+    "compile.is_enabled", "compile.mode", "compile.backend", "compile.fullgraph", "compile.dynamic", "compile.regional",
+    "window.warmup_steps", "window.micro_batches",
+)  # fmt: skip
+#: Parts of a record that somebody chose, although no setting has them.
+CHOSEN = ("environment.code", "environment.versions", "sweep.environment")
+#: Facts that follow from settings or code. Where they differ, the steps may not do the same work.
+CONSEQUENCES = (
+    "model.parameter_count", "model.optimizer", "model.attention", "model.checkpoint", "flops.per_token_flops",
+)  # fmt: skip
+#: The record's field that has the value of an option which a run leaves to its default.
+_FIELD_OF = {
+    "trainer.precision": "precision",
+    "trainer.accumulate_grad_batches": "window.micro_batches",
+    "trainer.devices": "world_size",
+}
 _BRIEF_LENGTH = 60
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting or fact with different values in two runs; None for a run that lacks it. `name` is dotted."""
 
     name: str
@@ -44,23 +60,23 @@ def settings(record: RunRecord) -> Values:
     return {"mode": record.mode, **options, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 
 
-def chosen_differences(a: RunRecord, b: RunRecord) -> list[Difference]:
+def chosen_differences(a: RunRecord, b: RunRecord) -> list[SettingDifference]:
     """Differences that somebody chose: in settings, code, versions and the sweep's environment."""
     return _differing(a, b, lambda run: settings(run) | values_at(run, *CHOSEN))
 
 
-def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
+def differences(a: RunRecord, b: RunRecord) -> list[SettingDifference]:
     """The chosen differences; then, if no setting of the model differs, differences in the model's facts."""
     chosen = chosen_differences(a, b)
     is_explained = any(is_named(difference.name, ("model", "data.context_length")) for difference in chosen)
     return chosen + ([] if is_explained else _differing(a, b, lambda run: values_at(run, *CONSEQUENCES)))
 
 
-def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Values]) -> list[Difference]:
+def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Values]) -> list[SettingDifference]:
     """Differences between the facts of two runs.
 
-    Where one run does not set an option (`model.num_layers`, which follows from the size), its record's field of that
-    name is compared.
+    Where one run does not set an option (`model.num_layers`, which follows from the size), its record's field is
+    compared.
     """
     sides = facts_of(a), facts_of(b)
     result = []
@@ -68,10 +84,11 @@ def _differing(a: RunRecord, b: RunRecord, facts_of: Callable[[RunRecord], Value
         values = [side.get(name) for side in sides]
         if values[0] != values[1]:
             values = [
-                value_at(run, name) if value is None else value for run, value in zip((a, b), values, strict=True)
+                value_at(run, _FIELD_OF.get(name, name)) if value is None else value
+                for run, value in zip((a, b), values, strict=True)
             ]
         if values[0] != values[1]:
-            result.append(Difference(name, *(None if value is None else as_text(value) for value in values)))
+            result.append(SettingDifference(name, *(None if value is None else as_text(value) for value in values)))
     return result
 
 
@@ -80,7 +97,7 @@ def values_at(record: RunRecord, *names: str) -> Values:
     values: Values = {}
     for name in names:
         value = value_at(record, name)
-        if isinstance(value, Struct | dict):
+        if is_dataclass(value) or isinstance(value, dict):
             values |= recorded(value, f"{name}.")
         elif value is not None:
             values[name] = value

@@ -11,7 +11,7 @@ import numpy as np
 from lmbench.records.field import PerPhase
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
-from lmbench.records.run import Environment, RunRecord
+from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.statistics import (
     lag1_autocorrelation,
@@ -58,7 +58,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
 
 def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
     """Figures of this rank's window, for the record of all ranks."""
-    environment = run.environment or Environment()
+    environment = run.environment or RunEnvironment()
     return RankRecord(
         run.rank or 0,
         environment.host.hostname,

@@ -68,8 +68,9 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """The title with its unit."""
-        return shown(f"{self.title} ({self.unit.word})" if self.unit.word else self.title)
+        """The title with its unit, unless it says the unit itself (`tokens/s`)."""
+        is_said = not self.unit.word or f" {self.title}".endswith(f" {self.unit.word}")
+        return shown(self.title if is_said else f"{self.title} ({self.unit.word})")
 
     def padded(self, text: str, width: int) -> str:
         """Pad a cell's text to the column's width: numbers are aligned to the right, words to the left."""

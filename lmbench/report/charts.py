@@ -13,7 +13,7 @@ from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
 from lmbench.report.answer import Chart, Spec
-from lmbench.report.columns import MEASURED, RELATIVE, Column, first_steps
+from lmbench.report.columns import MEASURED, RELATIVE, Quantity, first_steps
 from lmbench.report.facts import heading
 from lmbench.report.frame import Frame
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
@@ -105,7 +105,7 @@ def _rows(points: Points, title: str) -> Spec:
     return picture("rows", points, x={"title": title}, y={"sort": list(dict.fromkeys(point["x"] for point in points))})
 
 
-def points_of(column: Column, frame: Frame) -> dict[int, Values]:
+def points_of(column: Quantity, frame: Frame) -> dict[int, Values]:
     """By cell its value in the column's unit with the interval between processes, or its outcome, with a tooltip.
 
     A cell that ended well but has no value has no point.

@@ -32,7 +32,8 @@ from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
-_CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
+#: The unit of a change relative to the baseline.
+CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
 #: The unit of a difference of losses.
 NAT = Unit("nat", 1.0, units.signed)
 #: How the numbers of runs become one of a cell. Rates are averaged harmonically, to agree with the mean step time.
@@ -42,8 +43,8 @@ _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column.
+class Quantity:
+    """A quantity of cells, which a column of a table or an axis of a chart shows.
 
     `name` is its name in views and CSV and ends in its SI unit; `title` is its heading without the unit. `expression`
     is a number of a run, which `over` (a key of _REDUCTIONS) combines over the ok runs of a cell. If `over` is None,
@@ -124,19 +125,19 @@ def _first_step(cache_kind: str) -> Expression:
     return lambda run: run.compile.first_step_s if run.compile.cache == cache_kind else None
 
 
-MEASURED: tuple[Column, ...] = (
+MEASURED: tuple[Quantity, ...] = (
     *(
-        Column(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
+        Quantity(row["name"], row["title"], row["expression"], UNITS[row["unit"]], row["over"])
         for row in csv.DictReader(shipped("columns.csv").splitlines())
     ),
     # The share of the step spent in phases in which the device waited for the host, by the lag probes.
-    Column("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT),
-    Column(
+    Quantity("host_bound_fraction", "host-bound", host_bound_fraction, PERCENT),
+    Quantity(
         "host_peak_bytes", "peak host memory",
         lambda run: run.memory.host_peak_rss_bytes if run.device_type == "cpu" else None, GIB, "max",
     ),
-    Column("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
-    Column("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
+    Quantity("cold_first_step_s", "cold first step", _first_step("private"), SECONDS),
+    Quantity("warm_first_step_s", "first step, cache kept", _first_step("shared"), SECONDS),
 )  # fmt: skip
 STEP = MEASURED[0]
 
@@ -147,7 +148,7 @@ STEP = MEASURED[0]
 def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mean") -> Any:
     """The ratio of a cell's mean to its baseline's, with the 95 % interval of Welch's t on logarithms of process means.
 
-    None unless both sides have numbers and all are positive. `over` names the mean, as in Column.
+    None unless both sides have numbers and all are positive. `over` names the mean, as in Quantity.
     """
     base_numbers, numbers = frame.numbers(base, expression), frame.numbers(cell, expression)
     if not base_numbers or not numbers or min(*base_numbers, *numbers) <= 0:
@@ -220,15 +221,15 @@ def first_steps(path: Path, count: int) -> Iterator[StepRecord]:
 
 
 RELATIVE = tuple(
-    Column(name, title, _against(read), unit, None)
+    Quantity(name, title, _against(read), unit, None)
     for name, title, read, unit in (
         ("speedup", f"speed-up vs {BASELINE}", _speedup, TIMES),
         ("scaling_efficiency_fraction", f"efficiency vs {BASELINE}", _efficiency, PERCENT),
-        ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, _CHANGE),
+        ("memory_change_fraction", f"memory vs {BASELINE}", _memory_change, CHANGE),
         ("first_loss_difference", f"first loss - {BASELINE}", _difference("loss.first"), NAT),
         (
             "gradient_norm_difference_fraction", f"gradient norm vs {BASELINE}",
-            _difference("warmup.gradient_norm", is_relative=True), _CHANGE,
+            _difference("warmup.gradient_norm", is_relative=True), CHANGE,
         ),
     )
 )  # fmt: skip
@@ -238,10 +239,10 @@ RELATIVE = tuple(
 
 
 @cache
-def schema_column(name: str) -> Column | None:
+def schema_column(name: str) -> Quantity | None:
     """The column of a field of a run's record by its dotted name; None if there is no such field.
 
-    It shows the mean over runs; for a peak or maximum the largest value, for a minimum the smallest.
+    It shows the mean over runs, or what the field's `over` says.
 
     Raises:
         UsageError: the field is no number.
@@ -251,13 +252,7 @@ def schema_column(name: str) -> Column | None:
         return None
     if not field.about.is_number:
         raise UsageError(f"column {name!r} is {field.unit}; a column shows a number")
-    last = name.rpartition(".")[2]
-    over = "mean"
-    if last.startswith("max_") or "peak" in name:
-        over = "max"
-    elif last.startswith("min_"):
-        over = "min"
     # Name the phase or the end of the window (open, close) where the title does not.
     parts = zip_longest(name.split("."), field.pattern.split("."))
     varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    return Column(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), over)
+    return Quantity(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), field.about.over)

@@ -84,15 +84,27 @@ def _size(run: RunRecord) -> str | None:
 
 def choices(residual_dtype: str | None, is_fused: bool | None, loss: str | None) -> str:
     """The non-default choices of lmbench's own model, in words; empty if it is computed the plain way."""
-    words = {
-        f"{residual_dtype} residual": residual_dtype, "fused projections": is_fused, f"{loss} loss": loss == "chunked",
-    }  # fmt: skip
-    return " + ".join(word for word, is_chosen in words.items() if is_chosen)
+    words = []
+    if residual_dtype:
+        words.append(f"{residual_dtype} residual")
+    if is_fused:
+        words.append("fused projections")
+    if loss == "chunked":
+        words.append("chunked loss")
+    return " + ".join(words)
 
 
 def choices_of(model: Model) -> str:
     """The non-default choices of a recorded model, in words."""
     return choices(model.residual_dtype, model.fused_projections, model.loss)
+
+
+#: Lightning's names of its strategies, and the values that their options have unless somebody sets them.
+_STRATEGIES = {"DDPStrategy": "ddp", "FSDPStrategy": "fsdp"}
+_USUAL_OPTIONS: Values = {
+    "timeout": "0:30:00", "start_method": "popen", "data_parallel_size": "auto", "tensor_parallel_size": "auto",
+    "save_distributed_checkpoint": True, "sharding_strategy": "FULL_SHARD", "state_dict_type": "full",
+}  # fmt: skip
 
 
 def _strategy(run: RunRecord) -> str | None:
@@ -102,14 +114,24 @@ def _strategy(run: RunRecord) -> str | None:
     strategy: Values | str | None = value_at(run, "config.trainer.strategy")
     if not isinstance(strategy, Mapping):
         return strategy
-    options = (f"{option}={value}" for option, value in (strategy.get("init_args") or {}).items() if value is not None)
-    return f"{strategy['class_path'].rpartition('.')[2]}({', '.join(options)})"
+    class_name = strategy["class_path"].rpartition(".")[2]
+    name = _STRATEGIES.get(class_name, class_name.removesuffix("Strategy"))
+    options = ", ".join(
+        f"{option} {plain(value)}"
+        for option, value in (strategy.get("init_args") or {}).items()
+        if value is not None and value != _USUAL_OPTIONS.get(option)
+    )
+    return f"{name} ({options})" if options else name
 
 
 def _compile_label(options: Any) -> str:
     """The option `trainer.compile` in words: `eager`, or torch.compile's mode with its further options."""
+    if options is True:
+        return "default"
+    if options is False:
+        return EAGER
     if not isinstance(options, Mapping):
-        return {True: "default", False: EAGER}.get(options, str(options))
+        return str(options)
     extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
     return " ".join([str(options.get("mode") or "default"), *extras])
 
@@ -218,7 +240,8 @@ def heading(name: str) -> str:
 def describe(facts: Mapping[str, Value], names: Sequence[str]) -> str:
     """The named facts, as far as they are known, as people say them: `small, TF32, compiled, batch 4`.
 
-    Texts stand alone and numbers follow their names. Precision and float32 matmul are one word.
+    Texts stand alone and numbers follow their names. Precision and float32 matmul are one word; the precision alone is
+    called as in tables.
     """
     words = list[str]()
     for name in names:
@@ -227,7 +250,7 @@ def describe(facts: Mapping[str, Value], names: Sequence[str]) -> str:
             continue
         if name == "compile" and value != EAGER:
             words.append("compiled" if value == "default" else f"compiled {value}")
-        elif name == "precision":
+        elif name == "precision" and "matmul" in names:
             words.append(short_label(str(value), str(facts.get("matmul"))))
         else:
             stands_alone = isinstance(value, str) and name in FACT and name != "checkpoint" and value != "none"

@@ -3,21 +3,22 @@ points where their level changes."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from lmbench.configs import parse_yaml
 from lmbench.errors import UsageError
+from lmbench.git import git_output
 from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean, level_changes
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import picture, points_of
-from lmbench.report.columns import Column
+from lmbench.report.columns import Quantity
 from lmbench.report.facts import ENVIRONMENT
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
 from lmbench.report.units import PERCENT, change_percent, change_range
@@ -72,13 +73,9 @@ def frame_over(group: Group, over: Over) -> Frame:
 
 def _git_order(commits: Iterable[str]) -> dict[str, int]:
     """The positions of commits in the history of the repository here; empty if it lacks one, so that time decides."""
-    hashes = [commit.rstrip("+") for commit in commits]
-    words = ["git", "rev-list", "--no-walk=sorted", "--reverse", *filter(str.isalnum, hashes), "--"]
-    try:
-        ordered = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    return {commit[:9]: position for position, commit in enumerate(ordered)}
+    hashes = filter(str.isalnum, (commit.rstrip("+") for commit in commits))
+    ordered = git_output(Path.cwd(), "rev-list", "--no-walk=sorted", "--reverse", *hashes, "--") or ""
+    return {commit[:9]: position for position, commit in enumerate(ordered.split())}
 
 
 def _courses(frame: Frame) -> Iterator[Frame]:
@@ -101,9 +98,11 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     return changes
 
 
-def _column(name: str, field: str) -> Column:
+def _column(name: str, field: str) -> Quantity:
     title = f"{name} change"
-    return Column(f"{name}_change_fraction", title, lambda frame, cell: _changes(frame, field).get(cell), PERCENT, None)
+    return Quantity(
+        f"{name}_change_fraction", title, lambda frame, cell: _changes(frame, field).get(cell), PERCENT, None
+    )
 
 
 _COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_peak_allocated_bytes"))

@@ -15,7 +15,7 @@ from lmbench.errors import UsageError, unknown
 from lmbench.files import Unreadable, read_file
 from lmbench.reference import FOLDER, Figure, load_rows
 from lmbench.report.answer import Cell
-from lmbench.report.columns import STEP, Column
+from lmbench.report.columns import STEP, Quantity
 from lmbench.report.facts import EAGER, FACT, Value
 from lmbench.report.frame import Frame
 from lmbench.report.view import Feature
@@ -61,12 +61,12 @@ def reference_feature(name: str) -> Feature:
 def _feature(sources_of: Callable[[str], Sources]) -> Feature:
     """The feature that shows, beside each column, a column for each of its sources."""
 
-    def beside(column: Column) -> Iterator[Column]:
+    def beside(column: Quantity) -> Iterator[Quantity]:
         labels, find = sources_of(column.name)
         for label in sorted(labels):
             title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
             name = f"reference {label}: {column.name}"
-            yield Column(name, title, partial(find, label), column.unit, None)
+            yield Quantity(name, title, partial(find, label), column.unit, None)
 
     return Feature(beside=beside)
 

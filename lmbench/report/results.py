@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from lmbench.errors import UsageError
 from lmbench.masking import masked_message
@@ -17,7 +17,6 @@ from lmbench.records.load import Run
 from lmbench.records.measured import Guard
 from lmbench.records.named import shown_path
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import Code
 from lmbench.records.schema import value_at
 from lmbench.report import answer
 from lmbench.report.answer import Answer, Line, Table
@@ -33,7 +32,7 @@ from lmbench.report.frame import (
     read_groups,
 )
 from lmbench.report.over import Over, frame_over, over_view
-from lmbench.report.run import lines
+from lmbench.report.run import environment_text
 from lmbench.report.tables import failed_guards, sentences, view_tables
 from lmbench.report.view import GENERIC, Catalogue, View
 
@@ -103,19 +102,18 @@ def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
         view = catalogue.view(group.sweep.view, tuple(group.sweep.axes or ()))
     except UsageError as error:
         return GENERIC, f"the sweep's own view is not used: {error}; shown as any sweep"
-    return view if view.name else replace(view, name=group.name), ""
+    return view if view.name else structs.replace(view, name=group.name), ""
 
 
 def _answer(section: _Section, catalogue: Catalogue) -> Answer:
     group, view, frame, note = section
     timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
     # If rows name their commits, the line of an environment leaves the code out, so that each is listed once.
-    changes = {"code": Code()} if "commit" in frame.varying() else {}
+    names_commits = "commit" in frame.varying()
     environments = {
-        line.text
+        environment_text(row.run.record.environment, row.facts.get("gpu"), with_code=not names_commits)
         for row in frame.runs
-        if (environment := row.run.record.environment) is not None
-        for line in lines("environment", replace(environment, **changes), device=row.facts.get("gpu"))
+        if row.run.record.environment is not None
     }
     # The view's question is answered by the view's own sentences, then by those of features.
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
@@ -143,7 +141,7 @@ def _answer(section: _Section, catalogue: Catalogue) -> Answer:
             *(Line("WARN", text) for text in headline_warnings),
             Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
             *([Line("unfinished", unfinished, is_whole=True)] if unfinished else []),
-            *(Line("measured", line) for line in _first(sorted(environments))),
+            *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
         ],
         tables=view_tables(view, timed, catalogue),
         charts=lambda: [

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import shlex
-import string
-import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from msgspec import Struct
-
 from lmbench.records.codec import as_dict
-from lmbench.records.measured import PhaseSummary
+from lmbench.records.measured import KernelSummary, MemoryHistoryRecord, PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.passes import PASSES, pass_of
-from lmbench.records.run import Fp8Layers, RunRecord
-from lmbench.records.schema import value_at
+from lmbench.records.run import AttentionCheck, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
-from lmbench.report import shipped, units
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines
 from lmbench.report.facts import choices_of
-from lmbench.report.units import GIB, MS, PERCENT, mean_and_std, milliseconds, percent, plain
+from lmbench.report.units import (
+    GIB,
+    MS,
+    PERCENT,
+    count,
+    gib,
+    mean_and_std,
+    millijoules,
+    milliseconds,
+    percent,
+    plain,
+    whole,
+)
 
 #: The host limits a step if the device waits for it in phases that take at least this share of the step.
 _HOST_LIMITED_FRACTION = 0.5
@@ -33,6 +38,16 @@ _HOST_LIMITED_FRACTION = 0.5
 _MS = replace(MS, word="")
 _STATISTICS = ("mean", "std", "median", "min", "max")
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
+
+
+def listed(*parts: object, separator: str = ", ") -> str:
+    """The parts that are not empty or zero, separated by commas."""
+    return separator.join(str(part) for part in parts if part)
+
+
+def labelled(label: str, first: object, *more: object, separator: str = ", ") -> list[Line]:
+    """A line of the parts that are not empty or zero; no line without the first one."""
+    return [Line(label, listed(first, *more, separator=separator))] if first else []
 
 
 def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), with_banner: bool = True) -> Answer:
@@ -51,14 +66,8 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
             *(banner(run) if with_banner else []),
             *([BLANK] if run.mode else []),
             *(_speed(run) if has_times else []),
-            # The device's peak memory, or the host's on a CPU; a refused allocation; the outcome, if not `ok`.
-            *lines(
-                "ending",
-                run,
-                host_peak=None if run.memory.run_peak_allocated_bytes else run.memory.host_peak_rss_bytes,
-                ended=None if run.outcome == "ok" else run.outcome,
-                message=shorten(value_at(run, "error.message") or "", 160, placeholder=" ..."),
-            ),
+            *_peak_memory(run),
+            *_ending(run),
             *guard_lines(run.guards),
         ],
         tables=[phase_table(run, step), *rank_tables(run)] if step is not None else [],
@@ -75,36 +84,79 @@ def _charts(path: Path | None) -> list[Chart]:
     return steps_charts(path) if path is not None else []
 
 
-def _listed(*parts: object) -> str:
-    return ", ".join(str(part) for part in parts if part)
-
-
 def banner(run: RunRecord) -> list[Line]:
     """The configuration in a few labelled lines; none for a run that did not record it."""
     if not run.mode:
         return []
     model, data, window, run_pass = run.model, run.data, run.window, pass_of(run)
-    host = run.environment.host.cpu_model if run.environment else None
-    processor_name = value_at(run, "environment.gpu.name") or host or "CPU"
-    shape = f"{data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
-    fp8 = model.fp8 or Fp8Layers()
-    compiled = f"compiled ({run.compile.mode}, regional)" if run.compile.regional else f"compiled ({run.compile.mode})"
-    return lines(
-        "banner", run,
-        name=model.size or model.name or "(not built)",
-        checkpoint=None if model.checkpoint == "none" else model.checkpoint,
-        choices=choices_of(model),
-        shape=shape if data.batch_size else "as the data gives it",
-        micro_batches=window.micro_batches if (window.micro_batches or 1) > 1 else None,
-        compiled=compiled if run.compile.is_enabled else "eager",
-        is_eager=not run.compile.is_enabled,
-        not_fp8=_listed(*fp8.left_out),
-        fp8_peak=plain(run.flops.peak_flops_per_s * 1e-12) if run.flops.peak_flops_per_s else None,
-        device=f"{run.world_size} x {processor_name}" if (run.world_size or 1) > 1 else processor_name,
-        steps=window.requested_steps or window.steps or "all",
-        at_least=" at least" if run_pass.has_timing else None,
-        other_pass=None if run_pass.has_timing else run_pass.label,
-    )  # fmt: skip
+    environment, fp8 = run.environment or RunEnvironment(), run.model.fp8 or Fp8Layers()
+    shape = "batch as the data gives it"
+    if data.batch_size:
+        shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
+    accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
+    compiled = listed(run.compile.mode, run.compile.regional and "regional")
+    processor = environment.gpu.name or environment.host.cpu_model or "CPU"
+    power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
+    duration = f"{window.requested_steps or window.steps or 'all'} steps"
+    duration += f" and {window.requested_s:g} s" if window.requested_s else ""
+    duration += " at least" if run_pass.has_timing else f", {run_pass.label}: in no timing table"
+    return [
+        *labelled(
+            "model",
+            model.size or model.name or "(not built)",
+            model.parameter_count and f"{count(model.parameter_count)} parameters",
+            model.num_heads and model.head_dim and f"heads {model.num_heads}, head_dim {model.head_dim}",
+            model.is_causal and "causal",
+            model.attention and f"attention {model.attention}",
+            model.attention_backend and f"which took {model.attention_backend}",
+            model.checkpoint and model.checkpoint != "none" and f"checkpoint {model.checkpoint}",
+            choices_of(model),
+            model.optimizer,
+        ),
+        Line("step", listed(run.mode, shape, accumulation)),
+        *labelled(
+            "precision",
+            run.precision,
+            run.matmul_precision and f"float32 matmul {run.matmul_precision}",
+            f"compiled ({compiled})" if run.compile.is_enabled else "eager",
+        ),
+        *labelled(
+            "fp8",
+            fp8.converted_count and fp8.torchao and f"{fp8.converted_count} linear layers, by torchao {fp8.torchao}",
+            fp8.left_out and f"in bf16: {', '.join(fp8.left_out)}",
+            not run.compile.is_enabled and "slower than bf16 unless compiled",
+            peak and f"MFU is of {plain(peak * 1e-12)} TFLOP/s, each product at its own peak",
+            separator="; ",
+        ),
+        *labelled(
+            "device",
+            f"{run.world_size} x {processor}" if (run.world_size or 1) > 1 else processor,
+            power_w and f"power limit {whole(power_w)} W",
+        ),
+        *labelled("window", duration, window.warmup_steps and f"after {window.warmup_steps} of warm-up"),
+    ]
+
+
+def environment_text(environment: RunEnvironment, device: object, with_code: bool) -> str:
+    """The device, machine and versions of a run, and the commits of its code; empty where the device is unknown."""
+    power_w, versions = environment.gpu.power_limit_w, environment.versions
+    code = []
+    for words, revision in (("lmbench commit", environment.code.lmbench), ("code at", environment.code.project)):
+        if with_code and revision.commit:
+            code.append(f"{words} {revision.commit[:9]}{', with changes' if revision.is_dirty else ''}")
+    if not device:
+        return ""
+    return listed(
+        device,
+        power_w and f"power limit {power_w:.0f} W",
+        environment.host.hostname and f"on {environment.host.hostname}",
+        *(
+            f"{name} {version}"
+            for name in ("torch", "cuda", "driver", "lightning", "lmbench")
+            if (version := getattr(versions, name))
+        ),
+        *code,
+    )
 
 
 def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
@@ -146,39 +198,133 @@ def rank_tables(run: RunRecord) -> list[Table]:
 
 def _speed(run: RunRecord) -> list[Line]:
     """The step with its spread and its longest phases, what limits it (host or device), throughput and MFU."""
-    step, rate, bound = run.phases.step or PhaseSummary(), run.throughput, host_bound_fraction(run)
-    shares = {
-        span: phase.share_fraction for span, phase in run.phases.items() if span in PHASES and phase.share_fraction
-    }
-    longest = sorted(shares, key=shares.__getitem__, reverse=True)[:2]
-    most = _listed(*(f"{span} {percent(shares[span])}" for span in longest))
-    verdicts = {span: lag.verdict for span, lag in run.probe.verdicts.items()} if run.probe.verdicts else {}
-    waiting = _listed(*(span for span in PHASES if verdicts.get(span) == "host-bound"))
-    limit = "the device: it always has work queued"
-    if (bound or 0.0) >= _HOST_LIMITED_FRACTION:
-        limit = f"the host: the device waits for it in {percent(bound)} of the step ({waiting})"
-    elif waiting:
-        limit = f"the device, but in {waiting} ({percent(bound)} of the step), where it waits for the host"
-    late, late_in, wait_s = late_rank(run) or (None, None, None)
-    return lines(
-        "speed", run,
-        late=None if late is None else str(late), late_in=late_in, wait=wait_s,
-        step=mean_and_std(step.mean_s, step.std_s) if step.mean_s else None,
-        most=most,
-        limit=limit if step.mean_s and bound is not None else None,
-        no_tokens=run.window.tokens_reason if step.mean_s and not rate.tokens_per_s else None,
-        no_mfu=rate.mfu_reason if rate.tokens_per_s and rate.mfu_fraction is None else None,
-        hfu=rate.hfu_fraction if run.flops.recomputed_per_token_flops else None,
-    )  # fmt: skip
+    step, rate = run.phases.step or PhaseSummary(), run.throughput
+    lines = []
+    if step.mean_s:
+        shares = {span: phase.share_fraction or 0.0 for span, phase in run.phases.items() if span in PHASES}
+        longest = sorted(filter(shares.get, shares), key=shares.__getitem__, reverse=True)[:2]
+        phases = listed(*(f"{span} {percent(shares[span])}" for span in longest))
+        mean = f"{mean_and_std(step.mean_s, step.std_s)} ms (std of the steps)"
+        lines = [Line("mean step", listed(mean, phases, separator=": ")), *labelled("limited by", _limit(run))]
+    if late := late_rank(run):
+        rank, phase, wait_s = late
+        waits = f"and the others wait for it for {milliseconds(wait_s)} ms of each step"
+        lines.append(Line("waits", f"for other ranks: rank {rank} takes longer in {phase}, {waits}"))
+    if rate.tokens_per_s:
+        lines.append(Line("throughput", f"{whole(rate.tokens_per_s)} tokens/s"))
+    elif step.mean_s and run.window.tokens_reason:
+        lines.append(Line("throughput", f"no tokens/s: {run.window.tokens_reason}"))
+    if rate.mfu_fraction:
+        causal = rate.mfu_causal_fraction
+        hardware = rate.hfu_fraction if run.flops.recomputed_per_token_flops else None
+        mfu = percent(rate.mfu_fraction)
+        mfu += f" ({percent(causal)} with causal attention counted half)" if causal else ""
+        lines += labelled("MFU", mfu, hardware and f"HFU {percent(hardware)}", separator="; ")
+    elif rate.tokens_per_s and rate.mfu_fraction is None and rate.mfu_reason:
+        lines.append(Line("MFU", f"none: {rate.mfu_reason}"))
+    return lines
+
+
+def _limit(run: RunRecord) -> str:
+    """Whether the host or the device limits the step; empty where no probe step told."""
+    host_fraction, verdicts = host_bound_fraction(run), run.probe.verdicts
+    if host_fraction is None or verdicts is None:
+        return ""
+    verdict_of = {span: lag.verdict for span, lag in verdicts.items()}
+    waiting = listed(*(span for span in PHASES if verdict_of.get(span) == "host-bound"))
+    if host_fraction >= _HOST_LIMITED_FRACTION:
+        return f"the host: the device waits for it in {percent(host_fraction)} of the step ({waiting})"
+    if waiting:
+        return f"the device, but in {waiting} ({percent(host_fraction)} of the step), where it waits for the host"
+    return "the device: it always has work queued"
+
+
+def _peak_memory(run: RunRecord) -> list[Line]:
+    """The device's peak memory, or the host's on a CPU."""
+    memory, host_bytes = run.memory, run.memory.host_peak_rss_bytes
+    run_peak_bytes, steady_bytes = memory.run_peak_allocated_bytes, memory.steady_peak_allocated_bytes
+    reserved_bytes, total_bytes = memory.run_peak_reserved_bytes, memory.device_total_bytes
+    if not run_peak_bytes:
+        return labelled("peak memory", host_bytes and f"{gib(host_bytes)} resident (host)")
+    reserved = f"{gib(reserved_bytes)} reserved of {gib(total_bytes)}" if reserved_bytes and total_bytes else ""
+    run_peak = listed(f"{gib(run_peak_bytes)} allocated", reserved)
+    return labelled("peak memory", run_peak, steady_bytes and f"in the window {gib(steady_bytes)}", separator="; ")
+
+
+def _ending(run: RunRecord) -> list[Line]:
+    """The allocation that was refused, and the outcome, if it is not `ok`."""
+    refused, error = run.memory.refused or RefusedAllocation(), run.error or RunError()
+    lines = labelled(
+        "refused",
+        refused.requested_bytes and refused.phase and f"{gib(refused.requested_bytes)} more in {refused.phase}",
+        refused.allocated_bytes and f"with {gib(refused.allocated_bytes)} held",
+        refused.device_free_bytes and f"{gib(refused.device_free_bytes)} free",
+    )
+    if run.outcome != "ok":
+        phase, location = error.phase and f"in {error.phase}", error.location and f"at {error.location}"
+        place = listed(run.outcome, phase, location, separator=" ")
+        place = listed(place, error.requested_bytes and f"{gib(error.requested_bytes)} asked for")
+        message = shorten(error.message or "", 160, placeholder=" ...")
+        lines += labelled("outcome", place, message, separator=": ")
+    return lines
 
 
 def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
+    history, kernels = run.memory_history or MemoryHistoryRecord(), run.kernels or KernelSummary()
+    breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
+    matmul_fraction = kernels.phases.step and kernels.phases.step.matmul_fraction
+    unseen = listed(*run.unseen_phases or ())
+    synchronized_s, unsynchronized_s = run.probe.synchronized_step_s, run.probe.unsynchronized_step_s
+    power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
     tally = Counter[str](guard.status for guard in run.guards).most_common()
-    return lines(
-        "details", run,
-        unseen=_listed(*run.unseen_phases or ()), tally=_listed(*(f"{number} {status}" for status, number in tally)),
-    )  # fmt: skip
+    return [
+        *labelled(
+            "unseen", unseen and f"{unseen}: the module optimizes by hand; their time is in other, a step is a batch"
+        ),
+        *labelled(
+            "compiled",
+            run.compile.is_attention_fused
+            and f"Inductor put PyTorch's fused attention in the place of {run.model.attention}",
+        ),
+        *labelled(
+            "compiled",
+            breaks
+            and f"with graph breaks: {breaks}; what lies between graphs runs eagerly, and "
+            "--trainer.compile.fullgraph true tells where",
+        ),
+        *(_checked(check) if check is not None else ()),
+        *labelled("peak is", history.reason and f"not known: {history.reason}"),
+        *labelled("peak is", history.peak_phase and f"in {history.peak_phase}"),
+        *labelled("kernels", kernels.reason and f"none: {kernels.reason}"),
+        *labelled(
+            "kernels",
+            kernels.kernel_s and f"{milliseconds(kernels.kernel_s)} ms per step",
+            matmul_fraction and f"{percent(matmul_fraction)} matmul",
+        ),
+        *labelled(
+            "ranks",
+            synchronized_s and f"{milliseconds(synchronized_s)} ms a step",
+            unsynchronized_s
+            and f"{milliseconds(unsynchronized_s)} without synchronizing gradients: the difference is communication "
+            "that no work hides, and waiting",
+        ),
+        *labelled("dtypes", run.dtypes and run.dtypes.reason and f"none: {run.dtypes.reason}"),
+        *labelled("power", power_w and f"{whole(power_w)} W", joules and f"{millijoules(joules)} mJ/token"),
+        *labelled("loss", loss.first and f"{loss.first:.4f} first", loss.last and f"{loss.last:.4f} last"),
+        *labelled("guards", listed(*(f"{number} {status}" for status, number in tally))),
+    ]
+
+
+def _checked(check: AttentionCheck) -> list[Line]:
+    """How far the user's attention is from the formula."""
+    deviation, tolerance = check.deviation_fraction, check.tolerance_fraction
+    return labelled(
+        "checked",
+        check.cases and f"against the formula at {check.cases} shapes",
+        deviation and tolerance and f"off by {deviation:.1e} of a row's size at most, {tolerance:.1e} allowed",
+        separator=": ",
+    )
 
 
 def _folder_and_commands(run: RunRecord, path: Path) -> list[Line]:
@@ -189,39 +335,3 @@ def _folder_and_commands(run: RunRecord, path: Path) -> list[Line]:
     next_steps = [("next", f"lmbench {command} {shlex.quote(str(path))}") for command in dict.fromkeys(commands)]
     texts = [("result", str(path)), *next_steps, ("repeat", run.replay_command)]
     return [Line(label, text, is_whole=True) for label, text in texts if text]
-
-
-class _Wording(string.Formatter):
-    """Fills placeholders from the caller's words, or else from the record's field of that name.
-
-    Raises:
-        LookupError: the word or field is empty, unknown or zero.
-    """
-
-    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        value = kwargs[field_name] if field_name in kwargs else value_at(args[0], field_name)
-        if not value:
-            raise LookupError(field_name)
-        return value, field_name
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if value is True:
-            return ""
-        unit_function = getattr(units, format_spec, None)
-        return unit_function(value) if unit_function else format(value, format_spec)
-
-
-_SECTIONS: dict[str, list[list[str]]] = tomllib.loads(shipped("lines.toml"))
-
-
-def lines(section: str, record: Struct, **words: Any) -> list[Line]:
-    """The lines of a section of lines.toml, without pieces and lines whose placeholders have no value."""
-    filled, wording = [], _Wording()
-    for label, *pieces in _SECTIONS[section]:
-        texts = [""] * len(pieces)
-        for index, piece in enumerate(pieces):
-            with suppress(LookupError):
-                texts[index] = wording.vformat(piece, (record,), words)
-        if texts[0]:
-            filled.append(Line(label, "".join(texts)))
-    return filled

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from lmbench.records.statistics import ratio_of
 from lmbench.report import answer, units
-from lmbench.report.answer import Cell, Table
-from lmbench.report.columns import Column
+from lmbench.report.answer import Cell, Table, text_of
+from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.units import TIMES, Unit, change_percent, change_range
@@ -80,9 +79,10 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
         fact_columns.append(answer.Column(heading(name), units.SETTING if is_number else units.WORDS, name))
+    cells = []
     for cell, figures in rows:
         run_id = frame.runs_of(cell)[0].run_id
-        figures[:0] = [Cell(frame.facts[cell].get(name), run_id=run_id) for name in names]
+        cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *figures])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
     has_spread = not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
@@ -90,28 +90,28 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         "_".join(re.findall(r"\w+", spec.title.lower())),
         spec.title,
         [*fact_columns, *headings],
-        [figures for _, figures in rows],
+        cells,
         "; ".join(filter(None, [describe(shared, in_caption), spread])),
     )
 
 
-def _notes(frame: Frame, cell: int, columns: Sequence[Column], figures: Sequence[Cell | None]) -> list[str]:
+def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequence[Cell | None]) -> list[str]:
     """Notes on failed guards, runs that are not counted, attention that was fused, and ratios that may be 1."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
+    notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
     not_ok = Counter(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
-    outcomes = ", ".join(f"{count} {label}" for label, count in sorted(not_ok.items()))
-    skipped = sum(run.record.window.skipped_count or 0 for run in runs)
-    is_fused = any(run.record.compile.is_attention_fused for run in runs)
+    if runs and not_ok:
+        outcomes = ", ".join(f"{count} {label}" for label, count in sorted(not_ok.items()))
+        notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {outcomes}")
+    if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
+        notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
+    if any(run.record.compile.is_attention_fused for run in runs):
+        attention = frame.facts[cell].get("attention")
+        notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
-    is_undecided = any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios)
-    notes = {
-        f"of {len(frame.runs_of(cell))} runs, not counted: {outcomes}": runs and not_ok,
-        f"the fp16 scaler skipped {skipped} steps, which are in no statistic": skipped,
-        f"Inductor put PyTorch's fused attention in the place of {frame.facts[cell].get('attention')}": is_fused,
-        _UNDECIDED_RATIO: base != cell and is_undecided,
-    }
-    guards = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
-    return [*guards, *(note for note, applies in notes.items() if applies)]
+    if base != cell and any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios):
+        notes.append(_UNDECIDED_RATIO)
+    return notes
 
 
 def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
@@ -134,7 +134,7 @@ def spread_text(runs: Iterable[int]) -> str:
 
 
 def _fastest(
-    frame: Frame, names: Sequence[str], among: Sequence[str], column: Column
+    frame: Frame, names: Sequence[str], among: Sequence[str], column: Quantity
 ) -> tuple[list[answer.Column], _Rows]:
     """A row for each combination of the row facts: the fastest way, the second, and how certain the difference is."""
     headings = [
@@ -144,7 +144,7 @@ def _fastest(
     return headings, [(next(iter(part.facts)), fastest(part, among, column)) for part in frame.by(names)]
 
 
-def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | None]:
+def fastest(frame: Frame, among: Sequence[str], column: Quantity) -> list[Cell | None]:
     """Judge which of the cells, which differ in the facts `among` alone, takes the least time.
 
     One process is one sample. Welch's t on the logarithms of process means compares the fastest cell with each other
@@ -180,70 +180,100 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | N
 
 # sentences
 
-#: Most parts that are named, and most cells that have a clause.
-_MOST_PARTS, _MOST_CLAUSES = 3, 6
+#: Most parts that are named, and most cells that have a sentence.
+_MOST_PARTS, _MOST_CELLS = 3, 6
+#: The figures of a sentence: by quantity and cell.
+_Figures = Mapping[Quantity, Mapping[int, Cell]]
 
 
 def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) -> list[str]:
-    """A sentence for each spec to which the cells have an answer: `small, TF32: speed-up vs fp32 eager 4.50x, step
-    72.91 ± 0.12 ms; ...`."""
-    texts = []
+    """The sentences by which the cells answer: `TF32 is 4.50x as fast as fp32 eager in small: step 72.91 ± 0.12 ms.`"""
+    makers = {"against": _against, "best": _best, "fastest": _fastest_ways, "parts": _parts}
+    texts = list[str]()
     for spec in specs:
-        column = column_of(spec.y)
-        if spec.kind == "fastest":
-            clauses = _wins(spec, frame, column)
-        else:
-            names = (*(["speedup"] if spec.kind == "against" else []), spec.y, *spec.also)
-            figures = {figure_column: figure_column.of(frame) for figure_column in map(column_of, names)}
-            values = {cell: figure.value for cell, figure in figures[column].items() if figure.value is not None}
-            cells = _deciding(spec, frame, values)
-            if spec.kind == "parts" and cells:
-                parts = {part: part.of(frame) for part in map(column_of, spec.of)}
-                sizes = {part: of[cells[0]].value for part, of in parts.items() if cells[0] in of}
-                largest = sorted(filter(sizes.get, sizes), key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
-                figures |= {part: parts[part] for part in largest}
-            clauses = []
-            for cell in cells:
-                # The name of a single cell is empty, since nothing differs.
-                name = frame.describe(cell, frame.differing())
-                clauses.append(": ".join(filter(None, [name, _figures_text(cell, frame, figures)])))
-        if clauses:
-            texts.append(f"{'; '.join(clauses)}.")
+        figures = {quantity: quantity.of(frame) for quantity in map(column_of, (spec.y, *spec.also))}
+        texts += makers[spec.kind](spec, frame, column_of, figures)
     return texts
 
 
-def _deciding(spec: AnswerSpec, frame: Frame, values: Mapping[int, Any]) -> list[int]:
-    """The cells that decide: the best of each group (`best`), else the largest of each way; `against` leaves the
-    baseline out."""
-    compared = frame.baseline if spec.kind == "against" else (spec.x,)
-    ways = [name for name in frame.differing() if name in compared]
-    others = [name for name in frame.differing() if name not in compared]
-    if spec.kind == "best":
-        groups = [[cell for cell in part.facts if cell in values] for part in frame.by(others)]
-        return [max(group, key=values.__getitem__) for group in groups if group][-_MOST_CLAUSES:]
-    comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= values.keys()}
-    cells = comparable if spec.kind == "against" else values
-    groups = [[cell for cell in part.ordered(others) if cell in cells] for part in frame.by(ways)]
+def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+    """How fast each way is compared with the baseline, for the largest cell that both have."""
+    speedups, measured = column_of("speedup").of(frame), figures[column_of(spec.y)]
+    ways, others = _split(frame, frame.baseline)
+    comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
+    for cell in _largest(frame, ways, others, comparable):
+        if (speedup := speedups.get(cell)) is not None:
+            ratio, qualifier = text_of(speedup, TIMES), ""
+            if speedup.low is None or speedup.high is None:
+                qualifier = " (not decided: one process each; --repeats 3)"
+            elif speedup.low <= 1 <= speedup.high:
+                qualifier = " (undecided)"
+            statement = f"{frame.describe(cell, ways)} is {ratio} as fast as {frame.base_name}{qualifier}"
+            yield _sentence(statement, frame.describe(cell, others), _stated(cell, frame, figures))
+
+
+def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+    """The value of `x` with the largest `y`, for each combination of the other facts."""
+    quantity, (_, others) = column_of(spec.y), _split(frame, (spec.x,))
+    values = {cell: figure.value for cell, figure in figures[quantity].items() if isinstance(figure.value, int | float)}
+    for part in list(frame.by(others))[-_MOST_CELLS:]:
+        if cells := [cell for cell in part.facts if cell in values]:
+            best = max(cells, key=values.__getitem__)
+            most = f"{quantity.text(figures[quantity][best])} {quantity.unit.word}".rstrip()
+            statement = f"{frame.describe(best, [spec.x])} has the most {quantity.title}"
+            yield _sentence(statement, frame.describe(best, others), [most, *_stated(best, frame, figures)[1:]])
+
+
+def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+    """The largest cell, with the largest of the quantities that make up its `y`."""
+    ways, others = _split(frame, (spec.x,))
+    parts = {part: part.of(frame) for part in map(column_of, spec.of)}
+    for cell in _largest(frame, ways, others, figures[column_of(spec.y)]):
+        sizes = {part: cells[cell].value for part, cells in parts.items() if cell in cells and cells[cell].value}
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
+        stated, place = _stated(cell, frame, figures), frame.describe(cell, frame.differing())
+        if not largest:
+            yield f"The largest cell{f', {place},' if place else ''} has {', '.join(stated)}."
+            continue
+        *first, last = (_stated(cell, frame, {part: parts[part]})[0] for part in largest)
+        named = " and ".join(filter(None, [", ".join(first), last]))
+        also = f" ({', '.join(stated[1:])})" if stated[1:] else ""
+        yield f"{f'In {place}, ' if place else ''}{stated[0]} is mostly {named}{also}."
+
+
+def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+    """For each way the number of shapes in which it is the fastest."""
+    quantity, (_, others) = column_of(spec.y), _split(frame, spec.among)
+    rows = [fastest(part, spec.among, quantity) for part in frame.by(others)]
+    wins = Counter(row[0].value for row in rows if row[0] and row[2])
+    if wins:
+        counts = "; ".join(f"{name} in {count} of {wins.total()}" for name, count in wins.most_common())
+        yield f"The fastest by {quantity.title} is {counts}."
+
+
+def _split(frame: Frame, names: Container[str]) -> tuple[list[str], list[str]]:
+    """The facts that differ between cells: those of these names, and the others."""
+    differing = frame.differing()
+    return [name for name in differing if name in names], [name for name in differing if name not in names]
+
+
+def _largest(frame: Frame, ways: Sequence[str], others: Sequence[str], measured: Container[int]) -> list[int]:
+    """The largest measured cell of each way, by the order in which tables sort the other facts."""
+    groups = [[cell for cell in part.ordered(others) if cell in measured] for part in frame.by(ways)]
     return [group[-1] for group in groups if group]
 
 
-def _figures_text(cell: int, frame: Frame, figures: Mapping[Column, Mapping[int, Any]]) -> str:
-    """The cell's figures in words. A speed-up that is no verdict says why: one process on each side, or an interval
-    that includes 1."""
+def _sentence(statement: str, place: str, figures: Sequence[str]) -> str:
+    return f"{statement}{f' in {place}' if place else ''}: {', '.join(figures)}."
+
+
+def _stated(cell: int, frame: Frame, figures: _Figures) -> list[str]:
+    """The cell's figures in words: `step 72.91 ± 0.12 ms`, `memory changed by -32 %`."""
     texts = []
-    for column, cells in figures.items():
+    for quantity, cells in figures.items():
         if (figure := cells.get(cell)) is not None:
-            texts.append(f"{column.heading(frame).title} {column.text(figure)} {column.unit.word}".rstrip())
-            if column.is_relative and column.unit is TIMES and figure.low is None:
-                texts[-1] += " (not decided: one process each; --repeats 3)"
-            elif column.is_relative and column.unit is TIMES and figure.low <= 1 <= figure.high:
-                texts[-1] += " (undecided)"
-    return ", ".join(texts)
-
-
-def _wins(spec: AnswerSpec, frame: Frame, column: Column) -> list[str]:
-    """For each way the number of shapes in which it is the fastest."""
-    others = [name for name in frame.differing() if name not in spec.among]
-    rows = [fastest(part, spec.among, column) for part in frame.by(others)]
-    wins = Counter(row[0].value for row in rows if row[0] and row[2])
-    return [f"fastest by {column.title}: {name} in {count} of {wins.total()}" for name, count in wins.most_common()]
+            title = quantity.heading(frame).title
+            if quantity.unit is CHANGE:
+                title = f"{quantity.title.removesuffix(f' vs {BASELINE}')} changed by"
+            texts.append(f"{title} {quantity.text(figure)} {quantity.unit.word}".rstrip())
+    return texts

@@ -21,11 +21,11 @@ from lmbench.errors import UsageError, suggest, unknown
 from lmbench.records.schema import fields
 from lmbench.report import shipped
 from lmbench.report.answer import Chart
-from lmbench.report.columns import Column, schema_column
+from lmbench.report.columns import Quantity, schema_column
 from lmbench.report.facts import FACT, Value, fact_of, plain
 from lmbench.report.frame import Frame
 
-ColumnOf = Callable[[str], Column]
+ColumnOf = Callable[[str], Quantity]
 
 
 class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,11 +123,11 @@ class Feature:
     beside it.
     """
 
-    columns: tuple[Column, ...] = ()
+    columns: tuple[Quantity, ...] = ()
     chart_kinds: Mapping[str, ChartKind] = field(default_factory=dict)
     row_notes: Callable[[Frame, int], list[str]] = lambda frame, cell: []
     headline: Callable[[Frame], Iterable[str]] = lambda frame: ()
-    beside: Callable[[Column], Iterable[Column]] = lambda column: ()
+    beside: Callable[[Quantity], Iterable[Quantity]] = lambda column: ()
 
 
 class Catalogue:
@@ -138,7 +138,7 @@ class Catalogue:
         self.columns = {column.name: column for feature in features for column in feature.columns}
         self.chart_kinds = {name: kind for feature in features for name, kind in feature.chart_kinds.items()}
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> Quantity:
         """The column of this name, or of the field of a run's record with this dotted name.
 
         Raises:
@@ -150,13 +150,13 @@ class Catalogue:
             raise UsageError(f"column {name!r} is unknown; give one such as step_s, or a field of a run{near}")
         return column
 
-    def columns_of(self, spec: TableSpec) -> list[Column]:
+    def columns_of(self, spec: TableSpec) -> list[Quantity]:
         """The columns of a table, and those that features put beside them; a table with `among` has one column."""
         columns = list(map(self.column, spec.columns))
         features = () if spec.among else self.features
         return [*columns, *(other for column in columns for feature in features for other in feature.beside(column))]
 
-    def features_of(self, columns: Iterable[Column]) -> list[Feature]:
+    def features_of(self, columns: Iterable[Quantity]) -> list[Feature]:
         """The features to which one of the columns belongs."""
         used = {*columns}
         return [feature for feature in self.features if used & {*feature.columns}]

@@ -13,7 +13,7 @@ from lmbench.callbacks import GradientNorm, MeasurementSession, Observer
 from lmbench.errors import UsageError
 from lmbench.instruments.training import total_norm
 from lmbench.instruments.window import Schedule
-from lmbench.records.field import Scalar
+from lmbench.records.field import About
 
 from conftest import measure
 
@@ -73,7 +73,7 @@ class Logging(Observer):
 
 def test_a_scalar_is_folded_over_its_sources_as_it_is_declared(sleeper):
     assert [record.gradient_norm for record in measured(sleeper, Logging())] == [5.0] * 5
-    folds = {fold: Scalar("1", "", "", fold=fold).folded([3.0, 4.0]) for fold in ("mean", "norm")}
+    folds = {fold: About("", fold=fold).folded([3.0, 4.0]) for fold in ("mean", "norm")}
     assert folds == {"mean": 3.5, "norm": 5.0}
     with pytest.raises(UsageError, match="no scalar 'speed'"):
         MeasurementSession().log_scalar("speed", 1.0)

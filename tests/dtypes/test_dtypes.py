@@ -10,9 +10,10 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
 
+from lmbench.autocast import autocast_lists
 from lmbench.callbacks import DtypeRecorder, MeasurementSession
 from lmbench.cli import main
-from lmbench.dtypes.answer import DTYPES_FILE, LISTS, read_notes
+from lmbench.dtypes.answer import DTYPES_FILE, read_notes
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.window import Schedule
 from lmbench.precision import PRECISIONS
@@ -149,7 +150,7 @@ def test_autocasts_lists_agree_with_this_pytorch(name, device):
     x = torch.rand(2, 2, 2, 2, device=device)
     with torch.autocast(device, torch.bfloat16):
         dtypes = [CALLS[name](x.to(dtype)).dtype for dtype in (torch.float32, torch.bfloat16)]
-    assert dtypes == RESULTS[LISTS.get((device, name))]
+    assert dtypes == RESULTS[autocast_lists(device).get(name)]
 
 
 def bench_trainer(*callbacks, **flags):

@@ -19,18 +19,12 @@ import yaml
 from paths import DATA
 from repository import git
 
-from lmbench.instruments import environment
-from lmbench.instruments.environment import (
-    DeviceSensor,
-    capture_environment,
-    derive_device_state,
-    git_state,
-    other_processes,
-    torch_flags,
-)
+from lmbench.instruments.environment import capture_environment, git_state, torch_flags
+from lmbench.instruments.host import kernel_launch_s
+from lmbench.instruments.sensor import DeviceSensor, derive_device_state, other_processes
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import DeviceReading
-from lmbench.records.run import Environment, Gpu, Revision
+from lmbench.records.run import GpuFacts, Revision, RunEnvironment
 
 CPU = torch.device("cpu")
 SECRETS = "CUDA_SECRET_TOKEN TORCH_password NCCL_Credentials OMP_SECRET HF_TOKEN MY_CUDA_X"
@@ -47,7 +41,7 @@ def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_sec
     host = captured.host
     assert (1e-9 < host.python_iteration_s < 1e-6, 1e-7 < host.kernel_launch_s < 1e-3) == (True, True)
     text = json.dumps(as_dict(captured), allow_nan=False)
-    assert msgspec.convert(json.loads(text), Environment) == captured
+    assert msgspec.convert(json.loads(text), RunEnvironment) == captured
     assert "hunter2" not in text
     assert list(captured.variables) == LISTED.split()
     assert (captured.gc.is_enabled, captured.gc.thresholds) == (gc.isenabled(), list(gc.get_threshold()))
@@ -101,7 +95,7 @@ def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
 
 
 def test_peak_memory_is_this_processs_own_not_its_parents():
-    child = "from lmbench.instruments.environment import peak_rss_bytes; print(peak_rss_bytes())"
+    child = "from lmbench.instruments.host import peak_rss_bytes; print(peak_rss_bytes())"
     parent = """if True:
         import subprocess, sys
         ballast = bytearray(b'x') * 900_000_000
@@ -155,7 +149,7 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
         nvmlDeviceGetViolationStatus=lambda handle, policy: {0: power}[policy],
     )  # fmt: skip
     reading = sensor.read()
-    assert sensor.facts() == Gpu(name="Small Card", power_limit_w=450.0)
+    assert sensor.facts() == GpuFacts(name="Small Card", power_limit_w=450.0)
     assert sensor.driver() == "600.1"
     assert reading == DeviceReading(
         read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, memory_clock_hz=10.501e9, power_capped_s=2.5,
@@ -179,5 +173,5 @@ def test_a_real_gpu_tells_what_the_reports_need():
     assert 0.5 * closed.power_w < derived.mean_power_w < 1.1 * facts.power_limit_w
     assert 0.0 <= derived.power_capped_fraction <= 1.0
     assert closed.sm_clock_hz <= facts.max_sm_clock_hz
-    assert 1e-7 < environment.kernel_launch_s(device) < 1e-4
+    assert 1e-7 < kernel_launch_s(device) < 1e-4
     assert capture_environment(device).versions.driver

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lmbench.instruments.environment import host_state, read_host
+from lmbench.instruments.host import host_state, read_host
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 

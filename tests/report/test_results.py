@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 
@@ -99,10 +100,24 @@ def test_a_difference_that_may_be_none_by_its_repeats_is_marked_and_not_called_f
     rows = table_rows(section.tables[0])
     assert [row["compile"] for row in rows if row["step"].endswith("[1]")] == ["default", "default"]
     assert section.tables[0].notes[0].startswith("the difference to the baseline is not told from none")
-    text = "large, compiled: speed-up vs eager 0.96x (undecided), step 110.0 ± 10.0 ms"
+    text = "compiled is 0.96x as fast as eager (undecided) in large: step 110.0 ± 10.0 ms"
     assert any(line.text.startswith(text) for line in section.headline)
     cold = rows_of(home)[1]
     assert cold["warm_first_step_s"] == pytest.approx(0.2 * cold["cold_first_step_s"])
+
+
+@pytest.mark.parametrize(("view", "axis", "values", "sentence"), [
+    ("batch", "data.batch_size", [1, 4], r"batch 4 has the most tokens/s: [\d,]+\."),
+    ("batch", "data.batch_size", [4], r"batch 4 has the most tokens/s: [\d,]+\."),
+    ("context", "data.context_length", [128, 256],
+     r"The largest cell, context 256, has step [\d.]+ ± [\d.]+ ms, tokens/s [\d,]+, peak memory [\d.]+ GiB\."),
+    ("attention", "model.attention", ["naive", "sdpa"],
+     r"The fastest by forward \+ backward is undecided: naive, eager; sdpa, eager in 1 of 1\."),
+])  # fmt: skip
+def test_the_answer_is_a_sentence(view, axis, values, sentence, tmp_path):
+    headline = section_of(make_sweep(tmp_path / "s", {axis: values}, view=view, repeats=2)).headline
+    (answer,) = (line.text for line in headline if line.label == "answer")
+    assert re.fullmatch(sentence, answer)
 
 
 # damaged sweep files and unknown views

@@ -14,11 +14,12 @@ import msgspec
 import torch
 
 from lmbench.instruments.clock import make_clock, synchronize
-from lmbench.instruments.environment import DeviceSensor, capture_environment, derive_device_state
+from lmbench.instruments.environment import capture_environment
+from lmbench.instruments.sensor import DeviceSensor, derive_device_state
 from lmbench.kernels.ceiling import CeilingRecord, Rate
 from lmbench.progress import progress
 from lmbench.records.process import now
-from lmbench.records.run import Environment
+from lmbench.records.run import RunEnvironment
 
 #: Edge of the square matrices: so large that launches, and the device's ramp-up at a kernel's start, cost nothing.
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -46,7 +47,7 @@ def measure_ceiling(sustained_s: float) -> CeilingRecord:
         for name in names:
             task.begin(name)
             rates.append(copy_rate(device, sustained_s) if name == "copy" else matmul_rate(name, device, sustained_s))
-    environment = msgspec.convert(capture_environment(device), Environment)
+    environment = msgspec.convert(capture_environment(device), RunEnvironment)
     return CeilingRecord(1, now(), environment, rates)
 
 

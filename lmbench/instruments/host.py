@@ -1,0 +1,151 @@
+"""The machine: its facts, its speed in issuing work, and the load of other processes in the window.
+
+The kernel's counters tell the load and cost nothing between two readings: the cores' busy time (proc(5), by psutil),
+the CPU time of this process and its children, and the scheduler's run delay (Documentation/scheduler/sched-stats.rst).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from timeit import repeat
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from lmbench.instruments.clock import synchronize
+from lmbench.records.measured import HostState
+from lmbench.records.process import load_per_core
+from lmbench.records.run import HostFacts
+
+_REPEATS = 5
+_LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
+#: Shares of the cores' time need at least this long, since it is counted in ticks of 10 ms.
+_MIN_ELAPSED_S = 0.2
+#: Kinds of CPU time in which a core is busy.
+_BUSY = ("user", "nice", "system", "irq", "softirq")
+
+
+def host_facts(device: torch.device) -> HostFacts:
+    """The `environment.host` of a run's record: the machine and its two speed scores.
+
+    Takes about 30 ms and synchronizes.
+    """
+    return HostFacts(
+        hostname=platform.node() or None,
+        system=platform.platform(),
+        cpu_model=_proc_field("/proc/cpuinfo", "model name", "Model", "cpu model") or platform.processor() or None,
+        core_count=os.cpu_count(),
+        affinity=_usable_cores(),
+        memory_total_bytes=psutil.virtual_memory().total,
+        python_iteration_s=min(repeat(_LOOP, number=1, repeat=_REPEATS)) / 50_000,
+        kernel_launch_s=kernel_launch_s(device),
+    )
+
+
+def _proc_field(path: str, *names: str) -> str | None:
+    """The first value under one of the names in a /proc file of `name: value` lines; None without one."""
+    with suppress(OSError):
+        for line in Path(path).read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in names:
+                return value.strip()
+    return None
+
+
+def kernel_launch_s(device: torch.device) -> float:
+    """Host seconds to issue one tiny in-place addition, the fastest of 5 tries; on a CPU to execute it."""
+    vector = torch.zeros(1, device=device)
+
+    def launch() -> None:
+        # Stay below about 1000 launches, which fill the queue of a CUDA device so that the host waits.
+        for _ in range(256):
+            vector.add_(1.0)
+
+    with torch.no_grad():
+        launches_s = min(repeat(launch, partial(synchronize, device), number=1, repeat=_REPEATS))
+    synchronize(device)
+    return launches_s / 256
+
+
+def peak_rss_bytes() -> int | None:
+    """Peak resident memory of this process so far; None where the system does not tell.
+
+    Read from VmHWM in /proc/self/status. On Linux getrusage is never below the size of the parent when it started this
+    process. So every cell of a sweep would show the runner's memory.
+    """
+    peak = _proc_field("/proc/self/status", "VmHWM")
+    return None if peak is None else int(peak.split()[0]) * 1024
+
+
+class HostReading(NamedTuple):
+    """The kernel's counters at one moment, in seconds since an arbitrary start.
+
+    Attributes:
+        read_at_s: the moment.
+        cores: number of cores that this process may use.
+        busy_s: their busy time.
+        stolen_s: their time that the hypervisor gave to other machines.
+        own_s: CPU time of this process and its descendants, such as a loader's workers.
+        waited_s: time in which this thread was ready to run and had no core; None where the system does not tell.
+    """
+
+    read_at_s: float
+    cores: int
+    busy_s: float
+    stolen_s: float
+    own_s: float
+    waited_s: float | None
+
+
+def read_host() -> HostReading:
+    """Read the counters; takes about a millisecond."""
+    usable = _usable_cores() or list(range(os.cpu_count() or 1))
+    by_core = psutil.cpu_times(percpu=True)
+    cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
+    this_process, own_s, waited_s = psutil.Process(), 0.0, None
+    # Other ranks on this host count as own processes too: one launcher is the parent of them all.
+    launcher = this_process.parent() if "LOCAL_RANK" in os.environ else None
+    for process in {this_process, *(launcher or this_process).children(recursive=True)}:
+        with suppress(psutil.Error):
+            # User and system time of the process and of its children that have ended.
+            own_s += sum(process.cpu_times()[:4])
+    with suppress(OSError, IndexError, ValueError):
+        text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
+        waited_s = int(text.split()[1]) * 1e-9
+    busy_s = sum(core.get(kind, 0.0) for core in cores for kind in _BUSY)
+    stolen_s = sum(core.get("steal", 0.0) for core in cores)
+    return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited_s)
+
+
+def _usable_cores() -> list[int] | None:
+    """Cores that this process may run on; None where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def host_state(opened: HostReading, closed: HostReading) -> HostState:
+    """The `host_state` of a run's record, from readings at the window's start and end.
+
+    `other_cpu_fraction` and `steal_fraction` are shares of the time of all cores, `waited_fraction` of the window. They
+    are None for a window of less than 0.2 s.
+    """
+    elapsed_s = closed.read_at_s - opened.read_at_s
+    state = HostState(load_per_core=load_per_core())
+    if elapsed_s < _MIN_ELAPSED_S:
+        return state
+
+    def share(taken_s: float, of_s: float) -> float:
+        return min(max(taken_s / of_s, 0.0), 1.0)
+
+    all_s, own_s = elapsed_s * closed.cores, closed.own_s - opened.own_s
+    state.other_cpu_fraction = share(closed.busy_s - opened.busy_s - own_s, all_s)
+    state.steal_fraction = share(closed.stolen_s - opened.stolen_s, all_s)
+    if opened.waited_s is not None and closed.waited_s is not None:
+        state.waited_fraction = share(closed.waited_s - opened.waited_s, elapsed_s)
+    return state
