@@ -142,11 +142,12 @@ def _headline(findings: Findings) -> list[Line]:
         lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
         busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
         lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
-    lines.append(_shares_line("kinds", "kind", work.by("kind")))
+    hidden_s = total.comm_s - total.comm_exposed_s
+    lines.append(_shares_line("kinds", "kind", without_hidden(work.by("kind"), "kind", hidden_s)))
     if len(precisions := work.by("precision").query("precision != ''")):
         lines.append(_shares_line("products", "precision", precisions))
     if work.fraction("part", UNCLASSIFIED) < _MAX_UNCLASSIFIED_FRACTION:
-        lines.append(_shares_line("parts", "part", work.by("part")))
+        lines.append(_shares_line("parts", "part", without_hidden(work.by("part"), "part", hidden_s)))
     if OUTSIDE in phases.index and len(findings.annotations):
         lines.append(_shares_line("ranges", "name", findings.annotations.nlargest(_TOP, "own_s")))
     for position, kernel in enumerate(work.kernels()[:_TOP_KERNELS].itertuples()):
@@ -185,6 +186,13 @@ def _shares_line(label: str, key: str, rows: pd.DataFrame) -> Line:
     return Line(label, ", ".join(f"{name} {percent(share)}" for name, share in shares))
 
 
+def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFrame:
+    """Rows of `Work.by` by kind or part, less the communication beside computing: what is left fits into the step."""
+    kernel_s = (rows.kernel_s - np.where(rows[key] == "comm", hidden_s, 0.0)).clip(lower=0.0)
+    rows = rows.assign(kernel_s=kernel_s, share_fraction=kernel_s / (kernel_s.sum() or 1.0))
+    return rows.sort_values("kernel_s", ascending=False, kind="stable")
+
+
 def _data(findings: Findings) -> Table:
     """The table for CSV: kernels by phase, name, kind and part; of a trace without kernels, operators by phase."""
     if findings.why_no_kernels:
@@ -205,6 +213,7 @@ def _tables(findings: Findings) -> list[Table]:
         "matmul_fraction": work.fraction("kind", MATMUL),
     }  # fmt: skip
     long = sums[sums.share_fraction >= _LONG_FRACTION]
+    step["busy_s"] = clocks.total.busy_s
     tables = [table("kernels/phases", sums.join(phases).reset_index(), [step], per=per)]
     for axis in ("kind", "part"):
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})

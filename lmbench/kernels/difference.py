@@ -67,9 +67,9 @@ def difference_answer(*sources: str | Path) -> Answer:
     lines.append(Line("device", f"{_change(*spans)} {per} (with the profiler)"))
     if any(exposed):
         lines.append(Line("", f"{_change(*exposed)} of exposed communication"))
-    before_s, after_s = a.work.total_s(), b.work.total_s()
+    before_s, after_s = (side.clocks.total.busy_s for side in sides)
     counts = " -> ".join(whole(side.work.rows.number.sum() / side.work.steps) for side in (a, b))
-    lines.append(Line("kernels", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
+    lines.append(Line("busy", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
     tables = list[Table]()
     for name, key in _AXES.items():
         rows = compared(a, b, key)

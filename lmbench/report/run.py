@@ -175,8 +175,10 @@ def _speed(run: RunRecord) -> list[Line]:
 def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     tally = Counter[str](guard.status for guard in run.guards).most_common()
+    communication_s = value_at(run, "kernels.phases.step.comm_s") or 0.0
+    exposed_s = value_at(run, "kernels.phases.step.comm_exposed_s") or 0.0
     return lines(
-        "details", run,
+        "details", run, hidden=communication_s - exposed_s,
         unseen=_listed(*run.unseen_phases or ()), tally=_listed(*(f"{number} {status}" for status, number in tally)),
     )  # fmt: skip
 
