@@ -13,7 +13,8 @@ import pandas as pd
 from msgspec.structs import asdict
 
 from lmbench.kernels.ceiling import roofline
-from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.events import take
+from lmbench.kernels.findings import KernelFindings, examine
 from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
@@ -93,13 +94,13 @@ def kernels_answer(source: str | Path) -> Answer:
     )  # fmt: skip
 
 
-def run_lines(findings: Findings, label: str = "run") -> list[Line]:
+def run_lines(findings: KernelFindings, label: str = "run") -> list[Line]:
     """One line with the settings of a trace's run, worded as in a report; no line for a trace without a run."""
     run = findings.trace.run
     return [Line(label, frame_of([run], None).describe(0, _SETTINGS))] if run and findings.run else []
 
 
-def communication_table(findings: Sequence[Findings]) -> Table:
+def communication_table(findings: Sequence[KernelFindings]) -> Table:
     """Communication by phase and kind of collective, as means over the ranks that `findings` are of."""
     rows = pd.concat([rank.clocks.collectives for rank in findings])
     rows = rows.groupby(["phase", "collective"]).sum(min_count=1).reindex(PHASE_ORDER, level="phase") / len(findings)
@@ -115,12 +116,12 @@ def communication_table(findings: Sequence[Findings]) -> Table:
     return table("kernels/communication", rows, [total], per=per_what(findings[0]), waits=waits, when=when)
 
 
-def per_what(findings: Findings) -> str:
+def per_what(findings: KernelFindings) -> str:
     """The words for a caption that say whether times and counts are means per step or sums over the trace."""
     return "per step" if len(findings.trace.timeline.step_ns) else "in the whole trace"
 
 
-def _headline(findings: Findings) -> list[Line]:
+def _headline(findings: KernelFindings) -> list[Line]:
     """Lines for each device's idle time, each long phase with its advice, and the largest shares of kernel time."""
     lines, total, work = [], findings.clocks.total, findings.work
     for device, clock in findings.clocks.devices.iterrows():
@@ -158,7 +159,7 @@ def _headline(findings: Findings) -> list[Line]:
     return lines
 
 
-def _wait_lines(findings: Findings) -> list[Line]:
+def _wait_lines(findings: KernelFindings) -> list[Line]:
     """Lines for the two largest causes of waits for the host, and for the longest pause of a device."""
     idle_s = findings.clocks.total.idle_s
     waits = findings.waits
@@ -172,9 +173,8 @@ def _wait_lines(findings: Findings) -> list[Line]:
     if len(pauses):
         duration_ns = pauses.end_ns - pauses.start_ns
         pause = pauses.loc[duration_ns.idxmax()]
-        # The index NONE (-1), where no kernel is before or after the pause, reads the last entry.
-        names = [*findings.trace.kernels.name, "no kernel"]
-        around = (shortened(short_name(names[kernel]), _PAUSE_WIDTH) for kernel in (pause.before, pause.after))
+        names = take(findings.trace.kernels.name, np.array([pause.before, pause.after]), "no kernel")
+        around = (shortened(short_name(name), _PAUSE_WIDTH) for name in names)
         text = f"{milliseconds(duration_ns.max() / 1e9)} ms at {milliseconds(pause.start_ns / 1e9)} ms"
         lines.append(Line("pause", f"{text} between {' and '.join(around)}"))
     return lines
@@ -193,14 +193,14 @@ def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFram
     return rows.sort_values("kernel_s", ascending=False, kind="stable")
 
 
-def _data(findings: Findings) -> Table:
+def _data(findings: KernelFindings) -> Table:
     """The table for CSV: kernels by phase, name, kind and part; of a trace without kernels, operators by phase."""
     if findings.why_no_kernels:
         return table("kernels/all_operators", findings.operators)
     return table("kernels/all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
 
 
-def _tables(findings: Findings) -> list[Table]:
+def _tables(findings: KernelFindings) -> list[Table]:
     """The tables of a trace with kernels."""
     work = findings.work
     per = per_what(findings)
@@ -219,7 +219,7 @@ def _tables(findings: Findings) -> list[Table]:
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})
         times = times.assign(share_fraction=times.step_s / work.total_s()).rename_axis(axis)
         order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
-        tables.append(table(f"kernels/{axis}s", times.loc[order].reset_index(), per=per))
+        tables.append(table("kernels/axes", times.loc[order].reset_index(), name=f"{axis}s", per=per, axis=axis))
     tables += [table("kernels/kernels", work.kernels(phase), per=per, phase=phase) for phase in long.index]
     if len(findings.annotations):
         tables.append(table("kernels/annotations", findings.annotations, per=per))

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import per_what, run_lines
-from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.findings import KernelFindings, examine
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.records.settings import differences
@@ -27,7 +27,7 @@ _AXES = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_
 _SUMMED = ["a_s", "b_s", "a_count", "b_count", "difference_s"]
 
 
-def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFrame:
+def compared(a: KernelFindings, b: KernelFindings, key: str, phase: str = STEP) -> pd.DataFrame:
     """A row for each value of a column of `Work`, such as `kind`, in a phase or the step; the largest difference first.
 
     `a_s`, `b_s`, `a_count` and `b_count` are kernel time and number of kernels as means per step, missing on a side

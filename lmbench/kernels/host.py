@@ -13,7 +13,7 @@ from itertools import pairwise, takewhile
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import MODULE_CALL, Events, is_range, users_ranges, where
+from lmbench.kernels.events import MODULE_CALL, Events, is_range, take, users_ranges, where
 from lmbench.kernels.names import module_path, operator_part, part_of
 from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
@@ -82,7 +82,7 @@ def settled(links: Integers) -> Integers:
     return links
 
 
-class Host:
+class HostEvents:
     """Operators and module ranges of the host, and the part of the model that each works for.
 
     Ranges of phases, steps and the user's own are left out of `events`, since they may begin and end across these.
@@ -107,7 +107,7 @@ class Host:
         # The scope of an event is the innermost module range or engine event around it, or the event itself.
         is_module = where(names, lambda name: name.startswith(_MODULES))
         scope = self.nesting.innermost(self.is_engine | is_module)
-        self.is_model = is_module & (np.append(scope, NONE)[self.nesting.parent] == NONE)
+        self.is_model = is_module & (take(scope, self.nesting.parent, NONE) == NONE)
         self._scope = scope.tolist()
         # The start of the first softmax in each scope.
         self._softmax_ns: dict[int, int] = {}

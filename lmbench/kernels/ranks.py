@@ -13,9 +13,9 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
-from lmbench.kernels.findings import Findings, examine_trace
-from lmbench.kernels.recording import TRACE_FILE
+from lmbench.kernels.findings import KernelFindings, examine_trace
 from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.progress import progress
@@ -69,7 +69,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     return _answer(findings, matches)
 
 
-def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
+def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answer:
     """The answer for ranks with kernels, from each rank's results and from their matched collectives."""
     first = next(iter(findings.values()))
     waits = matches.groupby("collective").wait_ns
@@ -116,7 +116,7 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
     return Answer(headline, tables, figures=figures, first=("ranks", "communication"))
 
 
-def _straggler_lines(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
+def _straggler_lines(findings: dict[int, KernelFindings], rows: pd.DataFrame) -> list[Line]:
     """Lines for the rank that the others wait longest for, and for what it spends more time on than they do.
 
     Where no collectives match, it is the rank with the most time outside of communication.
