@@ -15,18 +15,19 @@ from msgspec.structs import asdict
 from lmbench.kernels.ceiling import roofline
 from lmbench.kernels.events import take
 from lmbench.kernels.findings import KernelFindings, examine
-from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
+from lmbench.kernels.frameworks import compiling_text, cost_texts
+from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
-from lmbench.kernels.waits import cause_text, largest_causes
+from lmbench.kernels.waits import DATA, HOST_CODE, cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
 from lmbench.report.frame import frame_of
 from lmbench.report.units import milliseconds, percent
 
-# The headline names this many phases, parts, kinds or operators, and lists this many kernels.
+# The headline names this many phases, parts, kinds or operators, and lists at most this many kernels.
 _TOP, _TOP_KERNELS = 3, 5
 # The names of both kernels around a pause fit one line of a narrow screen.
 _PAUSE_WIDTH = 16
@@ -63,13 +64,20 @@ def kernels_answer(source: str | Path) -> Answer:
         if len({*timeline.step_names}) == 1:
             slowest += f"; each ends with {timeline.step_names[0]}"
         headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
+    if compiling := compiling_text(findings.trace):
+        headline.append(Line("compiling", compiling))
+    causes = [Line("cost", text) for text in cost_texts([findings.trace])]
+    headline += causes
     if findings.why_no_kernels:
-        operators = findings.operators.groupby("phase", sort=False)
         headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
-        headline += [_shares_line(str(phase), "name", rows) for phase, rows in operators]
-        tables = [table("kernels/operators", rows, per=per_what(findings), phase=phase) for phase, rows in operators]
+        headline += _host_lines(findings)
+        tables = [
+            table("kernels/operators", rows, per=per_what(findings), phase=phase)
+            for phase, rows in findings.operators.groupby("phase", sort=False)
+        ]
     else:
-        headline += _headline(findings)
+        # A cause takes two of the first screen's 24 lines.
+        headline += _headline(findings, max(1, _TOP_KERNELS - 2 * len(causes)))
         tables = _tables(findings)
     world_size = findings.trace.events.distributed.world_size or 1
     if world_size > 1:
@@ -121,8 +129,8 @@ def per_what(findings: KernelFindings) -> str:
     return "per step" if len(findings.trace.timeline.step_ns) else "in the whole trace"
 
 
-def _headline(findings: KernelFindings) -> list[Line]:
-    """Lines for each device's idle time, each long phase with its advice, and the largest shares of kernel time."""
+def _headline(findings: KernelFindings, top: int) -> list[Line]:
+    """Lines for each device's idle time, long phases with advice, shares of kernel time, and the `top` kernels."""
     lines, total, work = [], findings.clocks.total, findings.work
     for device, clock in findings.clocks.devices.iterrows():
         lines.append(Line(f"device {device}", f"{per_what(findings)} {verdict_of(clock)}: {idle_reason(clock)}"))
@@ -136,26 +144,43 @@ def _headline(findings: KernelFindings) -> list[Line]:
     if total.idle_s >= _LARGE_FRACTION * total.window_s:
         lines += _wait_lines(findings)
     phases = findings.phases.dropna(subset="verdict")
-    phases = phases[phases.window_s >= _LARGE_FRACTION * total.window_s]
-    phases = phases[phases.window_s.rank(ascending=False) <= _TOP]
+    phases = phases[phases.window_s >= _LARGE_FRACTION * total.window_s].nlargest(_TOP, "window_s")
     for phase, clock in phases.iterrows():
         is_same = clock.lag_verdict in (None, clock.verdict)
         lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
         busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
         lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
     hidden_s = total.comm_s - total.comm_exposed_s
-    lines.append(_shares_line("kinds", "kind", without_hidden(work.by("kind"), "kind", hidden_s)))
+    lines.append(Line("kinds", _shares(without_hidden(work.by("kind"), "kind", hidden_s), "kind")))
     if len(precisions := work.by("precision").query("precision != ''")):
-        lines.append(_shares_line("products", "precision", precisions))
+        lines.append(Line("products", _shares(precisions, "precision")))
     if work.fraction("part", UNCLASSIFIED) < _MAX_UNCLASSIFIED_FRACTION:
-        lines.append(_shares_line("parts", "part", without_hidden(work.by("part"), "part", hidden_s)))
+        lines.append(Line("parts", _shares(without_hidden(work.by("part"), "part", hidden_s), "part")))
     if OUTSIDE in phases.index and len(findings.annotations):
-        lines.append(_shares_line("ranges", "name", findings.annotations.nlargest(_TOP, "own_s")))
-    for position, kernel in enumerate(work.kernels()[:_TOP_KERNELS].itertuples()):
+        lines.append(Line("ranges", _shares(findings.annotations.nlargest(_TOP, "own_s"), "name")))
+    for position, kernel in enumerate(work.kernels()[:top].itertuples()):
         share = percent(kernel.share_fraction)
         name = shortened(kernel.short_name, KERNEL_WIDTH)
         text = f"{milliseconds(kernel.kernel_s):>6} ms {share:>6}  {name}, {kernel.kind}"
         lines.append(Line("" if position else "longest", text))
+    return lines
+
+
+def _host_lines(findings: KernelFindings) -> list[Line]:
+    """A line for each longer phase of a trace without kernels: its operators, and the function beside them."""
+    times, lines = findings.host_times, list[Line]()
+    for phase in times[times.host_s >= _LARGE_FRACTION * times.host_s.sum()].itertuples():
+        text = f"operators {milliseconds(phase.operators_s)} of {milliseconds(phase.host_s)} ms"
+        operators = findings.operators[findings.operators.phase == phase.phase]
+        if len(operators):
+            text += f": {_shares(operators, 'name')}"
+        if phase.function_s >= _LARGE_FRACTION * phase.host_s:
+            text += f"; {milliseconds(phase.function_s)} ms in {phase.function}"
+        elif phase.operators_s < phase.host_s / 2:
+            text += f"; beside them Python: {NAMES.causes[HOST_CODE].remedy}"
+        if phase.phase == "data":
+            text += f"; {NAMES.causes[DATA].remedy}"
+        lines.append(Line(phase.phase, text))
     return lines
 
 
@@ -180,10 +205,10 @@ def _wait_lines(findings: KernelFindings) -> list[Line]:
     return lines
 
 
-def _shares_line(label: str, key: str, rows: pd.DataFrame) -> Line:
+def _shares(rows: pd.DataFrame, key: str) -> str:
     """The first rows' names, from the column `key`, with their shares."""
     shares = rows[[key, "share_fraction"]][:_TOP].itertuples(index=False)
-    return Line(label, ", ".join(f"{name} {percent(share)}" for name, share in shares))
+    return ", ".join(f"{name} {percent(share)}" for name, share in shares)
 
 
 def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFrame:

@@ -88,9 +88,9 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     kernel before it, as in timings by events on the stream. A kernel without a launch has the phase `unlinked`, unless
     a kernel with a launch runs beside it.
 
-    The clock runs over the steps without the skipped ones. Where kernels were queued before these steps, it runs from
-    the first to the last kernel that the steps launched. Without steps it runs over the whole trace; of a foreign
-    trace, from its first kernel to its last.
+    The clock runs over the steps without the skipped ones, and on to the last kernel that they launched; the time of
+    kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
+    from its first kernel to its last.
     """
     is_whole = not len(timeline.step_ns)
     steps = timeline.steps - timeline.skipped
@@ -103,18 +103,18 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     moments = np.concatenate((queue.start_ns, queue.end_ns, ranges if timeline.source == "lmbench" else []))
     steps_ns = moments if is_whole else timeline.step_ns[timeline.skipped :]
-    begin, end = first, last = int(steps_ns.min()), int(steps_ns.max())
-    if (~queue.is_counted & (queue.end_ns > begin)).any():
-        first, last = int(counted.start_ns.min()), int(counted.end_ns.max())
+    begin, end = int(steps_ns.min()), int(steps_ns.max())
 
     def is_in_steps(moments: Any) -> Any:
         return is_whole | (moments >= begin) & (moments < end)
 
     # A kernel belongs to the step that launched it.
-    queue["is_clocked"] = is_in_steps(queue.launch_ns).where(queue.launch != NONE, queue.start_ns >= first)
+    queue["is_clocked"] = is_in_steps(queue.launch_ns).where(
+        queue.launch != NONE, queue.is_counted & (queue.start_ns >= begin)
+    )
     pieces, pauses = [], []
     for device, rows in queue.groupby("device", sort=False):
-        times, idle = _device_pieces(rows, ranges, (first, last))
+        times, idle = _device_pieces(rows, ranges, (begin, end))
         kernel, moments = times.kernel.to_numpy(), times.start_ns.to_numpy()
         times = times.assign(
             phase=take(rows.phase, kernel, timeline.at(moments)), collective=take(rows.collective, kernel, "")
@@ -123,8 +123,7 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
         before, after = (take(rows.index, idle[name].to_numpy(), NONE) for name in ("before", "after"))
         pauses.append(idle.assign(before=before, after=after, device=device))
     clocked, counted = pd.concat(pieces), queue[queue.is_clocked]
-    # Host time counts from the device clock's start: the host may have launched for long before.
-    host_start, host_end, _ = cut(np.array([first]), np.array([end]), ranges)
+    host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
         _phases(clocked, counted, host_ns, steps), _means(clocked, "device", steps),

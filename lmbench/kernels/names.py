@@ -8,6 +8,7 @@ rule matches, the operator that launched it decides.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -53,6 +54,7 @@ class Names(Struct, forbid_unknown_fields=True):
     foreign_phases: list[Rule]
     users_phases: list[Rule]
     calls: list[Rule]
+    libraries: str
     causes: dict[str, WaitCause]
     phase_parts: dict[str, str]
 
@@ -82,9 +84,15 @@ _by_name, _by_class = reader(NAMES.module_names), reader(NAMES.module_classes)
 #: The part of an operator by its name alone; empty for operators that any part uses.
 operator_part = reader(NAMES.operator_parts)
 # lmbench's ranges have the path; Lightning's PyTorchProfiler puts the class before it; PyTorch's have class and number.
-_MODULE = re.compile(rf"{re.escape(MODULE)}(.*)$|\[pl\]\[module\][^:]*: (.+)$|nn\.Module: (.+?)(?:_\d+)?$")
+# FSDP2 makes a class of its own of each module's: FSDPBlock of Block.
+_MODULE = re.compile(
+    rf"{re.escape(MODULE)}(.*)$|\[pl\]\[module\][^:]*: (.+)$|nn\.Module: (?:FSDP(?=[A-Z]))?(.+?)(?:_\d+)?$"
+)
 _by_beginning, _by_function = reader(NAMES.kernel_beginnings), reader(NAMES.kernel_functions)
 _by_arguments, _by_operator = reader(NAMES.kernel_arguments), reader(NAMES.kernel_operators)
+_LIBRARY_FILE = re.compile(NAMES.libraries, re.VERBOSE)
+# A function of a file: `my_data.py(27): tokenize`; the group is the file's module or outermost package.
+_PYTHON_FUNCTION = re.compile(r"^([^/(]*)(?:/.*)?\.py\([1-9]\d*\): ")
 _type, _precision = reader(NAMES.types), reader(NAMES.precisions)
 # The operation that a general launcher runs, in its template arguments: the last occurrence of the first pattern found.
 _OPERATIONS = [re.compile(pattern) for pattern in NAMES.operations]
@@ -197,7 +205,8 @@ def part_of(path: str, classes: Mapping[str, str] | None = None) -> str | None:
         elif name == "output":
             # In a block it is BERT's second feed-forward matrix, outside of blocks the head.
             part = "ffn" if any(map(str.isdecimal, above)) else "head"
-        if part := part or _by_class((classes or {}).get(".".join(names[: depth + 1]), name)):
+        class_name = (classes or {}).get(".".join(names[: depth + 1]), name)
+        if part := part or _by_class(class_name.removeprefix("FSDP")):
             return part
     return None
 
@@ -210,6 +219,12 @@ def joined(parts: Iterable[str]) -> str:
 def part_order(part: str) -> tuple[int, str]:
     """A sorting key for the model's order; a joined part comes right after the first of its parts."""
     return _ORDER.get(part.partition("+")[0], len(PARTS)), part
+
+
+def is_users_function(name: str) -> bool:
+    """Whether a Python function of a trace is in the user's own file: neither in a library nor in Python's own."""
+    file = _PYTHON_FUNCTION.match(name)
+    return file is not None and file[1] not in sys.stdlib_module_names and not _LIBRARY_FILE.search(name)
 
 
 @lru_cache(maxsize=4096)

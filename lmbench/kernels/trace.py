@@ -100,6 +100,14 @@ class Trace:
     kernels: pd.DataFrame
 
     @property
+    def span_ns(self) -> tuple[int, int]:
+        """Start of the first and end of the last step, or of the host's events if the steps are unknown."""
+        steps_ns, host = self.timeline.step_ns, self.events.host
+        if len(steps_ns):
+            return int(steps_ns.min()), int(steps_ns.max())
+        return int(host.start_ns.min(initial=0)), int(host.end_ns.max(initial=0))
+
+    @property
     def record(self) -> RunRecord:
         """The run's record; an empty one, with the outcome DAMAGED, if there is no run or its record cannot be read."""
         return self.run.record if self.run else RunRecord(SCHEMA_VERSION, DAMAGED)
@@ -117,7 +125,7 @@ def load_trace(path: str | Path) -> Trace:
     is_result = file.name == TRACE_FILE and is_run_folder(file.parent)
     run = load_run(file.parent) if is_result else None
     events, notes = read_trace(file, follows_links=not is_result)
-    host = HostEvents(events.host, notes.module_classes)
+    host = HostEvents(events.host, events.functions, notes.module_classes)
     timeline = find_phases(events.host, host, notes.steps)
     return Trace(file, run, events, host, timeline, _attribute(events, host, timeline, notes))
 
@@ -224,13 +232,15 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
     launch_ns = take(launches.start_ns, launch, start_ns)
     thread = take(launches.thread, launch, events.main_thread)
     around = np.where(is_linked, host.nesting.around(thread, launch_ns), NONE)
-    is_counted = is_linked.copy()
-    if len(timeline.step_ns):
-        is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (launch_ns < timeline.step_ns[:, 1].max())
-    # Correlation ids rise with the calls: a kernel with a lower id than all launches was launched before the trace
+    # Correlation ids rise with the calls, and a stream runs kernels in the order of their launches. So a kernel with a
+    # lower id than all launches, or before its stream's first kernel with a launch, was launched before the trace
     # began. Any other kernel without a launch has lost it, and counts.
     first_id = min(launches.correlation[launches.correlation != NONE], default=0)
-    is_counted |= ~is_linked & ~kernels.correlation.between(0, first_id - 1)
+    first_ns = kernels.start_ns.where(is_linked).groupby([kernels.device, kernels.thread]).transform("min")
+    is_counted = is_linked | ~(kernels.correlation.between(0, first_id - 1) | (kernels.start_ns < first_ns)).to_numpy()
+    if len(timeline.step_ns):
+        # A kernel without a launch may be behind the last step, whose kernels outlast it.
+        is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
     kernels = kernels.assign(
         launch=launch,
         launch_ns=launch_ns,

@@ -17,9 +17,9 @@ import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
-from lmbench.kernels.names import FULL_FP32, NAMES, PRODUCTS, UNCLASSIFIED
+from lmbench.kernels.names import FULL_FP32, KINDS, NAMES, PRODUCTS, UNCLASSIFIED
 from lmbench.kernels.sums import Work
-from lmbench.kernels.trace import OUTSIDE
+from lmbench.kernels.trace import OUTSIDE, UNLINKED
 from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
@@ -27,8 +27,6 @@ from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import milliseconds, percent
 
-# Other phases have no verdict: in `data` the device waits for the host by definition, and `other` is the host's work.
-_JUDGED = ("forward", "backward", "clip", "optimizer", OUTSIDE)
 # Phases with a smaller share of the window have no verdict.
 _LONG_FRACTION = 0.002
 # Shares of a phase in which the device waits for the host: from the first on it is host-bound, up to the second queued.
@@ -54,8 +52,11 @@ TraceWord = Literal[LagWord, "stalled", "communication-bound", "waits for other 
 
 # Kernels that only change the memory layout of images for a convolution.
 _LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", re.IGNORECASE)
-# Phases that run no part of the network.
-_UPDATE = ("clip", "optimizer")
+# Phases that run the network.
+_NETWORK = ("forward", "backward", OUTSIDE)
+# Copies between the host and the device, as CUDA and ROCm name them.
+_TO_DEVICE, _TO_HOST = r"HtoD|HostToDevice", r"DtoH|DeviceToHost"
+_LESS_COPYING = "send less, keep data on the device, overlap both directions and computing (pinned, non_blocking=True)"
 _FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
@@ -77,9 +78,10 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
         return phases
     lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     lags = [lag_verdicts.get(phase, LagVerdict()) for phase in phases.index]
-    is_long = (phases.kernels > 0) & (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
+    is_judged = (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
+    # Nothing tells why kernels without launches ran.
+    is_judged &= phases.index != UNLINKED
     verdicts, advice = list[TraceWord | None](), list[str | None]()
-    is_judged = is_long & phases.index.isin(_JUDGED)
     for (phase, clock), lag in zip(phases.iterrows(), lags, strict=True):
         verdict = verdict_of(clock) if is_judged[phase] else None
         is_slowed = lag.verdict == "queued" and verdict in ("host-bound", "mixed")
@@ -149,7 +151,7 @@ class _Case:
     @property
     def can_compile(self) -> bool:
         is_compiled = self.run.compile.is_enabled or self.kernels.name.str.startswith(TRITON).any()
-        return self.phase not in _UPDATE and not is_compiled
+        return self.phase in _NETWORK and not is_compiled
 
     @property
     def compiling(self) -> str:
@@ -173,7 +175,7 @@ def _advice(verdict: TraceWord, case: _Case) -> str:
         return f"{case.exposed}, {waited}: see what that one does"
     if verdict == "communication-bound":
         return f"{case.exposed}: overlap it, send less, or find the rank that comes late"
-    return _advice_on_kernels(case)
+    return _advice_on_copies(case) or _advice_on_kernels(case)
 
 
 def _advice_on_stalls(case: _Case) -> str:
@@ -189,10 +191,23 @@ def _advice_on_stalls(case: _Case) -> str:
 def _advice_on_host(case: _Case) -> str:
     """The advice for a phase in which the device waits for the host."""
     cause = next(iter(largest_causes(case.waits).index), LAUNCHING)
-    if cause != LAUNCHING:
-        return remedy(case.waits, cause)
+    if cause != LAUNCHING or case.phase == "data":
+        return remedy(case.waits, cause, case.phase == "data")
+    if case.phase not in (*_NETWORK, "clip", "optimizer"):
+        return f"{milliseconds(case.clock.host_wait_s)} ms of the host's own work"
     interval_us = case.clock.launch_interval_s * 1e6
     return f"{case.clock.launches:,.0f} launches, one every {interval_us:.1f} us: {_fewer_kernels(case)}"
+
+
+def _advice_on_copies(case: _Case) -> str:
+    """The advice for a phase that mostly copies between host and device; empty for another phase."""
+    names, kernels = case.kernels.name, case.kernels
+    to_device_s, back_s = (kernels.kernel_s[names.str.contains(way)].sum() for way in (_TO_DEVICE, _TO_HOST))
+    if to_device_s + back_s <= kernels.kernel_s.sum() / 2:
+        return ""
+    ways = f"{milliseconds(to_device_s)} ms to the device and {milliseconds(back_s)} back"
+    computing = "" if case.share(KINDS) - case.share(["memcpy"]) else ", no kernel computes"
+    return f"bound by copies between host and device, {ways}{computing}: {_LESS_COPYING}"
 
 
 def _advice_on_kernels(case: _Case) -> str:
@@ -230,7 +245,7 @@ def _fewer_kernels(case: _Case) -> str:
     if case.can_compile:
         return f"{case.compiling}, or a larger batch"
     is_replayed = case.run.compile.mode == "reduce-overhead" or case.clock.launches <= case.clock.kernels / 2
-    if case.phase not in _UPDATE and not is_replayed:
+    if case.phase in _NETWORK and not is_replayed:
         return "CUDA graphs (compile mode reduce-overhead), or a larger batch"
     return "a larger batch gives each kernel more to do"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -10,16 +11,18 @@ import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.events import each, take, where
+from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
-from lmbench.kernels.names import NAMES, module_path, reader
+from lmbench.kernels.names import NAMES, is_users_function, module_path, reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, union
-from lmbench.report.console import KERNEL_WIDTH, shortened
+from lmbench.report.console import shortened
 from lmbench.report.units import milliseconds, percent
 
 #: The cause of waits in which the host works towards the next launch: operators, Python between them, launch calls.
 LAUNCHING = "launching"
-_HOST_CODE, _DATA, _LOADING, _SLOW, _COPYING = "host code", "data", "loading", "slow call", "copying"
+HOST_CODE, DATA = "host code", "data"
+_COMPILING, _LOADING, _SLOW, _COPYING = "compiling", "loading", "slow call", "copying"
 _call_cause = reader(NAMES.calls)
 _LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
 # Longer waits and calls have a cause of their own. From one launch to the next the host takes tens of us in eager mode,
@@ -27,6 +30,8 @@ _LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
 _LONG_NS = 300_000
 # A text omits the share of a cause's largest part from this share on.
 _NEARLY_ALL_FRACTION = 0.95
+# The width of the text on where the host was.
+_PLACE_WIDTH = 80
 _KEYS = ["cause", "call", "under", "phase"]
 
 
@@ -56,13 +61,16 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     event, cause = np.where(began_blocked, begun_in, event), np.where(began_blocked, begun_cause, cause)
     loaders = events[where(events.name, lambda name: name.startswith("enumerate(DataLoader)#"))]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
-    cause[is_long & (cause == LAUNCHING)] = _HOST_CODE
-    cause[locate(*loading, start_ns) != NONE] = _DATA
-    is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, _HOST_CODE, _DATA))
-    is_named = ~np.isin(cause, (LAUNCHING, _DATA))
+    cause[is_long & (cause == LAUNCHING)] = HOST_CODE
+    cause[locate(*find_compiling(trace), start_ns) != NONE] = _COMPILING
+    cause[locate(*loading, start_ns) != NONE] = DATA
+    is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, HOST_CODE, _COMPILING, DATA))
     moments = np.where(is_call, take(events.start_ns, event, 0), start_ns)
+    is_named = cause != LAUNCHING
     under = np.full(len(waits), "", dtype=object)
-    under[is_named] = _surroundings(trace, take(events.thread, event, main)[is_named], moments[is_named])
+    under[is_named] = _surroundings(
+        trace, take(events.thread, event, main)[is_named], moments[is_named], cause[is_named]
+    )
     waits = waits.assign(
         cause=cause,
         call=np.where(is_call, take(events.name, event, ""), ""),
@@ -83,21 +91,34 @@ def largest_causes(waits: pd.DataFrame) -> pd.Series:
 
 
 def cause_text(waits: pd.DataFrame, cause: str) -> str:
-    """Text on what held the host up for one cause: the calls, and the operator or range with the most of this time.
+    """Text on what held the host up for one cause: the calls, and the operator, function or range with most of this.
 
     Its share is told, unless it is nearly all.
     """
     under_s = waits[waits.cause == cause].groupby("under").wait_s.sum()
-    largest = shortened(under_s.idxmax(), KERNEL_WIDTH)
+    largest = under_s.idxmax()
     share = under_s.max() / under_s.sum()
     share_text = f", {percent(share)} of it" if largest and share < _NEARLY_ALL_FRACTION else ""
-    return f"{_cause_words(waits, cause)}{share_text} {largest}".rstrip()
+    if function := _function_of(waits, cause):
+        return f"{function}{share_text}"
+    return f"{_cause_words(waits, cause)}{share_text} {shortened(largest, _PLACE_WIDTH)}".rstrip()
 
 
-def remedy(waits: pd.DataFrame, cause: str) -> str:
-    """Text on how long devices waited for one cause, and what to do about it."""
+def remedy(waits: pd.DataFrame, cause: str, is_data: bool = False) -> str:
+    """Text on how long devices waited for one cause, and what to do about it; `is_data` in a phase that gets data."""
     wait_s = waits.wait_s[waits.cause == cause].sum()
-    return f"{milliseconds(wait_s)} ms in {_cause_words(waits, cause)}; {NAMES.causes[cause].remedy}"
+    function = _function_of(waits, cause)
+    advice = "do less there, or in another process" if function else NAMES.causes[cause].remedy
+    if is_data and cause in (HOST_CODE, LAUNCHING):
+        advice = NAMES.causes[DATA].remedy
+    return f"{milliseconds(wait_s)} ms in {function or _cause_words(waits, cause)}; {advice}"
+
+
+def _function_of(waits: pd.DataFrame, cause: str) -> str:
+    """The Python function with most of the time of the host's own code; empty for other causes, or if unknown."""
+    under_s = waits[(waits.cause == cause) & (cause == HOST_CODE)].groupby("under").wait_s.sum()
+    largest = "" if under_s.empty else under_s.idxmax().removeprefix("in ")
+    return largest if is_users_function(largest) else ""
 
 
 def _cause_words(waits: pd.DataFrame, cause: str) -> str:
@@ -107,10 +128,14 @@ def _cause_words(waits: pd.DataFrame, cause: str) -> str:
 
 
 def _events(trace: Trace) -> pd.DataFrame:
-    """The host's operators, ranges and calls, each with the `cause` that a wait in it has."""
+    """The host's operators, ranges, Python functions and calls, each with the `cause` that a wait in it has."""
     columns = ["name", "thread", "start_ns", "end_ns"]
     linked = trace.kernels[trace.kernels.launch != NONE]
-    host, calls = (pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls))
+    functions = trace.events.functions
+    functions = functions[where(functions.name, lambda name: is_users_function(name) or COMPILING.search(name))]
+    host, calls, functions = (
+        pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls, functions)
+    )
     # A copy that ended before its call returned made the host wait.
     is_blocking = (linked.end_ns <= linked.returned_ns) & (linked.kind == "memcpy")
     is_copied = calls.start_ns.isin(linked.launch_ns[is_blocking])
@@ -122,7 +147,8 @@ def _events(trace: Trace) -> pd.DataFrame:
     tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
     is_named = np.isin(cause, ("allocating", "synchronizing"))
     calls["cause"] = np.select([is_named, *tests.values()], [cause, *tests], LAUNCHING)
-    return pd.concat([host.assign(is_call=False, cause=LAUNCHING), calls.assign(is_call=True)], ignore_index=True)
+    others = pd.concat([host, functions]).assign(is_call=False, cause=LAUNCHING)
+    return pd.concat([others, calls.assign(is_call=True)], ignore_index=True)
 
 
 def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFrame:
@@ -151,19 +177,28 @@ def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFra
     return pd.DataFrame(columns)
 
 
-def _surroundings(trace: Trace, thread: Integers, moments: Integers) -> list[str]:
-    """Words on where the host was: `under` an operator or module, and `in` the innermost of the user's ranges."""
-    host, users = trace.host, trace.host.users
-    places = list[str]()
-    ranges = users.around(np.full_like(thread, trace.events.main_thread), moments)
-    for event, users_range in zip(host.nesting.around(thread, moments), ranges, strict=True):
+def _surroundings(trace: Trace, thread: Integers, moments: Integers, causes: Sequence[str]) -> list[str]:
+    """Words on where the host was: `under` an operator or module, and `in` the innermost function or range of the user.
+
+    A function alone names what the host's own code did; loading data and compiling have no other words.
+    """
+    host, places = trace.host, list[str]()
+    main = np.full_like(thread, trace.events.main_thread)
+    around = (
+        host.nesting.around(thread, moments),
+        host.functions.around(main, moments),
+        host.users.around(main, moments),
+    )
+    for cause, event, function, users_range in zip(causes, *around, strict=True):
         words = list[str]()
-        if event != NONE:
+        if event != NONE and cause not in (DATA, _COMPILING) and (cause != HOST_CODE or function == NONE):
             # Of nested ATen operators the outermost is named: the program called it.
             nested = takewhile(lambda index: host.names[index].startswith("aten::"), host.nesting.climb(event))
             name = host.names[[event, *nested][-1]]
             words.append(f"under {module_path(name) or name.removeprefix(ENGINE)}")
-        if users_range != NONE:
-            words.append(f"in {users.names[users_range]}")
+        if function != NONE:
+            words.append(f"in {host.functions.names[function]}")
+        elif users_range != NONE and cause not in (DATA, _COMPILING):
+            words.append(f"in {host.users.names[users_range]}")
         places.append(" ".join(words))
     return places

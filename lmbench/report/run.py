@@ -177,8 +177,13 @@ def details(run: RunRecord) -> list[Line]:
     tally = Counter[str](guard.status for guard in run.guards).most_common()
     communication_s = value_at(run, "kernels.phases.step.comm_s") or 0.0
     exposed_s = value_at(run, "kernels.phases.step.comm_exposed_s") or 0.0
+    difference = "the difference is communication that no work hides, and waiting"
+    # Twice the standard error of the difference between two means of 8 steps is the standard deviation of a step.
+    noise_s = (run.phases.step.std_s if run.phases.step else None) or 0.0
+    if (run.probe.synchronized_step_s or 0.0) - (run.probe.unsynchronized_step_s or 0.0) <= noise_s:
+        difference = "no difference above the noise of the steps"
     return lines(
-        "details", run, hidden=communication_s - exposed_s,
+        "details", run, hidden=communication_s - exposed_s, difference=difference,
         unseen=_listed(*run.unseen_phases or ()), tally=_listed(*(f"{number} {status}" for status, number in tally)),
     )  # fmt: skip
 

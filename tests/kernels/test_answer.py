@@ -46,6 +46,16 @@ def test_the_first_screen_is_the_golden_file(capsys):
     assert shown(capsys, COMPILED) == (GOLDEN / "kernels_answer.txt").read_text(encoding="utf-8")
 
 
+MADE_UP = sorted((TRACES / "made_up").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("path", MADE_UP, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_the_first_screen_of_each_kind_of_trace_is_the_golden_file(path, capsys, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    name = path.name.removesuffix(".json.gz")
+    assert shown(capsys, path.name) == (GOLDEN / f"kernels_{name}.txt").read_text(encoding="utf-8")
+
+
 def test_a_foreign_trace_shows_its_slowest_step_and_exposed_communication(tmp_path, capsys):
     trace = HandWritten()
     for number, (begin, duration) in enumerate(((0, 900), (1_000, 1_900), (3_000, 950))):
@@ -87,7 +97,7 @@ def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
     assert len(rows) == len(record["tables"]["all_kernels"])
     assert {"phase", "name", "kind", "part"} < rows[0].keys()
     assert (record["steps"], record["completeness"]["captured_kernel_count"]) == (2, 1518)
-    assert [phase["verdict"] for phase in record["phases"]].count("host-bound") == 3
+    assert [phase["verdict"] for phase in record["phases"]].count("host-bound") == 4
     gemm_s = {row["kind"]: row["step_s"] for row in record["tables"]["kinds"]}["gemm"]
     assert gemm_s == pytest.approx(3.421e-3, rel=1e-3)
 
