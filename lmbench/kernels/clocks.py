@@ -209,7 +209,7 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
     waited = np.where(is_queued | ~is_linked, idle_start, np.clip(queue.ready_ns, idle_start, start))
     clock_end = max(int(latest_end[-1]), span[1])
     idle = pd.DataFrame({
-        "start_ns": np.append(idle_start, latest_end[-1]),
+        "start_ns": np.append(idle_start, max(latest_end[-1], span[0])),
         # Up to the launch the device waits for the host's work, then for the launch itself.
         "launch_ns": np.append(np.clip(launch_start, idle_start, waited), clock_end),
         "waited_ns": np.append(waited, clock_end),

@@ -76,24 +76,24 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
     phases = clocks.phases
     if phases.empty:
         return phases
-    lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
-    lags = [lag_verdicts.get(phase, LagVerdict()) for phase in phases.index]
-    is_judged = (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
     # Nothing tells why kernels without launches ran.
-    is_judged &= phases.index != UNLINKED
-    verdicts, advice = list[TraceWord | None](), list[str | None]()
-    for (phase, clock), lag in zip(phases.iterrows(), lags, strict=True):
-        verdict = verdict_of(clock) if is_judged[phase] else None
-        is_slowed = lag.verdict == "queued" and verdict in ("host-bound", "mixed")
-        word = "queued" if is_slowed else verdict
+    is_long = phases.window_s >= max(_LONG_FRACTION * phases.window_s.sum(), np.finfo(float).tiny)
+    is_judged = is_long & (phases.index != UNLINKED)
+    lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
+    rows = []
+    for phase, clock in phases.iterrows():
+        lag = lag_verdicts.get(phase, LagVerdict())
         case = _Case(str(phase), clock, waits[waits.phase == phase], work, run)
-        sentence = _advice(word, case) if word else None
-        verdicts.append(verdict)
-        advice.append(f"without the profiler it is queued, and {sentence}" if is_slowed else sentence)
-    return phases.assign(
-        lag_verdict=[lag.verdict for lag in lags],
-        min_lag_s=np.array([lag.min_lag_s for lag in lags], dtype=float), verdict=verdicts, advice=advice
-    )  # fmt: skip
+        verdict = advice = None
+        if is_judged[phase]:
+            verdict = verdict_of(clock)
+            if lag.verdict == "queued" and verdict in ("host-bound", "mixed"):
+                advice = f"without the profiler it is queued, and {_advice('queued', case)}"
+            else:
+                advice = _advice(verdict, case)
+        rows.append((lag.verdict, lag.min_lag_s, verdict, advice))
+    judged = pd.DataFrame(rows, phases.index, ["lag_verdict", "min_lag_s", "verdict", "advice"])
+    return phases.join(judged.astype({"min_lag_s": float}))
 
 
 def idle_reason(clock: pd.Series) -> str:
@@ -193,7 +193,7 @@ def _advice_on_host(case: _Case) -> str:
     cause = next(iter(largest_causes(case.waits).index), LAUNCHING)
     if cause != LAUNCHING or case.phase == "data":
         return remedy(case.waits, cause, case.phase == "data")
-    if case.phase not in (*_NETWORK, "clip", "optimizer"):
+    if case.phase not in (*_NETWORK, "clip", "optimizer") or not case.clock.launches:
         return f"{milliseconds(case.clock.host_wait_s)} ms of the host's own work"
     interval_us = case.clock.launch_interval_s * 1e6
     return f"{case.clock.launches:,.0f} launches, one every {interval_us:.1f} us: {_fewer_kernels(case)}"
