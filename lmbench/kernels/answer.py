@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from lmbench.kernels.ceiling import roofline
 from lmbench.kernels.events import take
 from lmbench.kernels.findings import KernelFindings, examine
-from lmbench.kernels.frameworks import compiling_text, cost_texts
+from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
@@ -64,10 +64,8 @@ def kernels_answer(source: str | Path) -> Answer:
         if len({*timeline.step_names}) == 1:
             slowest += f"; each ends with {timeline.step_names[0]}"
         headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
-    if compiling := compiling_text(findings.trace):
-        headline.append(Line("compiling", compiling))
-    causes = [Line("cost", text) for text in cost_texts([findings.trace])]
-    headline += causes
+    costs = framework_lines([findings.trace])
+    headline += costs
     if findings.why_no_kernels:
         headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
         headline += _host_lines(findings)
@@ -76,8 +74,8 @@ def kernels_answer(source: str | Path) -> Answer:
             for phase, rows in findings.operators.groupby("phase", sort=False)
         ]
     else:
-        # A cause takes two of the first screen's 24 lines.
-        headline += _headline(findings, max(1, _TOP_KERNELS - 2 * len(causes)))
+        # A cost takes two of the first screen's 24 lines.
+        headline += _headline(findings, max(1, _TOP_KERNELS - 2 * len(costs)))
         tables = _tables(findings)
     world_size = findings.trace.events.distributed.world_size or 1
     if world_size > 1:
@@ -234,11 +232,10 @@ def _tables(findings: KernelFindings) -> list[Table]:
     sums = work.by("phase").set_index("phase").reindex(work.phases)
     sums = sums.assign(matmul_fraction=[work.fraction("kind", MATMUL, phase) for phase in sums.index])
     step = {
-        "phase": STEP, **sums[["kernel_s", "share_fraction", "kernel_count"]].sum(),
+        "phase": STEP, **sums[["kernel_s", "share_fraction", "kernel_count"]].sum(), "busy_s": clocks.total.busy_s,
         "matmul_fraction": work.fraction("kind", MATMUL),
     }  # fmt: skip
     long = sums[sums.share_fraction >= _LONG_FRACTION]
-    step["busy_s"] = clocks.total.busy_s
     tables = [table("kernels/phases", sums.join(phases).reset_index(), [step], per=per)]
     for axis in ("kind", "part"):
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})

@@ -10,6 +10,7 @@ import numpy as np
 from lmbench.kernels.events import take, where
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers, covered, union
+from lmbench.report.answer import Line
 from lmbench.report.units import milliseconds
 
 #: Dynamo and Inductor set a range around each stage of a compilation; stacks show it in traces of older versions, too.
@@ -29,25 +30,25 @@ def find_compiling(trace: Trace) -> tuple[Integers, Integers]:
     return union(*(np.concatenate([rows[name] for rows in events]) for name in ("start_ns", "end_ns")))
 
 
-def compiling_text(trace: Trace) -> str:
-    """Text on how much of the trace's steps, or of the whole trace, is compilation; empty if nothing is."""
-    start_ns, end_ns = find_compiling(trace)
-    begin, end = trace.span_ns
-    compiling_ns = np.diff(covered(start_ns, end_ns)(np.array([begin, end])))[0]
-    if not compiling_ns:
-        return ""
-    of = f"{milliseconds(compiling_ns / 1e9)} of {milliseconds((end - begin) / 1e9)} ms"
-    return f"{of}: warm up before recording"
-
-
-def cost_texts(traces: Sequence[Trace]) -> list[str]:
-    """A sentence for each cost of a framework's defaults, with its mean over the ranks that the traces are of."""
-    texts = list[str]()
+def framework_lines(traces: Sequence[Trace]) -> list[Line]:
+    """A line on the longest compilation in the traces, and one for each cost, with its mean over the traces' ranks."""
+    lines = list[Line]()
+    compiling_s, span_s = max(map(_compiling_s, traces))
+    if compiling_s:
+        of = f"{milliseconds(compiling_s)} of {milliseconds(span_s)} ms"
+        lines.append(Line("compiling", f"{of}: warm up before recording"))
     for cost_ns, sentence in ((_sigterm_ns, _SIGTERM), (_bucket_copies_ns, _BUCKET_COPIES)):
         cost_s = sum(cost_ns(trace) / trace.timeline.steps for trace in traces) / len(traces) / 1e9
         if cost_s:
-            texts.append(sentence.format(ms=milliseconds(cost_s)))
-    return texts
+            lines.append(Line("cost", sentence.format(ms=milliseconds(cost_s))))
+    return lines
+
+
+def _compiling_s(trace: Trace) -> tuple[float, float]:
+    """How much of the trace's steps, or of the whole trace, is compilation, and how long these are."""
+    span_ns = np.array(trace.span_ns)
+    (compiling_ns,) = np.diff(covered(*find_compiling(trace))(span_ns))
+    return compiling_ns / 1e9, float(np.diff(span_ns)[0] / 1e9)
 
 
 def _sigterm_ns(trace: Trace) -> int:

@@ -15,7 +15,7 @@ import pandas as pd
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
 from lmbench.kernels.findings import KernelFindings, examine_trace
-from lmbench.kernels.frameworks import compiling_text, cost_texts
+from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.kernels.verdicts import verdict_of
@@ -110,15 +110,11 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
         lines.append(Line("skew", f"ranks come to a collective {mean_ms} ms apart on average, at most {largest}"))
     for rank, result in findings.items():
         lines += guard_lines(result.guards, f"rank {rank}: ")
-    causes = [Line("cost", text) for text in cost_texts([result.trace for result in findings.values()])]
-    for rank, result in findings.items():
-        if text := compiling_text(result.trace):
-            causes.append(Line("compiling", f"rank {rank}: {text}"))
     headline = [
         *run_lines(first),
         Line("ranks", f"{len(rows)} of {world_size}, {milliseconds(mean.window_s)} ms {per} on the device"),
         Line("lost", f"{percent(exposed)} of it is exposed communication: {division}"),
-        *causes,
+        *framework_lines([result.trace for result in findings.values()]),
         *lines,
         Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True),
     ]
