@@ -11,8 +11,8 @@ from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.session import MeasurementSession
 from lmbench.errors import check_at_least
 from lmbench.instruments.window import ProbeKind
-from lmbench.kernels.recording import TRACE_FILE
 from lmbench.kernels.recording.trace import Recording, Tool
+from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.records.run import Profile
 from lmbench.records.vocabulary import Stage
 

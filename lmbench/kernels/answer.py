@@ -13,19 +13,21 @@ import numpy as np
 import pandas as pd
 
 from lmbench.kernels.ceiling import roofline
-from lmbench.kernels.findings import Findings, examine
-from lmbench.kernels.names import KINDS, MATMUL, UNCLASSIFIED, part_order, short_name
+from lmbench.kernels.events import take
+from lmbench.kernels.findings import KernelFindings, examine
+from lmbench.kernels.frameworks import framework_lines
+from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
-from lmbench.kernels.waits import cause_text, largest_causes
+from lmbench.kernels.waits import DATA, HOST_CODE, cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
 from lmbench.report.frame import frame_of
 from lmbench.report.units import milliseconds, percent
 
-# The headline names this many phases, parts, kinds or operators, and lists this many kernels.
+# The headline names this many phases, parts, kinds or operators, and lists at most this many kernels.
 _TOP, _TOP_KERNELS = 3, 5
 # The names of both kernels around a pause fit one line of a narrow screen.
 _PAUSE_WIDTH = 16
@@ -62,13 +64,18 @@ def kernels_answer(source: str | Path) -> Answer:
         if len({*timeline.step_names}) == 1:
             slowest += f"; each ends with {timeline.step_names[0]}"
         headline.append(Line("steps", f"{milliseconds(step_s.mean())} ms each on the host, {slowest}"))
+    costs = framework_lines([findings.trace])
+    headline += costs
     if findings.why_no_kernels:
-        operators = findings.operators.groupby("phase", sort=False)
         headline.append(Line("note", f"no kernels in this trace: {findings.why_no_kernels}"))
-        headline += [_shares_line(str(phase), "name", rows) for phase, rows in operators]
-        tables = [table("kernels/operators", rows, per=per_what(findings), phase=phase) for phase, rows in operators]
+        headline += _host_lines(findings)
+        tables = [
+            table("kernels/operators", rows, per=per_what(findings), phase=phase)
+            for phase, rows in findings.operators.groupby("phase", sort=False)
+        ]
     else:
-        headline += _headline(findings)
+        # A cost takes two of the first screen's 24 lines.
+        headline += _headline(findings, max(1, _TOP_KERNELS - 2 * len(costs)))
         tables = _tables(findings)
     world_size = findings.trace.events.distributed.world_size or 1
     if world_size > 1:
@@ -93,13 +100,13 @@ def kernels_answer(source: str | Path) -> Answer:
     )  # fmt: skip
 
 
-def run_lines(findings: Findings, label: str = "run") -> list[Line]:
+def run_lines(findings: KernelFindings, label: str = "run") -> list[Line]:
     """One line with the settings of a trace's run, worded as in a report; no line for a trace without a run."""
     run = findings.trace.run
     return [Line(label, frame_of([run], None).describe(0, _SETTINGS))] if run and findings.run else []
 
 
-def communication_table(findings: Sequence[Findings]) -> Table:
+def communication_table(findings: Sequence[KernelFindings]) -> Table:
     """Communication by phase and kind of collective, as means over the ranks that `findings` are of."""
     rows = pd.concat([rank.clocks.collectives for rank in findings])
     rows = rows.groupby(["phase", "collective"]).sum(min_count=1).reindex(PHASE_ORDER, level="phase") / len(findings)
@@ -115,13 +122,13 @@ def communication_table(findings: Sequence[Findings]) -> Table:
     return table("kernels/communication", rows, [total], per=per_what(findings[0]), waits=waits, when=when)
 
 
-def per_what(findings: Findings) -> str:
+def per_what(findings: KernelFindings) -> str:
     """The words for a caption that say whether times and counts are means per step or sums over the trace."""
     return "per step" if len(findings.trace.timeline.step_ns) else "in the whole trace"
 
 
-def _headline(findings: Findings) -> list[Line]:
-    """Lines for each device's idle time, each long phase with its advice, and the largest shares of kernel time."""
+def _headline(findings: KernelFindings, top: int) -> list[Line]:
+    """Lines for each device's idle time, long phases with advice, shares of kernel time, and the `top` kernels."""
     lines, total, work = [], findings.clocks.total, findings.work
     for device, clock in findings.clocks.devices.iterrows():
         lines.append(Line(f"device {device}", f"{per_what(findings)} {verdict_of(clock)}: {idle_reason(clock)}"))
@@ -135,21 +142,21 @@ def _headline(findings: Findings) -> list[Line]:
     if total.idle_s >= _LARGE_FRACTION * total.window_s:
         lines += _wait_lines(findings)
     phases = findings.phases.dropna(subset="verdict")
-    phases = phases[phases.window_s >= _LARGE_FRACTION * total.window_s]
-    phases = phases[phases.window_s.rank(ascending=False) <= _TOP]
+    phases = phases[phases.window_s >= _LARGE_FRACTION * total.window_s].nlargest(_TOP, "window_s")
     for phase, clock in phases.iterrows():
         is_same = clock.lag_verdict in (None, clock.verdict)
         lag = "" if is_same else f" (without the profiler {clock.lag_verdict})"
         busy = f"busy {milliseconds(clock.busy_s)} of {milliseconds(clock.window_s)} ms"
         lines.append(Line(str(phase), f"{clock.verdict}{lag}, {busy}: {clock.advice}"))
-    lines.append(_shares_line("kinds", "kind", work.by("kind")))
+    hidden_s = total.comm_s - total.comm_exposed_s
+    lines.append(Line("kinds", _shares(without_hidden(work.by("kind"), "kind", hidden_s), "kind")))
     if len(precisions := work.by("precision").query("precision != ''")):
-        lines.append(_shares_line("products", "precision", precisions))
+        lines.append(Line("products", _shares(precisions, "precision")))
     if work.fraction("part", UNCLASSIFIED) < _MAX_UNCLASSIFIED_FRACTION:
-        lines.append(_shares_line("parts", "part", work.by("part")))
+        lines.append(Line("parts", _shares(without_hidden(work.by("part"), "part", hidden_s), "part")))
     if OUTSIDE in phases.index and len(findings.annotations):
-        lines.append(_shares_line("ranges", "name", findings.annotations.nlargest(_TOP, "own_s")))
-    for position, kernel in enumerate(work.kernels()[:_TOP_KERNELS].itertuples()):
+        lines.append(Line("ranges", _shares(findings.annotations.nlargest(_TOP, "own_s"), "name")))
+    for position, kernel in enumerate(work.kernels()[:top].itertuples()):
         share = percent(kernel.share_fraction)
         name = shortened(kernel.short_name, KERNEL_WIDTH)
         text = f"{milliseconds(kernel.kernel_s):>6} ms {share:>6}  {name}, {kernel.kind}"
@@ -157,7 +164,25 @@ def _headline(findings: Findings) -> list[Line]:
     return lines
 
 
-def _wait_lines(findings: Findings) -> list[Line]:
+def _host_lines(findings: KernelFindings) -> list[Line]:
+    """A line for each longer phase of a trace without kernels: its operators, and the function beside them."""
+    times, lines = findings.host_times, list[Line]()
+    for phase in times[times.host_s >= _LARGE_FRACTION * times.host_s.sum()].itertuples():
+        text = f"operators {milliseconds(phase.operators_s)} of {milliseconds(phase.host_s)} ms"
+        operators = findings.operators[findings.operators.phase == phase.phase]
+        if len(operators):
+            text += f": {_shares(operators, 'name')}"
+        if phase.function_s >= _LARGE_FRACTION * phase.host_s:
+            text += f"; {milliseconds(phase.function_s)} ms in {phase.function}"
+        elif phase.operators_s < phase.host_s / 2:
+            text += f"; beside them Python: {NAMES.causes[HOST_CODE].remedy}"
+        if phase.phase == "data":
+            text += f"; {NAMES.causes[DATA].remedy}"
+        lines.append(Line(phase.phase, text))
+    return lines
+
+
+def _wait_lines(findings: KernelFindings) -> list[Line]:
     """Lines for the two largest causes of waits for the host, and for the longest pause of a device."""
     idle_s = findings.clocks.total.idle_s
     waits = findings.waits
@@ -171,28 +196,34 @@ def _wait_lines(findings: Findings) -> list[Line]:
     if len(pauses):
         duration_ns = pauses.end_ns - pauses.start_ns
         pause = pauses.loc[duration_ns.idxmax()]
-        # The index NONE (-1), where no kernel is before or after the pause, reads the last entry.
-        names = [*findings.trace.kernels.name, "no kernel"]
-        around = (shortened(short_name(names[kernel]), _PAUSE_WIDTH) for kernel in (pause.before, pause.after))
+        names = take(findings.trace.kernels.name, np.array([pause.before, pause.after]), "no kernel")
+        around = (shortened(short_name(name), _PAUSE_WIDTH) for name in names)
         text = f"{milliseconds(duration_ns.max() / 1e9)} ms at {milliseconds(pause.start_ns / 1e9)} ms"
         lines.append(Line("pause", f"{text} between {' and '.join(around)}"))
     return lines
 
 
-def _shares_line(label: str, key: str, rows: pd.DataFrame) -> Line:
+def _shares(rows: pd.DataFrame, key: str) -> str:
     """The first rows' names, from the column `key`, with their shares."""
     shares = rows[[key, "share_fraction"]][:_TOP].itertuples(index=False)
-    return Line(label, ", ".join(f"{name} {percent(share)}" for name, share in shares))
+    return ", ".join(f"{name} {percent(share)}" for name, share in shares)
 
 
-def _data(findings: Findings) -> Table:
+def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFrame:
+    """Rows of `Work.by` by kind or part, less the communication beside computing: what is left fits into the step."""
+    kernel_s = (rows.kernel_s - np.where(rows[key] == "comm", hidden_s, 0.0)).clip(lower=0.0)
+    rows = rows.assign(kernel_s=kernel_s, share_fraction=kernel_s / (kernel_s.sum() or 1.0))
+    return rows.sort_values("kernel_s", ascending=False, kind="stable")
+
+
+def _data(findings: KernelFindings) -> Table:
     """The table for CSV: kernels by phase, name, kind and part; of a trace without kernels, operators by phase."""
     if findings.why_no_kernels:
         return table("kernels/all_operators", findings.operators)
     return table("kernels/all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
 
 
-def _tables(findings: Findings) -> list[Table]:
+def _tables(findings: KernelFindings) -> list[Table]:
     """The tables of a trace with kernels."""
     work = findings.work
     per = per_what(findings)
@@ -201,7 +232,7 @@ def _tables(findings: Findings) -> list[Table]:
     sums = work.by("phase").set_index("phase").reindex(work.phases)
     sums = sums.assign(matmul_fraction=[work.fraction("kind", MATMUL, phase) for phase in sums.index])
     step = {
-        "phase": STEP, **sums[["kernel_s", "share_fraction", "kernel_count"]].sum(),
+        "phase": STEP, **sums[["kernel_s", "share_fraction", "kernel_count"]].sum(), "busy_s": clocks.total.busy_s,
         "matmul_fraction": work.fraction("kind", MATMUL),
     }  # fmt: skip
     long = sums[sums.share_fraction >= _LONG_FRACTION]
@@ -210,7 +241,7 @@ def _tables(findings: Findings) -> list[Table]:
         times = pd.DataFrame({f"{phase}_s": work.seconds(axis, phase) for phase in [*long.index, STEP]})
         times = times.assign(share_fraction=times.step_s / work.total_s()).rename_axis(axis)
         order = sorted(times.index, key=KINDS.index if axis == "kind" else part_order)
-        tables.append(table(f"kernels/{axis}s", times.loc[order].reset_index(), per=per))
+        tables.append(table("kernels/axes", times.loc[order].reset_index(), name=f"{axis}s", per=per, axis=axis))
     tables += [table("kernels/kernels", work.kernels(phase), per=per, phase=phase) for phase in long.index]
     if len(findings.annotations):
         tables.append(table("kernels/annotations", findings.annotations, per=per))

@@ -20,7 +20,7 @@ import pandas as pd
 from msgspec import Meta, Struct
 
 from lmbench.errors import UsageError
-from lmbench.kernels.findings import Findings
+from lmbench.kernels.findings import KernelFindings
 from lmbench.kernels.names import MATMUL
 from lmbench.precision import find_gpu, find_precision, peak_flops
 from lmbench.records.codec import DamagedRecord, as_dict, indented_json, read_packed
@@ -112,7 +112,7 @@ def datasheet_rate(gpu_name: str | None, name: str) -> float | None:
     return gpu.memory * 1e9 if name == "copy" else gpu.flops_per_s(name)
 
 
-def roofline(findings: Findings) -> Answer:
+def roofline(findings: KernelFindings) -> Answer:
     """The roofline table of a trace, with notes on the peak and the ceiling record that it compares with.
 
     Empty for a trace without kernels or without a run.
@@ -150,7 +150,7 @@ def roofline(findings: Findings) -> Answer:
     return Answer(tables=[table("kernels/roofline", rows)], notes=notes)
 
 
-def _roofline_rows(findings: Findings, run: RunRecord) -> tuple[pd.DataFrame, dict[str, str]]:
+def _roofline_rows(findings: KernelFindings, run: RunRecord) -> tuple[pd.DataFrame, dict[str, str]]:
     """A row for each kind of work, and the reasons why some work is unknown, by `products`, `backward`, `optimizer`.
 
     Rows are the matrix products and fused attention of forward and backward, and the optimizer. Each has the `seconds`

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lmbench.kernels.events import take
 from lmbench.kernels.trace import NO_PHASE, PHASE_ORDER, PhaseTimeline
 from lmbench.records.intervals import NONE, Integers, cut, locate, paint, union
 
@@ -87,9 +88,9 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     kernel before it, as in timings by events on the stream. A kernel without a launch has the phase `unlinked`, unless
     a kernel with a launch runs beside it.
 
-    The clock runs over the steps without the skipped ones. Where kernels were queued before these steps, it runs from
-    the first to the last kernel that the steps launched. Without steps it runs over the whole trace; of a foreign
-    trace, from its first kernel to its last.
+    The clock runs over the steps without the skipped ones, and on to the last kernel that they launched; the time of
+    kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
+    from its first kernel to its last.
     """
     is_whole = not len(timeline.step_ns)
     steps = timeline.steps - timeline.skipped
@@ -102,44 +103,47 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     moments = np.concatenate((queue.start_ns, queue.end_ns, ranges if timeline.source == "lmbench" else []))
     steps_ns = moments if is_whole else timeline.step_ns[timeline.skipped :]
-    begin, end = first, last = int(steps_ns.min()), int(steps_ns.max())
-    if (~queue.is_counted & (queue.end_ns > begin)).any():
-        first, last = int(counted.start_ns.min()), int(counted.end_ns.max())
+    begin, end = int(steps_ns.min()), int(steps_ns.max())
 
     def is_in_steps(moments: Any) -> Any:
         return is_whole | (moments >= begin) & (moments < end)
 
     # A kernel belongs to the step that launched it.
-    queue["is_clocked"] = is_in_steps(queue.launch_ns).where(queue.launch != NONE, queue.start_ns >= first)
+    queue["is_clocked"] = is_in_steps(queue.launch_ns).where(
+        queue.launch != NONE, queue.is_counted & (queue.start_ns >= begin)
+    )
     pieces, pauses = [], []
     for device, rows in queue.groupby("device", sort=False):
-        times, idle = _device_pieces(rows, ranges, (first, last))
-        kernel, index = times.kernel, np.append(rows.index, NONE)
-        is_host = kernel == NONE
-        times["phase"] = np.where(is_host, timeline.at(times.start_ns.to_numpy()), rows.phase.to_numpy()[kernel])
-        times["collective"] = rows.collective.to_numpy()[kernel]
-        is_clocked = np.where(is_host, is_in_steps(times.start_ns), rows.is_clocked.to_numpy()[kernel])
-        pieces.append(times[is_clocked].assign(device=device))
-        pauses.append(idle.assign(before=index[idle.before], after=index[idle.after], device=device))
+        times, idle = _device_pieces(rows, ranges, (begin, end))
+        kernel, moments = times.kernel.to_numpy(), times.start_ns.to_numpy()
+        times = times.assign(
+            phase=take(rows.phase, kernel, timeline.at(moments)), collective=take(rows.collective, kernel, "")
+        )
+        pieces.append(times[take(rows.is_clocked, kernel, is_in_steps(moments))].assign(device=device))
+        before, after = (take(rows.index, idle[name].to_numpy(), NONE) for name in ("before", "after"))
+        pauses.append(idle.assign(before=before, after=after, device=device))
     clocked, counted = pd.concat(pieces), queue[queue.is_clocked]
-    launched = counted[counted.launch != NONE].drop_duplicates("launch").sort_values("launch")
-    launched = launched.assign(interval_ns=-launched.launch_ns.diff(-1)).groupby("phase")
-    # Host time counts from the device clock's start: the host may have launched for long before.
-    host_start, host_end, _ = cut(np.array([first]), np.array([end]), ranges)
+    host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
-    in_phase = counted.groupby("phase")
+    return Clocks(
+        _phases(clocked, counted, host_ns, steps), _means(clocked, "device", steps),
+        pd.concat(pauses, ignore_index=True), _collectives(clocked, counted, steps), steps,
+    )  # fmt: skip
+
+
+def _phases(pieces: pd.DataFrame, kernels: pd.DataFrame, host_ns: pd.Series, steps: int) -> pd.DataFrame:
+    """`Clocks.phases`, from the devices' time in pieces, the kernels and the host's time by phase."""
+    launched = kernels[kernels.launch != NONE].drop_duplicates("launch").sort_values("launch")
+    launched = launched.assign(interval_ns=-launched.launch_ns.diff(-1)).groupby("phase")
+    in_phase = kernels.groupby("phase")
     sums = pd.DataFrame({"host_s": host_ns / 1e9, "launches": launched.size(), "kernels": in_phase.size()})
-    phases = pd.concat([_means(clocked, "phase", steps), sums / steps], axis=1).fillna(0).rename_axis("phase")
+    phases = pd.concat([_means(pieces, "phase", steps), sums / steps], axis=1).fillna(0).rename_axis("phase")
     is_sliver = (phases.busy_s == 0) & (phases.window_s <= _SLIVER_FRACTION * phases.window_s.sum())
     phases = phases[~(is_sliver & phases.index.isin(NO_PHASE))]
-    phases = phases.reindex([phase for phase in PHASE_ORDER if phase in phases.index]).assign(
+    return phases.reindex([phase for phase in PHASE_ORDER if phase in phases.index]).assign(
         median_kernel_s=in_phase.duration_ns.median() / 1e9,
         launch_interval_s=launched.interval_ns.median() / 1e9,
     )
-    return Clocks(
-        phases, _means(clocked, "device", steps), pd.concat(pauses, ignore_index=True),
-        _collectives(clocked, counted, steps), steps,
-    )  # fmt: skip
 
 
 def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.DataFrame:
@@ -205,7 +209,7 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
     waited = np.where(is_queued | ~is_linked, idle_start, np.clip(queue.ready_ns, idle_start, start))
     clock_end = max(int(latest_end[-1]), span[1])
     idle = pd.DataFrame({
-        "start_ns": np.append(idle_start, latest_end[-1]),
+        "start_ns": np.append(idle_start, max(latest_end[-1], span[0])),
         # Up to the launch the device waits for the host's work, then for the launch itself.
         "launch_ns": np.append(np.clip(launch_start, idle_start, waited), clock_end),
         "waited_ns": np.append(waited, clock_end),

@@ -12,13 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 
-import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import where
-from lmbench.kernels.host import Host
+from lmbench.kernels.events import take, where
+from lmbench.kernels.host import HostEvents
 from lmbench.kernels.names import joined, part_of
-from lmbench.kernels.recording import GraphNotes
+from lmbench.kernels.trace_notes import GraphNotes
 from lmbench.records.intervals import NONE
 
 TRITON = "triton_"
@@ -48,11 +47,11 @@ def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> lis
     return [[launch(*kernel) for kernel in graph.kernels] for graph in stored]
 
 
-def parts_in_graphs(kernels: pd.DataFrame, host: Host, graphs: Sequence[Graph]) -> dict[int, str]:
+def parts_in_graphs(kernels: pd.DataFrame, host: HostEvents, graphs: Sequence[Graph]) -> dict[int, str]:
     """The part of each kernel that a call of a compiled graph launched, by the kernel's index; empty if unknown."""
     parts: dict[int, str] = {}
     calls = host.nesting.innermost(where(host.names, lambda name: name.startswith(_GRAPH_CALL)))
-    kernels = kernels.assign(call=np.append(calls, NONE)[kernels.around])
+    kernels = kernels.assign(call=take(calls, kernels.around.to_numpy(), NONE))
     # In the order of launches; kernels of one launched CUDA graph in the order of their starts.
     for _, members in kernels[kernels.call != NONE].sort_values(["launch_ns", "start_ns"]).groupby("call"):
         ran = list(zip(members["name"], members.kind, strict=True))

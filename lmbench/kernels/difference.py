@@ -9,7 +9,7 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import per_what, run_lines
-from lmbench.kernels.findings import Findings, examine
+from lmbench.kernels.findings import KernelFindings, examine
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.records.settings import differences
@@ -27,7 +27,7 @@ _AXES = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_
 _SUMMED = ["a_s", "b_s", "a_count", "b_count", "difference_s"]
 
 
-def compared(a: Findings, b: Findings, key: str, phase: str = STEP) -> pd.DataFrame:
+def compared(a: KernelFindings, b: KernelFindings, key: str, phase: str = STEP) -> pd.DataFrame:
     """A row for each value of a column of `Work`, such as `kind`, in a phase or the step; the largest difference first.
 
     `a_s`, `b_s`, `a_count` and `b_count` are kernel time and number of kernels as means per step, missing on a side
@@ -67,9 +67,9 @@ def difference_answer(*sources: str | Path) -> Answer:
     lines.append(Line("device", f"{_change(*spans)} {per} (with the profiler)"))
     if any(exposed):
         lines.append(Line("", f"{_change(*exposed)} of exposed communication"))
-    before_s, after_s = a.work.total_s(), b.work.total_s()
+    before_s, after_s = (side.clocks.total.busy_s for side in sides)
     counts = " -> ".join(whole(side.work.rows.number.sum() / side.work.steps) for side in (a, b))
-    lines.append(Line("kernels", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
+    lines.append(Line("busy", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
     tables = list[Table]()
     for name, key in _AXES.items():
         rows = compared(a, b, key)

@@ -19,8 +19,8 @@ from msgspec import Meta, Struct, field
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
-from lmbench.kernels.recording import NOTES, TraceNotes
-from lmbench.records.intervals import NONE, Flags, locate, union
+from lmbench.kernels.trace_notes import NOTES, TraceNotes
+from lmbench.records.intervals import NONE, Flags, Integers, locate, union
 
 #: Events as an np.recarray, whose columns a type checker does not know. The columns are `name`, `category`, `thread`,
 #: `device`, all `arguments`, and `start_ns` and `end_ns` since the first event. The numbers `correlation`, `sequence`
@@ -36,8 +36,10 @@ _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _OPERATOR = "cpu_op"
 _HOST = (_OPERATOR, "user_annotation")
-# With stacks, the profiler records calls of Python functions: only calls of modules are read.
+# With stacks, the profiler records calls of Python functions. Calls of modules are read, and other functions from this
+# time on: shorter ones explain no pause, and a trace may hold millions of them.
 _FUNCTION, MODULE_CALL = "python_function", "nn.Module: "
+_MIN_FUNCTION_US = 100.0
 # Categories of other devices, and of profilers before torch 2.0: a trace with such events is refused.
 _UNREAD = re.compile(r"xpu_|privateuse1_|mtia_|hpu_|async_npu$|Kernel$|Runtime$|Operator$")
 
@@ -48,7 +50,7 @@ _MAX_US = 9e15
 # Ranges of lmbench, of Lightning, of PyTorch's profiler, modules, optimizers, loaders and compiler, and of collectives.
 _TOOL_RANGE = re.compile(
     r"^(lmbench\.|\[pl\]|ProfilerStep#|PyTorch Profiler|nn\.Module: |Optimizer\.\w+#|enumerate\(DataLoader\)#"
-    r"|## Call CompiledFxGraph |(nccl|gloo|hccl|xccl|ucc|mpi|rccl):)"
+    r"|## Call CompiledFxGraph |.*(\bcompile_id=|\(dynamo_timed\)$)|(nccl|gloo|hccl|xccl|ucc|mpi|rccl):)"
 )
 
 _Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
@@ -98,6 +100,8 @@ class Distributed(Struct):
 class _Document(Struct):
     traceEvents: list[_Event]
     distributedInfo: Distributed | None = None
+    # Times of events count from here.
+    baseTimeNanoseconds: _Number = 0
     notes: TraceNotes = field(name=NOTES, default_factory=TraceNotes)
 
 
@@ -114,6 +118,15 @@ def each(words: Sequence[str], function: Callable[[str], Any]) -> Any:
 def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
     """A flag for each word: whether it passes the test."""
     return np.asarray(each(words, test), dtype=np.bool_)
+
+
+def take(column: Any, index: Integers, default: Any) -> Any:
+    """The column's value at each index; where the index is NONE the default, of which there may be one for each row."""
+    column = np.asarray(column)
+    values = np.full(len(index), default, dtype=column.dtype if column.dtype.kind in "bi" else object)
+    is_known = index != NONE
+    values[is_known] = column[index[is_known]]
+    return values
 
 
 def is_range(events: Events) -> Flags:
@@ -133,7 +146,9 @@ class TraceEvents:
     `host` has operators and ranges, ordered by thread, then start, then the longer first: parents before children. The
     others are ordered by start: `calls` of the runtime and driver; `launches`, the calls that can start work on the
     device; and `kernels`, a frame of kernels, copies and fills. A launch with `is_captured` starts nothing, since its
-    stream was being captured into a graph. `main_thread` is the thread with the most ranges.
+    stream was being captured into a graph. `functions` are calls of Python functions of 0.1 ms and more, if the
+    profiler recorded stacks. `main_thread` is the thread with the most ranges. `origin_ns` is the first event's time on
+    the clock of the machine.
     """
 
     distributed: Distributed
@@ -141,7 +156,9 @@ class TraceEvents:
     calls: Events
     launches: Events
     kernels: pd.DataFrame
+    functions: Events
     main_thread: int
+    origin_ns: int
 
 
 def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, TraceNotes]:
@@ -175,9 +192,9 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         event
         for event in document.traceEvents
         if (event.ph == "X" and event.dur is not None and event.dur >= 0)
-        and (event.cat in categories or (event.cat == _FUNCTION and event.name.startswith(MODULE_CALL)))
+        and (event.cat in categories or (event.cat == _FUNCTION and _is_read(event)))
     ]
-    if all(event.cat in _CALLS for event in finished):
+    if all(event.cat in (*_CALLS, _FUNCTION) for event in finished):
         refuse(f"has no operators and no kernels among its {len(document.traceEvents)} events; {RECORD}")
     if len(processes := {event.pid for event in finished if event.cat not in _DEVICE}) > 1:
         refuse(f"holds {len(processes)} processes; give that of one rank")
@@ -196,13 +213,20 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
         **{name: [getattr(event.args, name) for event in finished] for name in numbers},
         "arguments": [event.args for event in finished],
     })  # fmt: skip
-    return _divide(events, document.distributedInfo or Distributed()), document.notes
+    origin_ns = document.baseTimeNanoseconds + round(start_us.min() * 1e3)
+    return _divide(events, document.distributedInfo or Distributed(), origin_ns), document.notes
 
 
-def _divide(events: pd.DataFrame, distributed: Distributed) -> TraceEvents:
-    """Events divided into those of the host, calls, launches and kernels."""
-    host = events[events.category.isin((*_HOST, _FUNCTION))]
-    host = host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False]).to_records(index=False)
+def _is_read(function: _Event) -> bool:
+    return function.name.startswith(MODULE_CALL) or (function.dur or 0.0) >= _MIN_FUNCTION_US
+
+
+def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> TraceEvents:
+    """Events divided into those of the host, calls, launches, kernels and Python functions."""
+    on_host = events[events.category.isin((*_HOST, _FUNCTION))]
+    on_host = on_host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False])
+    is_function = (on_host.category == _FUNCTION) & ~on_host.name.str.startswith(MODULE_CALL)
+    host = on_host[~is_function].to_records(index=False)
     by_start = events.sort_values("start_ns", kind="stable")
     kernels = by_start[by_start.category.isin(_DEVICE)].reset_index(drop=True)
     calls = by_start[by_start.category.isin(_CALLS)]
@@ -222,5 +246,7 @@ def _divide(events: pd.DataFrame, distributed: Distributed) -> TraceEvents:
         calls.to_records(index=False),
         launches.assign(is_captured=locate(*captures, launches.start_ns.to_numpy()) != NONE).to_records(index=False),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
+        on_host[is_function].to_records(index=False),
         int(np.bincount(ranges if len(ranges) else host.thread[:1]).argmax()) if len(host) else 0,
+        origin_ns,
     )

@@ -16,7 +16,7 @@ from msgspec import convert
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
-from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
+from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, host_times, operator_times
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
@@ -35,7 +35,7 @@ EARLY_TOLERANCE_NS = 1_000
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
+class KernelFindings:
     """All results from one trace. Times and counts are means per step, or of the whole trace if its steps are unknown.
 
     `run` is None for a trace without a run, or whose run.json cannot be read. `completeness` has the counts of
@@ -66,6 +66,10 @@ class Findings:
     def operators(self) -> pd.DataFrame:
         return operator_times(self.trace)
 
+    @cached_property
+    def host_times(self) -> pd.DataFrame:
+        return host_times(self.trace)
+
     @property
     def attention(self) -> dict[Phase, AttentionTimes]:
         return attention_times(self.work, self.trace.record.model)
@@ -95,12 +99,12 @@ class Findings:
         return [*guards, *(make_guard(key, value, share=percent(value), **counts) for key, value in figures.items())]
 
 
-def examine(path: str | Path) -> Findings:
+def examine(path: str | Path) -> KernelFindings:
     """Read a run's folder or a trace file and compute all results. Raises UsageError where no trace can be read."""
     return examine_trace(load_trace(path))
 
 
-def examine_trace(trace: Trace) -> Findings:
+def examine_trace(trace: Trace) -> KernelFindings:
     """Compute all results of a trace."""
     record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
@@ -108,7 +112,7 @@ def examine_trace(trace: Trace) -> Findings:
     waits = find_waits(trace, clocks)
     phases = judge_phases(clocks, waits, work, record)
     run = None if record.outcome == DAMAGED else record
-    return Findings(trace, run, count_missing(trace), work, clocks, waits, phases, annotation_times(trace))
+    return KernelFindings(trace, run, count_missing(trace), work, clocks, waits, phases, annotation_times(trace))
 
 
 def count_missing(trace: Trace) -> Values:
@@ -140,7 +144,7 @@ def count_missing(trace: Trace) -> Values:
     }
 
 
-def summarize(findings: Findings) -> KernelSummary:
+def summarize(findings: KernelFindings) -> KernelSummary:
     """The part `kernels` of run.json, in SI units.
 
     Of a trace without kernels it has the `reason`, the number of steps and the longest operators.

@@ -13,8 +13,8 @@ from itertools import pairwise, takewhile
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import MODULE_CALL, Events, is_range, users_ranges, where
-from lmbench.kernels.names import module_path, operator_part, part_of
+from lmbench.kernels.events import MODULE_CALL, Events, is_range, take, users_ranges, where
+from lmbench.kernels.names import is_users_function, module_path, operator_part, part_of
 from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
 
@@ -38,7 +38,7 @@ class Nesting:
 
     def __init__(self, events: Events) -> None:
         self.names: list[str] = events.name.tolist()
-        self._events = events
+        self.events = events
         parent: list[int] = []
         opened: list[int] = []
         ends, threads = events.end_ns.tolist(), events.thread.tolist()
@@ -52,9 +52,9 @@ class Nesting:
     def around(self, thread: Integers, moments: Integers) -> Integers:
         """The index of the innermost event around each moment on its thread, NONE where there is none."""
         innermost = np.full(len(moments), NONE, dtype=np.int64)
-        start_ns, end_ns = self._events.start_ns, self._events.end_ns
+        start_ns, end_ns = self.events.start_ns, self.events.end_ns
         for number in np.unique(thread) if self.names else ():
-            first, past = np.searchsorted(self._events.thread, [number, number + 1])
+            first, past = np.searchsorted(self.events.thread, [number, number + 1])
             rows = np.flatnonzero(thread == number)
             index = first + np.searchsorted(start_ns[first:past], moments[rows], side="right") - 1
             index = np.where(index < first, NONE, index)
@@ -82,24 +82,27 @@ def settled(links: Integers) -> Integers:
     return links
 
 
-class Host:
+class HostEvents:
     """Operators and module ranges of the host, and the part of the model that each works for.
 
     Ranges of phases, steps and the user's own are left out of `events`, since they may begin and end across these.
     `is_engine` flags events of autograd's engine around a node of the backward pass. `forward` has the forward operator
     that made the node, by engine event. `is_model` flags the outermost module ranges outside of the engine. `users` are
-    the user's own ranges. A trace without module ranges tells parts only by operators.
+    the user's own ranges, `functions` the Python functions in the user's own files. A trace without module ranges tells
+    parts only by operators.
 
     Args:
         host: all events of the host.
+        functions: calls of Python functions.
         classes: class name by module path, for modules whose own name tells no part.
     """
 
-    def __init__(self, host: Events, classes: Mapping[str, str]) -> None:
+    def __init__(self, host: Events, functions: Events, classes: Mapping[str, str]) -> None:
         events = host[~is_range(host) | where(host.name, lambda name: name.startswith(_MODULES))]
         self.events = events
         self.nesting = Nesting(events)
         self.users = Nesting(users_ranges(host))
+        self.functions = Nesting(functions[where(functions.name, is_users_function)])
         self._start_ns, self._sequence = events.start_ns, events.sequence
         names = self.names = self.nesting.names
         self.is_engine = where(names, lambda name: name.startswith(ENGINE))
@@ -107,7 +110,7 @@ class Host:
         # The scope of an event is the innermost module range or engine event around it, or the event itself.
         is_module = where(names, lambda name: name.startswith(_MODULES))
         scope = self.nesting.innermost(self.is_engine | is_module)
-        self.is_model = is_module & (np.append(scope, NONE)[self.nesting.parent] == NONE)
+        self.is_model = is_module & (take(scope, self.nesting.parent, NONE) == NONE)
         self._scope = scope.tolist()
         # The start of the first softmax in each scope.
         self._softmax_ns: dict[int, int] = {}

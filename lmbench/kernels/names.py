@@ -8,32 +8,71 @@ rule matches, the operator that launched it decides.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
-from lmbench.records.vocabulary import MODULE, Values
+from lmbench.records.vocabulary import MODULE
 
-NAMES: Values = msgspec.toml.decode(Path(__file__).with_name("names.toml").read_bytes())
+#: A word and the pattern of the names that it stands for.
+Rule = tuple[str, str]
 
 
-def reader(key: str) -> Callable[[str], str]:
-    """A function that classifies names by a list of rules in names.toml.
+class WaitCause(NamedTuple):
+    """The words for a cause of waits for the host, in which `{calls}` stands for runtime calls, and its remedy."""
 
-    It returns the word of the first rule whose pattern is in the name, or an empty string.
-    """
-    rules = [(word, re.compile(pattern, re.VERBOSE)) for word, pattern in NAMES[key]]
-    return lru_cache(8192)(lambda name: next((word for word, pattern in rules if pattern.search(name)), ""))
+    words: str
+    remedy: str
+
+
+class Names(Struct, forbid_unknown_fields=True):
+    """The content of names.toml, which says what each list is for; a misspelt key raises msgspec.ValidationError."""
+
+    parts: tuple[str, ...]
+    kinds: tuple[str, ...]
+    memory_kinds: list[str]
+    weightless: set[str]
+    kernel_beginnings: list[Rule]
+    kernel_functions: list[Rule]
+    kernel_arguments: list[Rule]
+    kernel_operators: list[Rule]
+    collectives: list[Rule]
+    bus_factors: dict[str, int]
+    element_bytes: dict[str, int]
+    precisions: list[Rule]
+    operations: list[str]
+    types: list[Rule]
+    generated: list[Rule]
+    module_names: list[Rule]
+    module_classes: list[Rule]
+    operator_parts: list[Rule]
+    foreign_phases: list[Rule]
+    users_phases: list[Rule]
+    calls: list[Rule]
+    libraries: str
+    causes: dict[str, WaitCause]
+    phase_parts: dict[str, str]
+
+
+NAMES = msgspec.toml.decode(Path(__file__).with_name("names.toml").read_bytes(), type=Names)
+
+
+def reader(rules: Iterable[Rule]) -> Callable[[str], str]:
+    """A function that returns the word of the first rule whose pattern is in a name, or an empty string."""
+    patterns = [(word, re.compile(pattern, re.VERBOSE)) for word, pattern in rules]
+    return lru_cache(8192)(lambda name: next((word for word, pattern in patterns if pattern.search(name)), ""))
 
 
 UNCLASSIFIED = "unclassified"
 #: The part, in a report, of compiled kernels that work for several parts at once.
 FUSED = "several"
-PARTS: tuple[str, ...] = tuple(NAMES["parts"])
+PARTS, KINDS = NAMES.parts, NAMES.kinds
 _ORDER = {part: position for position, part in enumerate(PARTS)}
-KINDS: tuple[str, ...] = tuple(NAMES["kinds"])
 #: The kind of matrix products.
 MATMUL = "gemm"
 #: Kinds of kernels that can run on tensor cores.
@@ -41,18 +80,22 @@ PRODUCTS = (MATMUL, "conv")
 #: Precisions of products that multiply in full float32: without tensor cores, or with TF32 off.
 FULL_FP32 = ("fp32 off the tensor cores", "fp32")
 
-_by_name, _by_class = map(reader, ("module_names", "module_classes"))
+_by_name, _by_class = reader(NAMES.module_names), reader(NAMES.module_classes)
 #: The part of an operator by its name alone; empty for operators that any part uses.
-operator_part = reader("operator_parts")
+operator_part = reader(NAMES.operator_parts)
 # lmbench's ranges have the path; Lightning's PyTorchProfiler puts the class before it; PyTorch's have class and number.
-_MODULE = re.compile(rf"{re.escape(MODULE)}(.*)$|\[pl\]\[module\][^:]*: (.+)$|nn\.Module: (.+?)(?:_\d+)?$")
-_by_beginning, _by_function, _by_arguments, _by_operator = map(
-    reader, ("kernel_beginnings", "kernel_functions", "kernel_arguments", "kernel_operators")
+# FSDP2 makes a class of its own of each module's: FSDPBlock of Block.
+_MODULE = re.compile(
+    rf"{re.escape(MODULE)}(.*)$|\[pl\]\[module\][^:]*: (.+)$|nn\.Module: (?:FSDP(?=[A-Z]))?(.+?)(?:_\d+)?$"
 )
-_type = reader("types")
-_precision = reader("precisions")
+_by_beginning, _by_function = reader(NAMES.kernel_beginnings), reader(NAMES.kernel_functions)
+_by_arguments, _by_operator = reader(NAMES.kernel_arguments), reader(NAMES.kernel_operators)
+_LIBRARY_FILE = re.compile(NAMES.libraries, re.VERBOSE)
+# A function of a file: `my_data.py(27): tokenize`; the group is the file's module or outermost package.
+_PYTHON_FUNCTION = re.compile(r"^([^/(]*)(?:/.*)?\.py\([1-9]\d*\): ")
+_type, _precision = reader(NAMES.types), reader(NAMES.precisions)
 # The operation that a general launcher runs, in its template arguments: the last occurrence of the first pattern found.
-_OPERATIONS = [re.compile(pattern) for pattern in NAMES["operations"]]
+_OPERATIONS = [re.compile(pattern) for pattern in NAMES.operations]
 _LAUNCHERS = re.compile(
     r"Kernel2|device_kernel|kernel_sm\d+|^[Kk]ernel$|kentry|trampoline_kernel|_kernel_agent|static_kernel"
 )
@@ -135,7 +178,7 @@ def short_name(name: str) -> str:
         words.sort(key=lambda word: not word.startswith("cutlass_"))
         return next((word for word in words if not word.startswith("enable_")), last)
     plain = last if is_plain else re.sub(r"_kernel(?=_|$)", "", last)
-    for pattern, replacement in NAMES["generated"]:
+    for pattern, replacement in NAMES.generated:
         plain = re.sub(pattern, replacement, plain)
     operations = next(filter(None, (pattern.findall(arguments) for pattern in _OPERATIONS)), [])
     if is_plain or not operations:
@@ -162,7 +205,8 @@ def part_of(path: str, classes: Mapping[str, str] | None = None) -> str | None:
         elif name == "output":
             # In a block it is BERT's second feed-forward matrix, outside of blocks the head.
             part = "ffn" if any(map(str.isdecimal, above)) else "head"
-        if part := part or _by_class((classes or {}).get(".".join(names[: depth + 1]), name)):
+        class_name = (classes or {}).get(".".join(names[: depth + 1]), name)
+        if part := part or _by_class(class_name.removeprefix("FSDP")):
             return part
     return None
 
@@ -175,6 +219,12 @@ def joined(parts: Iterable[str]) -> str:
 def part_order(part: str) -> tuple[int, str]:
     """A sorting key for the model's order; a joined part comes right after the first of its parts."""
     return _ORDER.get(part.partition("+")[0], len(PARTS)), part
+
+
+def is_users_function(name: str) -> bool:
+    """Whether a Python function of a trace is in the user's own file: neither in a library nor in Python's own."""
+    file = _PYTHON_FUNCTION.match(name)
+    return file is not None and file[1] not in sys.stdlib_module_names and not _LIBRARY_FILE.search(name)
 
 
 @lru_cache(maxsize=4096)

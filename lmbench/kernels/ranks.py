@@ -9,13 +9,15 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
-from lmbench.kernels.findings import Findings, examine_trace
-from lmbench.kernels.recording import TRACE_FILE
+from lmbench.kernels.findings import KernelFindings, examine_trace
+from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.progress import progress
@@ -30,6 +32,8 @@ _STAGE = ["group", "stage"]
 _RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 # A straggler delays the others by at least this share of their time.
 _LATE_FRACTION = 0.01
+# Traces are of one machine's clock if this share of the collectives run on all ranks at once for a while.
+_ONE_CLOCK_FRACTION = 0.95
 # The headline names at most this many causes of a delay, each at least this share of it.
 _TOP_CAUSES, _MIN_CAUSE_FRACTION = 2, 0.1
 
@@ -69,7 +73,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     return _answer(findings, matches)
 
 
-def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
+def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answer:
     """The answer for ranks with kernels, from each rank's results and from their matched collectives."""
     first = next(iter(findings.values()))
     waits = matches.groupby("collective").wait_ns
@@ -110,13 +114,14 @@ def _answer(findings: dict[int, Findings], matches: pd.DataFrame) -> Answer:
         *run_lines(first),
         Line("ranks", f"{len(rows)} of {world_size}, {milliseconds(mean.window_s)} ms {per} on the device"),
         Line("lost", f"{percent(exposed)} of it is exposed communication: {division}"),
+        *framework_lines([result.trace for result in findings.values()]),
         *lines,
         Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True),
     ]
     return Answer(headline, tables, figures=figures, first=("ranks", "communication"))
 
 
-def _straggler_lines(findings: dict[int, Findings], rows: pd.DataFrame) -> list[Line]:
+def _straggler_lines(findings: dict[int, KernelFindings], rows: pd.DataFrame) -> list[Line]:
     """Lines for the rank that the others wait longest for, and for what it spends more time on than they do.
 
     Where no collectives match, it is the rank with the most time outside of communication.
@@ -166,13 +171,17 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
 
     Kernels of a group of ranks match by the collective's own number, or by their order in the step. Kernels that send
     and receive match by the pair of ranks and their order. If ranks ran different collectives in a step, as when one
-    recording began within it, none of this step match. The rank that came last has the shortest kernel of a collective:
-    its duration is the collective's cost, and the other kernels waited for the rest of their time.
+    recording began within it, none of this step match.
+
+    A kernel waits until the last rank's kernel begins; the rest of its time is its cost. Only ranks of one machine have
+    one clock: then the kernels of a collective run at once for a while. On other clocks, the rank that came last has
+    the shortest kernel, and its duration is the cost for all.
 
     Returns:
         The traces with the true `cost_ns` of matched kernels; and a row for each matched kernel: its `rank`, the number
-        of its `collective`, the collective's `kind`, `phase` and `cost_ns`, its `wait_ns`, and whether it `is_last`.
+        of its `collective`, the collective's `kind`, `phase`, its `cost_ns` and `wait_ns`, and whether it `is_last`.
     """
+    first_ns = min(trace.events.origin_ns for trace in traces.values())
     frames = []
     for rank, trace in traces.items():
         kernels = trace.kernels.query("is_counted and collective != ''")
@@ -182,18 +191,22 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
         ]
         begins_ns = trace.timeline.step_ns[trace.timeline.skipped :, 0]
         kernels = kernels.assign(
-            rank=rank, group=group, kernel=kernels.index, is_clocked=kernels.launch_ns >= next(iter(begins_ns), 0)
-        )
+            rank=rank, group=group, kernel=kernels.index, is_clocked=kernels.launch_ns >= next(iter(begins_ns), 0),
+            began_ns=kernels.start_ns + float(trace.events.origin_ns - first_ns),
+        )  # fmt: skip
         frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
     matches = pd.concat(frames, ignore_index=True)
     sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
     is_matched = sequences.agg(lambda ranks: len({*ranks}) == 1 < len(ranks)).rename("is_matched")
     matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
-    members = matches.groupby([*_STAGE, "order"], sort=False)
+    members = matches.assign(ended_ns=matches.began_ns + matches.duration_ns).groupby([*_STAGE, "order"], sort=False)
+    last_ns = members.began_ns.transform("max")
+    wait_ns = matches.duration_ns - members.duration_ns.transform("min")
+    if (last_ns < members.ended_ns.transform("min")).mean() >= _ONE_CLOCK_FRACTION:
+        wait_ns = np.minimum(last_ns - matches.began_ns, matches.duration_ns)
     matches = matches.assign(
-        cost_ns=members.duration_ns.transform("min"), kind=matches.collective, collective=members.ngroup()
+        wait_ns=wait_ns, cost_ns=matches.duration_ns - wait_ns, kind=matches.collective, collective=members.ngroup()
     )
-    matches["wait_ns"] = matches.duration_ns - matches.cost_ns
     matches["is_last"] = matches.index.isin(matches.groupby("collective").wait_ns.idxmin())
     matched_traces = {}
     for rank, trace in traces.items():

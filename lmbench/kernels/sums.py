@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range
+from lmbench.kernels.events import is_range, take
 from lmbench.kernels.host import Nesting
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
-from lmbench.records.intervals import NONE
+from lmbench.records.intervals import NONE, covered, cut, locate, paint, union
 from lmbench.records.measured import AttentionTimes
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
@@ -172,3 +172,31 @@ def operator_times(trace: Trace) -> pd.DataFrame:
     work = Work(sums.reset_index(), steps)
     rows = pd.concat([work.by("phase", "name", phase=phase) for phase in work.phases or [STEP]])
     return rows.rename(columns={"kernel_s": "self_s", "kernel_count": "call_count"})
+
+
+def host_times(trace: Trace) -> pd.DataFrame:
+    """The host's time per step by phase, the longest first.
+
+    The columns are `phase`, its time `host_s`, the part `operators_s` in which any thread ran an operator, and
+    `function`, the user's Python function with the most time `function_s` of the main thread outside of operators;
+    empty and 0 without one.
+    """
+    timeline, operators = trace.timeline, trace.host.events[~is_range(trace.host.events)]
+    functions = trace.host.functions.events
+    functions = functions[functions.thread == trace.events.main_thread]
+    own_start, own_end, owner = paint(functions.start_ns, functions.end_ns)
+    borders = np.concatenate((timeline.start_ns, timeline.end_ns, own_start, own_end))
+    begin, end = trace.span_ns
+    start_ns, end_ns, _ = cut(np.array([begin]), np.array([end]), borders)
+    in_operators = covered(*union(operators.start_ns, operators.end_ns))
+    pieces = pd.DataFrame({
+        "phase": timeline.at(start_ns),
+        "function": take(functions.name[owner], locate(own_start, own_end, start_ns), ""),
+        "host_s": (end_ns - start_ns) / 1e9 / timeline.steps,
+        "operators_s": (in_operators(end_ns) - in_operators(start_ns)) / 1e9 / timeline.steps,
+    })  # fmt: skip
+    own = pieces.assign(function_s=pieces.host_s - pieces.operators_s).query("function != ''")
+    own = own.groupby(["phase", "function"]).function_s.sum().sort_values(ascending=False).reset_index()
+    times = pieces.groupby("phase")[["host_s", "operators_s"]].sum().reset_index()
+    times = times.merge(own.drop_duplicates("phase"), how="left").fillna({"function": "", "function_s": 0.0})
+    return times.sort_values("host_s", ascending=False)

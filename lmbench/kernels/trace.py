@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
+from lmbench.kernels.communication import describe_communication
 from lmbench.kernels.compiled import parts_in_graphs, read_graphs
-from lmbench.kernels.events import Events, TraceEvents, is_range, read_trace
-from lmbench.kernels.host import Host, settled
+from lmbench.kernels.events import Events, TraceEvents, is_range, read_trace, take
+from lmbench.kernels.host import HostEvents, settled
 from lmbench.kernels.names import NAMES, UNCLASSIFIED, kind_of, reader
-from lmbench.kernels.recording import TRACE_FILE, TraceNotes
+from lmbench.kernels.trace_notes import TRACE_FILE, TraceNotes
 from lmbench.records.intervals import NONE, Flags, Integers, locate, paint
 from lmbench.records.load import Run, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -35,10 +36,7 @@ NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
 #: The order of phases in tables.
 PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
 
-_foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
-#: The kind of communication in which one rank sends a message to one other.
-POINT_TO_POINT = "point-to-point"
-_collective_of = reader("collectives")
+_foreign_phase, _users_phase = reader(NAMES.foreign_phases), reader(NAMES.users_phases)
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,9 @@ class PhaseTimeline:
         """
         return int(self.source == "lmbench" and len(self.step_ns) > 1)
 
-    def at(self, moments: Integers) -> list[str]:
-        """The phase of each moment."""
-        # The index NONE (-1) reads the last entry.
-        phases = [*self.phases, OUTSIDE]
-        return [phases[index] for index in locate(self.start_ns, self.end_ns, moments)]
+    def at(self, moments: Integers) -> Any:
+        """The phase of each moment, as an array."""
+        return take(self.phases, locate(self.start_ns, self.end_ns, moments), OUTSIDE)
 
 
 @dataclass(frozen=True)
@@ -84,22 +80,32 @@ class Trace:
     """A trace with its attributed kernels; `run` is None for a bare trace file.
 
     `kernels` has a row for each kernel, copy and fill, ordered by start. It has the columns of an event, `duration_ns`,
-    `phase`, `kind`, `part`, those of `_describe_communication`, and:
+    `phase`, `kind`, `part`, those of `Collective`, and:
 
     - `launch`: an index into the launches. A kernel whose launch is not in the trace has NONE and the phase `unlinked`:
       nothing tells in which phase the host started it.
     - `launch_ns`, `returned_ns`, `thread`: start, end and thread of the launch; without a launch, twice the kernel's
       start and the main thread.
     - `around`: the index of the innermost operator or module range around the launch, or NONE.
+    - `step`: the name of the step that launched it, empty outside of steps.
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
+    - `cost_ns`: of communication, the time from when the last rank has come. One trace alone tells only the duration.
     """
 
     path: Path
     run: Run | None
     events: TraceEvents
-    host: Host
+    host: HostEvents
     timeline: PhaseTimeline
     kernels: pd.DataFrame
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """Start of the first and end of the last step, or of the host's events if the steps are unknown."""
+        steps_ns, host = self.timeline.step_ns, self.events.host
+        if len(steps_ns):
+            return int(steps_ns.min()), int(steps_ns.max())
+        return int(host.start_ns.min(initial=0)), int(host.end_ns.max(initial=0))
 
     @property
     def record(self) -> RunRecord:
@@ -119,12 +125,12 @@ def load_trace(path: str | Path) -> Trace:
     is_result = file.name == TRACE_FILE and is_run_folder(file.parent)
     run = load_run(file.parent) if is_result else None
     events, notes = read_trace(file, follows_links=not is_result)
-    host = Host(events.host, notes.module_classes)
+    host = HostEvents(events.host, events.functions, notes.module_classes)
     timeline = find_phases(events.host, host, notes.steps)
     return Trace(file, run, events, host, timeline, _attribute(events, host, timeline, notes))
 
 
-def find_phases(events: Events, host: Host, recorded_steps: int | None) -> PhaseTimeline:
+def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) -> PhaseTimeline:
     """The phases and steps of a trace; `recorded_steps` is the number of whole steps in the trace's notes.
 
     Raises:
@@ -172,7 +178,7 @@ def find_phases(events: Events, host: Host, recorded_steps: int | None) -> Phase
     )
 
 
-def _infer_phases(host: Host, range_phases: set[str]) -> list[pd.DataFrame]:
+def _infer_phases(host: HostEvents, range_phases: set[str]) -> list[pd.DataFrame]:
     """Pieces of forward and backward, unless they are in `range_phases`, by the operators that autograd runs.
 
     Backward has the operators that autograd's engine runs; forward has those that made the nodes of its graph. Forward
@@ -217,100 +223,45 @@ def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
     return np.asarray(last.fillna(first).fillna(NONE), dtype=np.int64)
 
 
-def _attribute(events: TraceEvents, host: Host, timeline: PhaseTimeline, notes: TraceNotes) -> pd.DataFrame:
+def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, notes: TraceNotes) -> pd.DataFrame:
     """The kernels with the columns that `Trace` describes, from their launches and the host's events."""
     kernels, launches = events.kernels, events.launches
     launch = match_launches(kernels, launches)
     is_linked = launch != NONE
-
-    def of_launch(column: Integers, default: Any) -> Any:
-        """A column of each kernel's launch, or the default; the index NONE (-1) reads the appended zero."""
-        return np.where(is_linked, np.append(column, 0)[launch], default)
-
-    launch_ns = of_launch(launches.start_ns, kernels.start_ns)
-    thread = of_launch(launches.thread, events.main_thread)
+    start_ns = kernels.start_ns.to_numpy()
+    launch_ns = take(launches.start_ns, launch, start_ns)
+    thread = take(launches.thread, launch, events.main_thread)
     around = np.where(is_linked, host.nesting.around(thread, launch_ns), NONE)
-    is_counted = is_linked.copy()
-    if len(timeline.step_ns):
-        is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (launch_ns < timeline.step_ns[:, 1].max())
-    # Correlation ids rise with the calls: a kernel with a lower id than all launches was launched before the trace
+    # Correlation ids rise with the calls, and a stream runs kernels in the order of their launches. So a kernel with a
+    # lower id than all launches, or before its stream's first kernel with a launch, was launched before the trace
     # began. Any other kernel without a launch has lost it, and counts.
     first_id = min(launches.correlation[launches.correlation != NONE], default=0)
-    is_counted |= ~is_linked & ~kernels.correlation.between(0, first_id - 1)
-    operators = np.append(host.events.name, "")[around]
+    first_ns = kernels.start_ns.where(is_linked).groupby([kernels.device, kernels.thread]).transform("min")
+    is_counted = is_linked | ~(kernels.correlation.between(0, first_id - 1) | (kernels.start_ns < first_ns)).to_numpy()
+    if len(timeline.step_ns):
+        # A kernel without a launch may be behind the last step, whose kernels outlast it.
+        is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
     kernels = kernels.assign(
         launch=launch,
         launch_ns=launch_ns,
-        returned_ns=of_launch(launches.end_ns, kernels.start_ns),
+        returned_ns=take(launches.end_ns, launch, start_ns),
         thread=thread,
         around=around,
+        step=take(timeline.step_names, locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], launch_ns), ""),
         phase=np.where(is_linked, timeline.at(launch_ns), UNLINKED),
-        kind=[*map(kind_of, kernels.name, kernels.category, operators)],
+        kind=[*map(kind_of, kernels.name, kernels.category, take(host.events.name, around, ""))],
         # If the steps of a trace launched nothing, all kernels count.
         is_counted=is_counted | (not is_counted.any()),
+        cost_ns=kernels.duration_ns,
     )
     in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))
     parts = [
         # Communication, and kernels of the update and the input, have their part whatever their operator.
-        ("comm" if kind == "comm" else NAMES["phase_parts"].get(phase))
+        ("comm" if kind == "comm" else NAMES.phase_parts.get(phase))
         or in_graph.get(index)
         or host.part(event)
         # Kernels of these kinds work for no other part.
         or (kind if kind in ("attention", "norm") else UNCLASSIFIED)
         for index, (event, phase, kind) in enumerate(zip(around.tolist(), kernels.phase, kernels.kind, strict=True))
     ]
-    return _describe_communication(kernels.assign(part=parts), host, timeline)
-
-
-def _describe_communication(kernels: pd.DataFrame, host: Host, timeline: PhaseTimeline) -> pd.DataFrame:
-    """The kernels with columns about communication, blank or missing for kernels of another kind than `comm`.
-
-    - `collective`: the kind of collective.
-    - `message_bytes`: the larger of what a rank sends and receives; algorithm bandwidth refers to it.
-    - `bus_bytes`: `message_bytes` times 2(n-1)/n for all-reduce and times (n-1)/n for reduce-scatter, all-gather and
-      all-to-all between n ranks; bus bandwidth refers to it. Both are as nccl-tests define them
-      (NVIDIA/nccl-tests:doc/PERFORMANCE.md).
-    - `group`, `stage`: the ranks that take part, and the collective's number or else the step that launched it.
-    - `messages`: those of a point-to-point kernel, such as `0>1` from rank 0 to 1, with None for the trace's own rank.
-      One kernel sends all messages that its thread noted since the communication before.
-    - `cost_ns`: the time from when the last rank has come; one trace alone tells only the kernel's duration.
-    """
-    rows, comm, (begin_ns, end_ns) = {}, kernels[kernels.kind == "comm"], timeline.step_ns.T
-    host_notes = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"])
-    launches = comm.reset_index().sort_values("launch_ns")
-    notes_before = pd.merge_asof(
-        host_notes.sort_values("start_ns"), launches, left_on="start_ns", right_on="launch_ns", by="thread",
-        direction="forward",
-    ).groupby("index").arguments_x.agg(list)  # fmt: skip
-
-    def elements(note: Any) -> int:
-        return max((number for number in (note.in_elements, note.out_elements) if isinstance(number, int)), default=0)
-
-    for kernel in comm.itertuples():
-        around = [*host.nesting.climb(kernel.around)]
-        # Some profilers note the message on the operator alone.
-        candidates = [kernel.arguments, *(host.events.arguments[event] for event in around)]
-        note: Any = next((arguments for arguments in candidates if arguments.collective_name), kernel.arguments)
-        names = [str(note.collective_name), *(host.names[event] for event in around), kernel.name]
-        kind = next(filter(None, map(_collective_of, names)), "unknown")
-        notes, messages = [note], set[str]()
-        if kind == POINT_TO_POINT:
-            thread_notes = notes_before.get(kernel.Index, [])
-            notes = [message for message in thread_notes if message.source != message.target] or notes
-            messages = {f"{message.source}>{message.target}" for message in notes}
-        note, size = notes[0], notes[0].group_size
-        sent = sum(elements(message) for message in notes if message.target is not None)
-        received = sum(elements(message) for message in notes if message.target is None)
-        message_bytes = max(received, sent) * NAMES["element_bytes"].get(str(note.element_type), np.nan) or np.nan
-        share = (size - 1) / size if isinstance(size, int) and size > 1 else np.nan
-        bus_bytes = message_bytes * (NAMES["bus_factors"].get(kind, 0) * share or 1.0)
-        # Each rank numbers point-to-point messages by itself, so their numbers do not match.
-        number = NONE if messages else note.number
-        (step,) = locate(begin_ns, end_ns, np.array([kernel.launch_ns]))
-        stage = timeline.step_names[step] if number == NONE and step != NONE else f"number {number}"
-        group = "" if messages else f"{note.group_name} {note.group_ranks}"
-        rows[kernel.Index] = (kind, message_bytes, bus_bytes, group, stage, messages)
-    columns = ["collective", "message_bytes", "bus_bytes", "group", "stage", "messages"]
-    communication = pd.DataFrame.from_dict(rows, orient="index", columns=columns).reindex(kernels.index)
-    communication = communication.fillna({"collective": "", "group": "", "stage": ""})
-    return pd.concat([kernels, communication], axis=1).assign(cost_ns=kernels.duration_ns)
+    return pd.concat([kernels.assign(part=parts), describe_communication(kernels, host)], axis=1)

@@ -7,16 +7,19 @@ phase's kernels, and the options that the run uses already.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
-from lmbench.kernels.names import FULL_FP32, NAMES, PRODUCTS, UNCLASSIFIED
+from lmbench.kernels.names import FULL_FP32, KINDS, NAMES, PRODUCTS, UNCLASSIFIED
 from lmbench.kernels.sums import Work
-from lmbench.kernels.trace import OUTSIDE
+from lmbench.kernels.trace import OUTSIDE, UNLINKED
 from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
@@ -24,8 +27,6 @@ from lmbench.records.vocabulary import DAMAGED
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.units import milliseconds, percent
 
-# Other phases have no verdict: in `data` the device waits for the host by definition, and `other` is the host's work.
-_JUDGED = ("forward", "backward", "clip", "optimizer", OUTSIDE)
 # Phases with a smaller share of the window have no verdict.
 _LONG_FRACTION = 0.002
 # Shares of a phase in which the device waits for the host: from the first on it is host-bound, up to the second queued.
@@ -51,6 +52,11 @@ TraceWord = Literal[LagWord, "stalled", "communication-bound", "waits for other 
 
 # Kernels that only change the memory layout of images for a convolution.
 _LAYOUT = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|^batched_transpose_\d", re.IGNORECASE)
+# Phases that run the network.
+_NETWORK = ("forward", "backward", OUTSIDE)
+# Copies between the host and the device, as CUDA and ROCm name them.
+_TO_DEVICE, _TO_HOST = r"HtoD|HostToDevice", r"DtoH|DeviceToHost"
+_LESS_COPYING = "send less, keep data on the device, overlap both directions and computing (pinned, non_blocking=True)"
 _FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
@@ -70,22 +76,24 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
     phases = clocks.phases
     if phases.empty:
         return phases
+    # Nothing tells why kernels without launches ran.
+    is_long = phases.window_s >= max(_LONG_FRACTION * phases.window_s.sum(), np.finfo(float).tiny)
+    is_judged = is_long & (phases.index != UNLINKED)
     lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
-    lags = [lag_verdicts.get(phase, LagVerdict()) for phase in phases.index]
-    is_long = (phases.kernels > 0) & (phases.window_s >= _LONG_FRACTION * phases.window_s.sum()) & (phases.window_s > 0)
-    verdicts, advice = list[TraceWord | None](), list[str | None]()
-    is_judged = is_long & phases.index.isin(_JUDGED)
-    for (phase, clock), lag in zip(phases.iterrows(), lags, strict=True):
-        verdict = verdict_of(clock) if is_judged[phase] else None
-        is_slowed = lag.verdict == "queued" and verdict in ("host-bound", "mixed")
-        word = "queued" if is_slowed else verdict
-        sentence = _advice(word, str(phase), clock, waits[waits.phase == phase], work, run) if word else None
-        verdicts.append(verdict)
-        advice.append(f"without the profiler it is queued, and {sentence}" if is_slowed else sentence)
-    return phases.assign(
-        lag_verdict=[lag.verdict for lag in lags],
-        min_lag_s=np.array([lag.min_lag_s for lag in lags], dtype=float), verdict=verdicts, advice=advice
-    )  # fmt: skip
+    rows = []
+    for phase, clock in phases.iterrows():
+        lag = lag_verdicts.get(phase, LagVerdict())
+        case = _Case(str(phase), clock, waits[waits.phase == phase], work, run)
+        verdict = advice = None
+        if is_judged[phase]:
+            verdict = verdict_of(clock)
+            if lag.verdict == "queued" and verdict in ("host-bound", "mixed"):
+                advice = f"without the profiler it is queued, and {_advice('queued', case)}"
+            else:
+                advice = _advice(verdict, case)
+        rows.append((lag.verdict, lag.min_lag_s, verdict, advice))
+    judged = pd.DataFrame(rows, phases.index, ["lag_verdict", "min_lag_s", "verdict", "advice"])
+    return phases.join(judged.astype({"min_lag_s": float}))
 
 
 def idle_reason(clock: pd.Series) -> str:
@@ -118,68 +126,137 @@ def verdict_of(clock: pd.Series) -> TraceWord:
     return "queued" if wait <= QUEUED_FRACTION else "mixed"
 
 
-def _advice(verdict: TraceWord, phase: str, clock: pd.Series, waits: pd.DataFrame, work: Work, run: RunRecord) -> str:
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """A phase to advise on: its clock, its waits for the host, all kernels of the trace, and the run's record."""
+
+    phase: str
+    clock: pd.Series
+    waits: pd.DataFrame
+    work: Work
+    run: RunRecord
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        return self.work.kernels(self.phase)
+
+    def share(self, kinds: Iterable[str]) -> float:
+        """The share of the phase's kernel time in kernels of these kinds."""
+        return float(self.kernels.share_fraction[self.kernels.kind.isin(kinds)].sum())
+
+    @property
+    def can_fuse_update(self) -> bool:
+        return self.phase == "optimizer" and not self.kernels.name.str.contains(_FUSED_OPTIMIZER).any()
+
+    @property
+    def can_compile(self) -> bool:
+        is_compiled = self.run.compile.is_enabled or self.kernels.name.str.startswith(TRITON).any()
+        return self.phase in _NETWORK and not is_compiled
+
+    @property
+    def compiling(self) -> str:
+        return f"compile ({'torch.compile' if self.run.outcome == DAMAGED else '--trainer.compile'})"
+
+    @property
+    def exposed(self) -> str:
+        names = self.kernels.short_name[self.kernels.kind == "comm"]
+        name = shortened(next(iter(names), "communication"), KERNEL_WIDTH)
+        return f"{milliseconds(self.clock.comm_exposed_s)} ms of {name} exposed"
+
+
+def _advice(verdict: TraceWord, case: _Case) -> str:
     """The advice on what would make a phase faster: the first sentence whose condition holds."""
-    kernels, parts = work.kernels(phase), work.by("part", phase=phase)
-    kinds = work.by("kind", phase=phase).set_index("kind").share_fraction
-    products, attention, unknown, memory = (
-        float(kinds.reindex(names).sum()) for names in (PRODUCTS, ["attention"], [UNCLASSIFIED], NAMES["memory_kinds"])
-    )
-    names, is_network = kernels.name, phase not in ("clip", "optimizer")
-    computed = products + attention
-    fp32 = sum(work.fraction("precision", name, phase) for name in FULL_FP32)
-    layout = kernels.share_fraction[names.str.contains(_LAYOUT)].sum()
-    softmax = parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum()
-    communication = shortened(next(iter(kernels.short_name[kernels.kind == "comm"]), "communication"), KERNEL_WIDTH)
-    can_fuse_update = phase == "optimizer" and not names.str.contains(_FUSED_OPTIMIZER).any()
-    can_compile = is_network and not (run.compile.is_enabled or names.str.startswith(TRITON).any())
-    compiling = "torch.compile" if run.outcome == DAMAGED else "--trainer.compile"
-    can_replay = run.compile.mode != "reduce-overhead" and clock.launches > clock.kernels / 2
-    fewer = _first(
-        (can_fuse_update, "a fused optimizer is one kernel or a few"),
-        (can_compile, f"compile ({compiling}), or a larger batch"),
-        (is_network and can_replay, "CUDA graphs (compile mode reduce-overhead), or a larger batch"),
-        (True, "a larger batch gives each kernel more to do"),
-    )
-    fewer_bytes = _first(
-        (can_fuse_update, "a fused optimizer reads and writes each byte once"),
-        (softmax > _MUCH_SOFTMAX_FRACTION, "a fused attention saves the scores' traffic"),
-        (can_compile, f"compile ({compiling}) fuses them"),
-        (True, "fused already, a lower precision moves fewer bytes"),
-    )
-    short_kernels = f"{clock.kernels:,.0f} short kernels with gaps between them: {fewer}"
-    exposed = f"{milliseconds(clock.comm_exposed_s)} ms of {communication} exposed"
-    waiting = "launched kernels wait for another stream, a copy or another rank"
-    faster = "bf16-mixed or TF32 (--measure.matmul_precision high)"
-    if run.outcome == DAMAGED:
-        faster = "16-bit autocast or TF32 (torch.backends.*.allow_tf32)"
-    cause = next(iter(largest_causes(waits).index), LAUNCHING)
-    is_host_bound = verdict == "host-bound"
-    is_stalled = verdict == "stalled"
-    return _first(
-        (is_stalled and clock.queued_gap_s >= clock.other_idle_s, short_kernels),
-        (is_stalled and clock.comm_exposed_s >= _MUCH_COMMUNICATION_FRACTION * clock.window_s, f"{exposed}; {waiting}"),
-        (is_stalled, waiting),
-        (is_host_bound and cause != LAUNCHING, remedy(waits, cause)),
-        (is_host_bound,
-         f"{clock.launches:,.0f} launches, one every {clock.launch_interval_s * 1e6:.1f} us: {fewer}"),
-        (verdict == "waits for other ranks",
-         f"{exposed}, {milliseconds(clock.rank_wait_s)} ms of it before the last rank came: see what that one does"),
-        (verdict == "communication-bound",
-         f"{exposed}: overlap it, send less, or find the rank that comes late"),
-        (clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * clock.window_s, short_kernels),
-        (unknown > max(memory, computed), f"{percent(unknown)} are kernels of unknown kind"),
-        (fp32 >= _MUCH_FP32_FRACTION,
-         f"{percent(fp32)} are products in float32: {faster}; compile does not help them"),
-        (layout >= _MUCH_LAYOUT_FRACTION,
-         f"{percent(layout)} change the layout for convolutions: memory_format=torch.channels_last saves that"),
-        (computed > _MATMUL_BOUND_FRACTION * (computed + memory),
-         f"matrix products and fused attention take {percent(computed)}: what is left is their efficiency (`lmbench "
-         "ceiling`)"),
-        (True, f"{percent(memory)} are kernels bound by memory: {fewer_bytes}"),
-    )  # fmt: skip
+    if verdict == "stalled":
+        return _advice_on_stalls(case)
+    if verdict == "host-bound":
+        return _advice_on_host(case)
+    if verdict == "waits for other ranks":
+        waited = f"{milliseconds(case.clock.rank_wait_s)} ms of it before the last rank came"
+        return f"{case.exposed}, {waited}: see what that one does"
+    if verdict == "communication-bound":
+        return f"{case.exposed}: overlap it, send less, or find the rank that comes late"
+    return _advice_on_copies(case) or _advice_on_kernels(case)
 
 
-def _first(*rules: tuple[Any, str]) -> str:
-    """The first sentence whose condition holds; the last condition is always true."""
-    return next(sentence for is_true, sentence in rules if is_true)
+def _advice_on_stalls(case: _Case) -> str:
+    """The advice for a phase that idles for another reason than the host."""
+    clock, waiting = case.clock, "launched kernels wait for another stream, a copy or another rank"
+    if clock.queued_gap_s >= clock.other_idle_s:
+        return _short_kernels(case)
+    if clock.comm_exposed_s >= _MUCH_COMMUNICATION_FRACTION * clock.window_s:
+        return f"{case.exposed}; {waiting}"
+    return waiting
+
+
+def _advice_on_host(case: _Case) -> str:
+    """The advice for a phase in which the device waits for the host."""
+    cause = next(iter(largest_causes(case.waits).index), LAUNCHING)
+    if cause != LAUNCHING or case.phase == "data":
+        return remedy(case.waits, cause, case.phase == "data")
+    if case.phase not in (*_NETWORK, "clip", "optimizer") or not case.clock.launches:
+        return f"{milliseconds(case.clock.host_wait_s)} ms of the host's own work"
+    interval_us = case.clock.launch_interval_s * 1e6
+    return f"{case.clock.launches:,.0f} launches, one every {interval_us:.1f} us: {_fewer_kernels(case)}"
+
+
+def _advice_on_copies(case: _Case) -> str:
+    """The advice for a phase that mostly copies between host and device; empty for another phase."""
+    names, kernels = case.kernels.name, case.kernels
+    to_device_s, back_s = (kernels.kernel_s[names.str.contains(way)].sum() for way in (_TO_DEVICE, _TO_HOST))
+    if to_device_s + back_s <= kernels.kernel_s.sum() / 2:
+        return ""
+    ways = f"{milliseconds(to_device_s)} ms to the device and {milliseconds(back_s)} back"
+    computing = "" if case.share(KINDS) - case.share(["memcpy"]) else ", no kernel computes"
+    return f"bound by copies between host and device, {ways}{computing}: {_LESS_COPYING}"
+
+
+def _advice_on_kernels(case: _Case) -> str:
+    """The advice for a phase whose own kernels limit it."""
+    products, unknown, memory = case.share(PRODUCTS), case.share([UNCLASSIFIED]), case.share(NAMES.memory_kinds)
+    computed = products + case.share(["attention"])
+    if case.clock.queued_gap_s > max(_MANY_GAPS_FRACTION, products / 2) * case.clock.window_s:
+        return _short_kernels(case)
+    if unknown > max(memory, computed):
+        return f"{percent(unknown)} are kernels of unknown kind"
+    fp32 = sum(case.work.fraction("precision", name, case.phase) for name in FULL_FP32)
+    if fp32 >= _MUCH_FP32_FRACTION:
+        faster = "bf16-mixed or TF32 (--measure.matmul_precision high)"
+        if case.run.outcome == DAMAGED:
+            faster = "16-bit autocast or TF32 (torch.backends.*.allow_tf32)"
+        return f"{percent(fp32)} are products in float32: {faster}; compile does not help them"
+    layout = case.kernels.share_fraction[case.kernels.name.str.contains(_LAYOUT)].sum()
+    if layout >= _MUCH_LAYOUT_FRACTION:
+        saving = "memory_format=torch.channels_last saves that"
+        return f"{percent(layout)} change the layout for convolutions: {saving}"
+    if computed > _MATMUL_BOUND_FRACTION * (computed + memory):
+        left = "what is left is their efficiency (`lmbench ceiling`)"
+        return f"matrix products and fused attention take {percent(computed)}: {left}"
+    return f"{percent(memory)} are kernels bound by memory: {_fewer_bytes(case)}"
+
+
+def _short_kernels(case: _Case) -> str:
+    return f"{case.clock.kernels:,.0f} short kernels with gaps between them: {_fewer_kernels(case)}"
+
+
+def _fewer_kernels(case: _Case) -> str:
+    """The way to fewer launches of kernels."""
+    if case.can_fuse_update:
+        return "a fused optimizer is one kernel or a few"
+    if case.can_compile:
+        return f"{case.compiling}, or a larger batch"
+    is_replayed = case.run.compile.mode == "reduce-overhead" or case.clock.launches <= case.clock.kernels / 2
+    if case.phase in _NETWORK and not is_replayed:
+        return "CUDA graphs (compile mode reduce-overhead), or a larger batch"
+    return "a larger batch gives each kernel more to do"
+
+
+def _fewer_bytes(case: _Case) -> str:
+    """The way to less traffic with the device's memory."""
+    if case.can_fuse_update:
+        return "a fused optimizer reads and writes each byte once"
+    parts = case.work.by("part", phase=case.phase)
+    if parts.share_fraction[parts.part.str.contains(r"\bsoftmax\b")].sum() > _MUCH_SOFTMAX_FRACTION:
+        return "a fused attention saves the scores' traffic"
+    if case.can_compile:
+        return f"{case.compiling} fuses them"
+    return "fused already, a lower precision moves fewer bytes"

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
-from lmbench.kernels.events import each, where
-from lmbench.kernels.host import ENGINE, settled
-from lmbench.kernels.names import NAMES, module_path, reader
+from lmbench.kernels.events import each, take, where
+from lmbench.kernels.frameworks import COMPILING, find_compiling
+from lmbench.kernels.host import ENGINE
+from lmbench.kernels.names import NAMES, is_users_function, module_path, reader
 from lmbench.kernels.trace import Trace
-from lmbench.records.intervals import NONE, covered, cut, locate, paint, union
-from lmbench.report.console import KERNEL_WIDTH, shortened
+from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, union
+from lmbench.report.console import shortened
 from lmbench.report.units import milliseconds, percent
 
 #: The cause of waits in which the host works towards the next launch: operators, Python between them, launch calls.
 LAUNCHING = "launching"
-_HOST_CODE, _DATA, _LOADING, _SLOW, _COPYING = "host code", "data", "loading", "slow call", "copying"
-_call_cause = reader("calls")
+HOST_CODE, DATA = "host code", "data"
+_COMPILING, _LOADING, _SLOW, _COPYING = "compiling", "loading", "slow call", "copying"
+_call_cause = reader(NAMES.calls)
 _LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
 # Longer waits and calls have a cause of their own. From one launch to the next the host takes tens of us in eager mode,
 # and up to 250 us if the profiler records stacks.
 _LONG_NS = 300_000
 # A text omits the share of a cause's largest part from this share on.
 _NEARLY_ALL_FRACTION = 0.95
+# The width of the text on where the host was.
+_PLACE_WIDTH = 80
 _KEYS = ["cause", "call", "under", "phase"]
 
 
@@ -45,27 +51,31 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     if pauses.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
     main = trace.events.main_thread
-    # A pause behind the last kernel has `after` NONE (-1), which reads the appended main thread.
-    pauses = pauses.assign(thread=np.append(trace.kernels.thread, main)[pauses.after])
+    pauses = pauses.assign(thread=take(trace.kernels.thread, pauses.after.to_numpy(), main))
     events = _events(trace)
     waits = pd.concat(_pieces(members, events, main) for _, members in pauses.groupby(["device", "thread"]))
     is_long = (pauses.waited_ns - pauses.start_ns > _LONG_NS)[waits.pause].to_numpy()
-    causes = events.cause.to_numpy()
-    began_blocked = (causes[waits.event] == LAUNCHING) & np.isin(causes[waits.begun_in], ("synchronizing", _COPYING))
-    index = np.where(began_blocked & ~is_long, waits.begun_in, waits.event)
-    event = events.iloc[index].reset_index(drop=True)
-    start_ns = waits.start_ns.to_numpy()
+    event, begun_in, start_ns = waits.event.to_numpy(), waits.begun_in.to_numpy(), waits.start_ns.to_numpy()
+    cause, begun_cause = take(events.cause, event, LAUNCHING), take(events.cause, begun_in, LAUNCHING)
+    began_blocked = ~is_long & (cause == LAUNCHING) & np.isin(begun_cause, ("synchronizing", _COPYING))
+    event, cause = np.where(began_blocked, begun_in, event), np.where(began_blocked, begun_cause, cause)
     loaders = events[where(events.name, lambda name: name.startswith("enumerate(DataLoader)#"))]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
-    is_host_code = is_long & (event.cause == LAUNCHING)
-    cause = np.select([locate(*loading, start_ns) != NONE, is_host_code], [_DATA, _HOST_CODE], event.cause)
-    is_call = event.is_call & ~np.isin(cause, (LAUNCHING, _HOST_CODE, _DATA))
-    under = _surroundings(trace, event.thread.to_numpy(), np.where(is_call, event.start_ns, start_ns))
+    cause[is_long & (cause == LAUNCHING)] = HOST_CODE
+    cause[locate(*find_compiling(trace), start_ns) != NONE] = _COMPILING
+    cause[locate(*loading, start_ns) != NONE] = DATA
+    is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, HOST_CODE, _COMPILING, DATA))
+    moments = np.where(is_call, take(events.start_ns, event, 0), start_ns)
+    is_named = cause != LAUNCHING
+    under = np.full(len(waits), "", dtype=object)
+    under[is_named] = _surroundings(
+        trace, take(events.thread, event, main)[is_named], moments[is_named], cause[is_named]
+    )
     waits = waits.assign(
         cause=cause,
-        call=np.where(is_call, event.name, ""),
-        event=index,
-        under=np.where(np.isin(cause, (LAUNCHING, _DATA)), "", under),
+        call=np.where(is_call, take(events.name, event, ""), ""),
+        event=event,
+        under=under,
         phase=trace.timeline.at(start_ns),
     ).sort_values("wait_ns", ascending=False)
     sums = waits.groupby(_KEYS, sort=False).agg(
@@ -81,38 +91,51 @@ def largest_causes(waits: pd.DataFrame) -> pd.Series:
 
 
 def cause_text(waits: pd.DataFrame, cause: str) -> str:
-    """Text on what held the host up for one cause: the calls, and the operator or range with the most of this time.
+    """Text on what held the host up for one cause: the calls, and the operator, function or range with most of this.
 
     Its share is told, unless it is nearly all.
     """
     under_s = waits[waits.cause == cause].groupby("under").wait_s.sum()
-    largest = shortened(under_s.idxmax(), KERNEL_WIDTH)
+    largest = under_s.idxmax()
     share = under_s.max() / under_s.sum()
     share_text = f", {percent(share)} of it" if largest and share < _NEARLY_ALL_FRACTION else ""
-    return f"{_cause_words(waits, cause)}{share_text} {largest}".rstrip()
+    if function := _function_of(waits, cause):
+        return f"{function}{share_text}"
+    return f"{_cause_words(waits, cause)}{share_text} {shortened(largest, _PLACE_WIDTH)}".rstrip()
 
 
-def remedy(waits: pd.DataFrame, cause: str) -> str:
-    """Text on how long devices waited for one cause, and what to do about it."""
+def remedy(waits: pd.DataFrame, cause: str, is_data: bool = False) -> str:
+    """Text on how long devices waited for one cause, and what to do about it; `is_data` in a phase that gets data."""
     wait_s = waits.wait_s[waits.cause == cause].sum()
-    return f"{milliseconds(wait_s)} ms in {_cause_words(waits, cause)}; {NAMES['causes'][cause][1]}"
+    function = _function_of(waits, cause)
+    advice = "do less there, or in another process" if function else NAMES.causes[cause].remedy
+    if is_data and cause in (HOST_CODE, LAUNCHING):
+        advice = NAMES.causes[DATA].remedy
+    return f"{milliseconds(wait_s)} ms in {function or _cause_words(waits, cause)}; {advice}"
+
+
+def _function_of(waits: pd.DataFrame, cause: str) -> str:
+    """The Python function with most of the time of the host's own code; empty for other causes, or if unknown."""
+    under_s = waits[(waits.cause == cause) & (cause == HOST_CODE)].groupby("under").wait_s.sum()
+    largest = "" if under_s.empty else under_s.idxmax().removeprefix("in ")
+    return largest if is_users_function(largest) else ""
 
 
 def _cause_words(waits: pd.DataFrame, cause: str) -> str:
     """The words of names.toml for a cause, with the first two calls."""
     calls = waits.call[(waits.cause == cause) & (waits.call != "")].unique()
-    words: str = NAMES["causes"][cause][0]
-    return words.format(calls=" and ".join(calls[:2]))
+    return NAMES.causes[cause].words.format(calls=" and ".join(calls[:2]))
 
 
 def _events(trace: Trace) -> pd.DataFrame:
-    """The host's operators, ranges and calls, each with the `cause` that a wait in it has.
-
-    The last row is an event without a name, which the index NONE (-1) reads.
-    """
+    """The host's operators, ranges, Python functions and calls, each with the `cause` that a wait in it has."""
     columns = ["name", "thread", "start_ns", "end_ns"]
     linked = trace.kernels[trace.kernels.launch != NONE]
-    host, calls = (pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls))
+    functions = trace.events.functions
+    functions = functions[where(functions.name, lambda name: is_users_function(name) or COMPILING.search(name))]
+    host, calls, functions = (
+        pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls, functions)
+    )
     # A copy that ended before its call returned made the host wait.
     is_blocking = (linked.end_ns <= linked.returned_ns) & (linked.kind == "memcpy")
     is_copied = calls.start_ns.isin(linked.launch_ns[is_blocking])
@@ -124,9 +147,8 @@ def _events(trace: Trace) -> pd.DataFrame:
     tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
     is_named = np.isin(cause, ("allocating", "synchronizing"))
     calls["cause"] = np.select([is_named, *tests.values()], [cause, *tests], LAUNCHING)
-    nothing = pd.DataFrame({"name": "", "thread": trace.events.main_thread, "start_ns": 0, "end_ns": 0}, index=[0])
-    events = [host.assign(is_call=False), calls.assign(is_call=True), nothing.assign(is_call=False)]
-    return pd.concat(events, ignore_index=True).fillna({"cause": LAUNCHING})
+    others = pd.concat([host, functions]).assign(is_call=False, cause=LAUNCHING)
+    return pd.concat([others, calls.assign(is_call=True)], ignore_index=True)
 
 
 def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFrame:
@@ -143,28 +165,40 @@ def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFra
     # Events of the launching thread go before those of the main thread, and inner events before outer ones.
     events = events.iloc[np.lexsort((-events.end_ns, events.start_ns, events.thread == thread))]
     event_start, event_end, owner = paint(events.start_ns.to_numpy(), events.end_ns.to_numpy(), -np.arange(len(events)))
-    owners = np.append(events.index[owner], NONE)
+    owners = events.index.to_numpy()[owner]
     start_ns, end_ns, pause = cut(begin, end, np.append(event_start, event_end))
     columns = {
         "start_ns": start_ns,
         "wait_ns": end_ns - start_ns,
-        "event": owners[locate(event_start, event_end, start_ns)],
-        "begun_in": owners[locate(event_start, event_end, begin - 1)][pause],
+        "event": take(owners, locate(event_start, event_end, start_ns), NONE),
+        "begun_in": take(owners, locate(event_start, event_end, begin - 1), NONE)[pause],
         "pause": pauses.index[pause],
     }
     return pd.DataFrame(columns)
 
 
-def _surroundings(trace: Trace, thread: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Words on where the host was: `under` an operator or module, and `in` the innermost of the user's ranges."""
-    host, users = trace.host, trace.host.users
-    is_operator = where(host.names, lambda name: name.startswith("aten::"))
-    parent = host.nesting.parent
-    # Of nested ATen operators the outermost is named: the program called it.
-    outer = settled(np.where(is_operator & (parent != NONE) & is_operator[parent], parent, np.arange(len(parent))))
-    # The index NONE (-1) reads the last entry, here and in the texts below.
-    events = np.append(outer, NONE)[host.nesting.around(thread, moments)]
-    ranges = users.around(np.full_like(thread, trace.events.main_thread), moments)
-    under = each([*host.names, ""], lambda name: name and f"under {module_path(name) or name.removeprefix(ENGINE)}")
-    inside = each([*users.names, ""], lambda name: name and f"in {name}")
-    return np.array([*map(str.strip, under[events] + " " + inside[ranges])], dtype=object)
+def _surroundings(trace: Trace, thread: Integers, moments: Integers, causes: Sequence[str]) -> list[str]:
+    """Words on where the host was: `under` an operator or module, and `in` the innermost function or range of the user.
+
+    A function alone names what the host's own code did; loading data and compiling have no other words.
+    """
+    host, places = trace.host, list[str]()
+    main = np.full_like(thread, trace.events.main_thread)
+    around = (
+        host.nesting.around(thread, moments),
+        host.functions.around(main, moments),
+        host.users.around(main, moments),
+    )
+    for cause, event, function, users_range in zip(causes, *around, strict=True):
+        words = list[str]()
+        if event != NONE and cause not in (DATA, _COMPILING) and (cause != HOST_CODE or function == NONE):
+            # Of nested ATen operators the outermost is named: the program called it.
+            nested = takewhile(lambda index: host.names[index].startswith("aten::"), host.nesting.climb(event))
+            name = host.names[[event, *nested][-1]]
+            words.append(f"under {module_path(name) or name.removeprefix(ENGINE)}")
+        if function != NONE:
+            words.append(f"in {host.functions.names[function]}")
+        elif users_range != NONE and cause not in (DATA, _COMPILING):
+            words.append(f"in {host.users.names[users_range]}")
+        places.append(" ".join(words))
+    return places

@@ -75,7 +75,7 @@ def table(key: str, rows: pd.DataFrame, more: Iterable[Row] = (), name: str = ""
     top = description.get("top", len(rows))
     columns = []
     for heading, source in description["columns"].items():
-        field, _, unit_name = source.partition(" ")
+        field, _, unit_name = source.format(**words).partition(" ")
         if field in rows.columns:
             by_end = next((text for end, text in _TEXTS.items() if field.endswith(f"_{end}") or field == end), None)
             text = _TEXTS.get(unit_name, by_end)

@@ -273,9 +273,7 @@ def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     history, kernels = run.memory_history or MemoryHistoryRecord(), run.kernels or KernelSummary()
     breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
-    matmul_fraction = kernels.phases.step and kernels.phases.step.matmul_fraction
     unseen = listed(*run.unseen_phases or ())
-    synchronized_s, unsynchronized_s = run.probe.synchronized_step_s, run.probe.unsynchronized_step_s
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
     tally = Counter[str](guard.status for guard in run.guards).most_common()
     return [
@@ -297,23 +295,41 @@ def details(run: RunRecord) -> list[Line]:
         *labelled("peak is", history.reason and f"not known: {history.reason}"),
         *labelled("peak is", history.peak_phase and f"in {history.peak_phase}"),
         *labelled("kernels", kernels.reason and f"none: {kernels.reason}"),
-        *labelled(
-            "kernels",
-            kernels.kernel_s and f"{milliseconds(kernels.kernel_s)} ms per step",
-            matmul_fraction and f"{percent(matmul_fraction)} matmul",
-        ),
-        *labelled(
-            "ranks",
-            synchronized_s and f"{milliseconds(synchronized_s)} ms a step",
-            unsynchronized_s
-            and f"{milliseconds(unsynchronized_s)} without synchronizing gradients: the difference is communication "
-            "that no work hides, and waiting",
-        ),
+        *_kernels(kernels),
+        *_ranks(run),
         *labelled("dtypes", run.dtypes and run.dtypes.reason and f"none: {run.dtypes.reason}"),
         *labelled("power", power_w and f"{whole(power_w)} W", joules and f"{millijoules(joules)} mJ/token"),
         *labelled("loss", loss.first and f"{loss.first:.4f} first", loss.last and f"{loss.last:.4f} last"),
         *labelled("guards", listed(*(f"{number} {status}" for status, number in tally))),
     ]
+
+
+def _kernels(kernels: KernelSummary) -> list[Line]:
+    """How long the device was busy in a step, and how much of its communication lay beside computing."""
+    step = kernels.phases.step
+    if step is None or step.busy_s is None or step.window_s is None:
+        return []
+    busy = f"busy {milliseconds(step.busy_s)} of {milliseconds(step.window_s)} ms per step"
+    matmul_s = (step.kinds or {}).get("gemm_s")
+    lines = labelled("kernels", busy, matmul_s and f"{milliseconds(matmul_s)} ms of it matmul")
+    if step.comm_s and step.comm_exposed_s is not None:
+        exposed, hidden = milliseconds(step.comm_exposed_s), milliseconds(step.comm_s - step.comm_exposed_s)
+        lines += labelled("", f"communication: {exposed} ms exposed", f"{hidden} ms beside computing")
+    return lines
+
+
+def _ranks(run: RunRecord) -> list[Line]:
+    """What a step takes with and without synchronizing gradients, and whether the difference tells anything."""
+    synchronized_s, unsynchronized_s = run.probe.synchronized_step_s, run.probe.unsynchronized_step_s
+    if synchronized_s is None or unsynchronized_s is None:
+        return []
+    # Twice the standard error of the difference between two means of 8 steps is the standard deviation of a step.
+    noise_s = (run.phases.step.std_s if run.phases.step else None) or 0.0
+    difference = "the difference is communication that no work hides, and waiting"
+    if synchronized_s - unsynchronized_s <= noise_s:
+        difference = "no difference above the noise of the steps"
+    without = f"{milliseconds(unsynchronized_s)} without synchronizing gradients: {difference}"
+    return labelled("ranks", f"{milliseconds(synchronized_s)} ms a step", without)
 
 
 def _checked(check: AttentionCheck) -> list[Line]:

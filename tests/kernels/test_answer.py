@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 
 import pytest
 import torch
 from paths import GOLDEN, TRACES
+from plain_sums import plain_sums
 from torch import nn
 from trace_events import HandWritten, record_steps
 
 from lmbench.cli import main
 from lmbench.instruments.ranges import ModuleRanges
+from lmbench.kernels.answer import without_hidden
+from lmbench.kernels.findings import examine, summarize
+from lmbench.report.run import details
 
 COMPILED = str(TRACES / "small_bf16_compiled")
 
@@ -41,6 +46,16 @@ def test_the_first_screen_is_the_golden_file(capsys):
     assert shown(capsys, COMPILED) == (GOLDEN / "kernels_answer.txt").read_text(encoding="utf-8")
 
 
+MADE_UP = sorted((TRACES / "made_up").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("path", MADE_UP, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_the_first_screen_of_each_kind_of_trace_is_the_golden_file(path, capsys, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    name = path.name.removesuffix(".json.gz")
+    assert shown(capsys, path.name) == (GOLDEN / f"kernels_{name}.txt").read_text(encoding="utf-8")
+
+
 def test_a_foreign_trace_shows_its_slowest_step_and_exposed_communication(tmp_path, capsys):
     trace = HandWritten()
     for number, (begin, duration) in enumerate(((0, 900), (1_000, 1_900), (3_000, 950))):
@@ -57,6 +72,24 @@ def test_a_foreign_trace_shows_its_slowest_step_and_exposed_communication(tmp_pa
     assert "steps 1.525 ms each on the host, the slowest 2.000 ms, number 1 of 2; each ends with Optimizer.step" in text
 
 
+def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_the_step(tmp_path, capsys):
+    folder = shutil.copytree(TRACES / "small_bf16_compiled", tmp_path / "run")
+    shutil.copy(TRACES / "two_gpus" / "trace.json.gz", folder)
+    (plain,) = plain_sums(folder / "trace.json.gz").values()
+    findings = examine(folder)
+    hidden_s = plain["overlapped"]
+    for axis in ("kind", "part"):
+        rows = without_hidden(findings.work.by(axis), axis, hidden_s)
+        # Beside communication and computing, a few us of copies run beside either.
+        assert rows.kernel_s.sum() == pytest.approx(plain["busy"], rel=2e-3)
+        assert rows.share_fraction.sum() == pytest.approx(1.0)
+    record = findings.trace.record
+    record.kernels = summarize(findings)
+    lines = {line.label: line.text for line in details(record)}
+    assert lines["kernels"] == "busy 2.434 of 6.418 ms per step, 1.013 ms of it matmul"
+    assert lines[""] == "communication: 0.489 ms exposed, 0.383 ms beside computing"
+
+
 def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
     rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
     record = json.loads(shown(capsys, COMPILED, "--json"))
@@ -64,7 +97,7 @@ def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
     assert len(rows) == len(record["tables"]["all_kernels"])
     assert {"phase", "name", "kind", "part"} < rows[0].keys()
     assert (record["steps"], record["completeness"]["captured_kernel_count"]) == (2, 1518)
-    assert [phase["verdict"] for phase in record["phases"]].count("host-bound") == 3
+    assert [phase["verdict"] for phase in record["phases"]].count("host-bound") == 4
     gemm_s = {row["kind"]: row["step_s"] for row in record["tables"]["kinds"]}["gemm"]
     assert gemm_s == pytest.approx(3.421e-3, rel=1e-3)
 

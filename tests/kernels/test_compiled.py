@@ -8,7 +8,7 @@ from paths import TRACES
 from lmbench.kernels.compiled import parts_of_call, read_graphs
 from lmbench.kernels.findings import examine
 from lmbench.kernels.names import kind_of
-from lmbench.kernels.recording import GraphNotes
+from lmbench.kernels.trace_notes import GraphNotes
 
 NORM, SILU, MM = "triton_per_fused_mean_0", "triton_poi_fused_silu_1", "extern_kernels.mm"
 UNLISTED = "triton_per_fused_unlisted_7"

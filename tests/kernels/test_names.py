@@ -8,7 +8,7 @@ import pytest
 from paths import TRACES
 from tables import rows
 
-from lmbench.kernels.names import joined, kind_of, part_of, part_order, precision_of, short_name
+from lmbench.kernels.names import joined, kind_of, module_path, part_of, part_order, precision_of, short_name
 
 
 def names():
@@ -73,7 +73,16 @@ Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV | bf16
 volta_fp16_s884cudnn_fp16_128x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1 | fp16
 void gemvx::kernel<int, int, __half, __half>(int) | fp16
 sm90_xmma_gemm_e4m3e4m3_e4m3f32_f32_tn_n | fp8
-bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_sm100f | fp4
+# Of two types, weights of 4 bits are converted to the other's; the first type is the output's.
+bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_sm100f | fp8
+bmm_Bfloat16_E2m1E2m1_Fp32_t128x8x256u2_s7_sm100f | fp4
+bmm_Bfloat16_MxE2m1Bfloat16_Fp32_t128x8x256u2_s7_sm100f | bf16
+_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu | bf16
+_matmul_ogs_NNT_bf16xfp8e4nvxmxfp4_16x128x256x1 | fp8
+_matmul_ogs_NNT_bf16xmxfp8xmxfp4_16x128x256x1 | fp8
+_matmul_ogs_NNT_fp16xfp16xmxfp4_16x128x256x1 | fp16
+_matmul_ogs_NNT_bf16xmxfp4xmxfp4_16x128x256x1 | fp4
+cutlass3x_sm100_bstensorop_s128x128x32gemm_block_scaled_ue8m0xe4m3_ue8m0xe2m1_f32_bf16_bf16 | fp8
 cutlass_80_tensorop_d884gemm_64x64_16x4_nn_align1 | fp64
 void internal::gemvx::kernel<int, int, float, float, float, float, false, true>(int) | fp32 off the tensor cores
 void cudnn::cnn::wgrad2d_grouped_direct_kernel<false, true, int, float, float, float>(int) | fp32 off the tensor cores
@@ -183,6 +192,13 @@ def test_classes_tell_where_names_do_not():
     # A range may be named by the class alone.
     expected |= {"ViTSelfOutput": "output", "BertOutput": "ffn", "BertIntermediate": "ffn", "GPTAttention": "attention"}
     assert {path: part_of(path, classes) for path in expected} == expected
+
+
+def test_fsdp2s_class_name_is_not_the_modules():
+    classes = {"net.1": "FSDPSoftmax", "net.2": "FSDPRMSNorm"}
+    assert [part_of(path, classes) for path in classes] == ["softmax", "norm"]
+    assert module_path("nn.Module: FSDPBlock_12") == "Block"
+    assert module_path("nn.Module: FSDPnet_0") == "FSDPnet"
 
 
 def test_fused_parts_are_in_the_models_order():

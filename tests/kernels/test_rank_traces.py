@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from paths import GOLDEN
 from plain_sums import plain_sums
 from torch import nn
 from trace_events import HandWritten, record_steps
@@ -107,6 +108,33 @@ def test_only_kernels_that_are_surely_one_collective_are_matched(first, second, 
     assert sizes.get("point-to-point", 128) == 128
     # Rank 1 has the longer product, whether or not collectives match.
     assert "straggler    rank 1 " in shown(capsys, *paths)
+
+
+@pytest.mark.parametrize(("offset_us", "wait_us"), [(0, 60), (7_000, 70)])
+def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wait_us, tmp_path, capsys):
+    """The last rank comes 60 us after the first, whose kernel ends 10 us after the last rank's.
+
+    On clocks that differ, only the kernels' durations tell the wait.
+    """
+    for rank, (begin, duration) in enumerate(((100, 100), (160, 30))):
+        trace = HandWritten()
+        trace.distributed = {"rank": rank, "world_size": 2}
+        at = offset_us * rank
+        trace.add("user_annotation", "ProfilerStep#3", at, 500)
+        trace.launched(at + 1, "sgemm", at + 10, begin - 10)
+        trace.launched(at + 2, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + begin, duration, 9)
+        trace.write(tmp_path / f"{rank}.json")
+    first, second = answer(capsys, tmp_path)["tables"]["ranks"]
+    assert (first["rank_wait_s"], second["rank_wait_s"]) == (pytest.approx(wait_us * 1e-6), 0)
+    assert (second["delay_s"], second["last_count"]) == (pytest.approx(wait_us * 1e-6), 1)
+
+
+def test_the_first_screen_of_ranks_is_the_golden_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, more_us=900)
+    assert shown(capsys, ".") == (GOLDEN / "kernels_ranks.txt").read_text(encoding="utf-8")
 
 
 def test_equal_ranks_have_no_straggler(tmp_path, capsys):

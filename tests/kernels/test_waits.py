@@ -60,6 +60,61 @@ def test_the_largest_cause_is_the_planted_one(trace, cause, call, under, wait_us
     assert (largest.wait_s, largest.calls) == (pytest.approx(wait_us * 1e-6), calls)
 
 
+def stacked(*functions, operator="", call="", range_name="", loader=False):
+    """A trace with a pause of 4,900 us in these Python functions, each inside the one before it."""
+    trace = paused(range_name, *([(range_name, 60, 4_930)] if range_name else []))
+    for depth, function in enumerate(functions):
+        trace.add("python_function", function, 61 + depth, 4_920 - 2 * depth)
+    if operator:
+        trace.op(operator, 80, 4_880)
+    if call:
+        trace.add("cuda_runtime", call, 90, 4_860)
+    if loader:
+        trace.add("user_annotation", LOADER, 70, 4_900)
+    return trace
+
+
+USER, LIBRARY = "my/audio.py(31): resample", "torchaudio/functional.py(12): resample"
+
+
+@pytest.mark.parametrize(
+    ("trace", "cause", "under"),
+    [
+        (stacked("train.py(3): <module>", USER, "re.py(185): sub"), "host code", f"in {USER}"),
+        (stacked(USER, LIBRARY, "<built-in method sleep>"), "host code", f"in {USER}"),
+        (stacked(USER, "/usr/lib/python3.11/json/decoder.py(4): decode"), "host code", f"in {USER}"),
+        (stacked(USER, "/opt/env/lib/python3.12/site-packages/pkg/a.py(4): f"), "host code", f"in {USER}"),
+        # An operator is the function's, and a function says more than a range.
+        (stacked(USER, operator="aten::sort", range_name="mine"), "host code", f"in {USER}"),
+        (stacked(USER, operator="aten::item", call="cudaStreamSynchronize"), "synchronizing",
+         f"under aten::item in {USER}"),
+        (stacked(USER, loader=True), "data", f"in {USER}"),
+        (stacked(LIBRARY, range_name="mine"), "host code", "in mine"),
+    ],
+)  # fmt: skip
+def test_the_innermost_function_in_the_users_files_names_a_pause(trace, cause, under):
+    largest = trace.examined().waits.iloc[0]
+    assert (largest.cause, largest.under) == (cause, under)
+    assert largest.wait_s > 4.8e-3
+
+
+@pytest.mark.parametrize("data_range", [LOADER, "load_batch"])
+def test_the_loaders_remedy_comes_first_where_data_takes_most_of_the_step(data_range, tmp_path, capsys):
+    trace = HandWritten()
+    for step in range(3):
+        begin = 50_000 * step
+        trace.add("user_annotation", f"ProfilerStep#{step}", begin, 50_000)
+        trace.add("user_annotation", data_range, begin + 10, 39_000)
+        trace.add("user_annotation", "forward", begin + 39_100, 10_000)
+        trace.launched(begin + 39_110, "vectorized_elementwise_kernel", begin + 39_120, 9_900)
+    assert main(["kernels", str(trace.write(tmp_path / "t.json"))]) == 0
+    advice = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("data ", "forward "))]
+    assert [line.split()[0] for line in advice] == ["data", "forward"]
+    clock = trace.examined().phases.loc["data"]
+    assert clock.verdict == "host-bound"
+    assert clock.advice.endswith("more workers (num_workers), or less work for each sample")
+
+
 def test_causes_and_the_longest_pause_are_on_the_first_screen(tmp_path, capsys):
     trace = paused("", ("cudaMalloc", 100, 3_600), ("cudaMalloc", 3_700, 1_200))
     trace.add("user_annotation", "retry", 90, 3_605)

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
 from fit_process import QUICK
 from paths import RUNS
 
@@ -61,6 +62,17 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
     run.probe.verdicts.backward.verdict = "host-bound"
     most = "limited by the host: the device waits for it in 97.9 % of the step (forward, backward)"
     assert most in " ".join(shown(run).split())
+
+
+@pytest.mark.parametrize(
+    ("synchronized_s", "words"),
+    [(0.0520, "the difference is communication"), (0.0501, "no difference above"), (0.0480, "no difference above")],
+)
+def test_a_difference_below_its_noise_or_negative_is_not_called_communication(synchronized_s, words):
+    """The steps vary by 0.12 ms."""
+    run = decode_run(DATA)
+    run.probe.synchronized_step_s, run.probe.unsynchronized_step_s = synchronized_s, 0.05
+    assert words in " ".join(shown(run).split())
 
 
 def test_a_run_that_came_to_nothing_says_only_what_is_known():

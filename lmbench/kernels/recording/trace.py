@@ -31,7 +31,7 @@ from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.kernels.names import NAMES
-from lmbench.kernels.recording import NOTES, GraphNotes, TraceNotes
+from lmbench.kernels.trace_notes import NOTES, GraphNotes, TraceNotes
 
 # Level 9, gzip's default, takes four times as long and saves 5 %.
 COMPRESSION_LEVEL = 4
@@ -173,7 +173,7 @@ class GraphOrigins(logging.Handler):
             for users_pass in users_passes:
                 users_pass(graph)
             self._paths = {node.name: path for node in graph.nodes if (path := _module_path(node))}
-            self._weightless = {node.name for node in graph.nodes if _operation(node) in NAMES["weightless"]}
+            self._weightless = {node.name for node in graph.nodes if _operation(node) in NAMES.weightless}
             _notes().clear()
 
         settings: Any = {"fx_graph_cache": False, "post_grad_custom_post_pass": note_graph}

@@ -1,0 +1,85 @@
+"""Time that defaults of PyTorch and Lightning cost: compilation, the SIGTERM check, DDP's copies of gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from lmbench.kernels.events import take, where
+from lmbench.kernels.trace import Trace
+from lmbench.records.intervals import NONE, Integers, covered, union
+from lmbench.report.answer import Line
+from lmbench.report.units import milliseconds
+
+#: Dynamo and Inductor set a range around each stage of a compilation; stacks show it in traces of older versions, too.
+COMPILING = re.compile(
+    r"\(dynamo_timed\)$"
+    r"|^torch/_dynamo/convert_frame\.py\(\d+\): _compile$|^triton/compiler/compiler\.py\(\d+\): compile$"
+)
+# DDP's Reducer copies gradients into its buckets and back in these ranges (torch/csrc/distributed/c10d/reducer.cpp).
+_BUCKET_COPY = re.compile(r"^torch(::distributed::reducer::(mul_out|copy_)|\.distributed\.ddp\.reducer::copy_bucket)")
+_SIGTERM = "Lightning's SIGTERM check synchronizes each batch: training_epoch_loop.py, {ms} ms"
+_BUCKET_COPIES = "gradients are copied into buckets: {ms} ms; gradient_as_bucket_view=True spares it"
+
+
+def find_compiling(trace: Trace) -> tuple[Integers, Integers]:
+    """Starts and ends of the times in which the host compiled, sorted and disjoint."""
+    events = [rows[where(rows.name, COMPILING.search)] for rows in (trace.events.host, trace.events.functions)]
+    return union(*(np.concatenate([rows[name] for rows in events]) for name in ("start_ns", "end_ns")))
+
+
+def framework_lines(traces: Sequence[Trace]) -> list[Line]:
+    """A line on the longest compilation in the traces, and one for each cost, with its mean over the traces' ranks."""
+    lines = list[Line]()
+    compiling_s, span_s = max(map(_compiling_s, traces))
+    if compiling_s:
+        of = f"{milliseconds(compiling_s)} of {milliseconds(span_s)} ms"
+        lines.append(Line("compiling", f"{of}: warm up before recording"))
+    for cost_ns, sentence in ((_sigterm_ns, _SIGTERM), (_bucket_copies_ns, _BUCKET_COPIES)):
+        cost_s = sum(cost_ns(trace) / trace.timeline.steps for trace in traces) / len(traces) / 1e9
+        if cost_s:
+            lines.append(Line("cost", sentence.format(ms=milliseconds(cost_s))))
+    return lines
+
+
+def _compiling_s(trace: Trace) -> tuple[float, float]:
+    """How much of the trace's steps, or of the whole trace, is compilation, and how long these are."""
+    span_ns = np.array(trace.span_ns)
+    (compiling_ns,) = np.diff(covered(*find_compiling(trace))(span_ns))
+    return compiling_ns / 1e9, float(np.diff(span_ns)[0] / 1e9)
+
+
+def _sigterm_ns(trace: Trace) -> int:
+    """The host's time in Lightning's check whether a rank got SIGTERM; 0 if it is not made in every step.
+
+    `_TrainingEpochLoop._broadcast_sigterm_tensor` (Lightning 2.6) broadcasts one integer before each batch and reads it
+    at once. So a broadcast counts that is outside of forward and backward and whose next operator is `aten::item`.
+    """
+    host, names = trace.host.events, trace.host.names
+    rows = np.flatnonzero(where(names, lambda name: name in ("c10d::broadcast_", "record_param_comms")))
+    phases = trace.timeline.at(host.start_ns[rows])
+    total_ns = count = past = 0
+    for row in rows[~np.isin(phases, ("forward", "backward", "optimizer"))].tolist():
+        if row < past or (names[row] != "c10d::broadcast_" and host.arguments[row].collective_name != "broadcast"):
+            continue
+        past = row + 1
+        while past < len(host) and host.thread[past] == host.thread[row] and host.start_ns[past] < host.end_ns[row]:
+            past += 1
+        # The size is noted on the operator or inside it; gloo notes none.
+        sizes = {arguments.in_elements for arguments in host.arguments[row:past]}
+        if past < len(host) and names[past] == "aten::item" and sizes <= {0, 1}:
+            total_ns += host.end_ns[past] - host.start_ns[row]
+            count += 1
+    return int(total_ns) if count >= trace.timeline.steps else 0
+
+
+def _bucket_copies_ns(trace: Trace) -> int:
+    """The time of the kernels with which DDP copies gradients into buckets and back; of its operators on a CPU."""
+    is_copy = where(trace.host.names, _BUCKET_COPY.match)
+    kernels, copies = trace.kernels[trace.kernels.is_counted], trace.host.events[is_copy]
+    if kernels.empty:
+        return int((copies.end_ns - copies.start_ns).sum())
+    is_inside = take(trace.host.nesting.innermost(is_copy), kernels.around.to_numpy(), NONE) != NONE
+    return int(kernels.duration_ns[is_inside].sum())
