@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -365,7 +365,8 @@ class PlantedRanks(LightningModule):
                     .then(lambda reduced: reduced.value()[0])
                 )
 
-            self.trainer.strategy.model.register_comm_hook(None, reduce)
+            model: Any = self.trainer.strategy.model
+            model.register_comm_hook(None, reduce)
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         loss: Tensor = self.block(batch).square().mean()

@@ -82,7 +82,7 @@ class ModelParallel(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=tensor_parallel_size)
         check_at_least(1, **{"trainer.strategy.blocks_per_group": blocks_per_group})
         self._reshards, self._reduces_each = reshard_after_forward, reduce_each_micro_batch
-        self._blocks_per_group, self._reduce_dtype = blocks_per_group, getattr(torch, reduce_dtype)
+        self.blocks_per_group, self._reduce_dtype = blocks_per_group, getattr(torch, reduce_dtype)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         module = self.lightning_module
@@ -141,8 +141,8 @@ class ModelParallel(ModelParallelStrategy):
         root = children[0] if len(children) == 1 else module
         targets = compile_targets(module, CompileOptions(regional=True))
         blocks = [block for block in targets if block not in (module, root)]
-        for first in range(0, len(blocks), self._blocks_per_group):
-            group = blocks[first : first + self._blocks_per_group]
+        for first in range(0, len(blocks), self.blocks_per_group):
+            group = blocks[first : first + self.blocks_per_group]
             fully_shard(group, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
         fully_shard(root, mesh=mesh, mp_policy=policy)
 

@@ -39,7 +39,7 @@ from lmbench.fit.fake_step import (
     trial_of,
 )
 from lmbench.fit.measurement import Measurement, apply_mode
-from lmbench.fit.strategies import STRATEGIES
+from lmbench.fit.strategies import STRATEGIES, blocks_per_group
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_lines
@@ -82,6 +82,7 @@ class Prediction:
         check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
+        self.blocks_per_group = blocks_per_group(strategy)
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
         names = ("auto", *STRATEGIES)
         if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy in names):
@@ -130,7 +131,8 @@ class Prediction:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         is_alone = self.strategy == "auto" and self.world_size == 1
         group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)
-        with group, fakes, tracker, CudaAttention():
+        splitting = nullcontext() if self.compile_options is None else self.compile_options.splitting()
+        with group, splitting, fakes, tracker, CudaAttention():
             # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
@@ -258,7 +260,7 @@ def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise UsageError(f"cannot be predicted: {location}: {reason}") from error
 
-    return Predictor(take_step, plan.batch_size, plan.context_length, is_slow=plan.is_compiled)
+    return Predictor(take_step, plan.batch_size, plan.context_length, plan.is_compiled, plan.blocks_per_group)
 
 
 def main(args: list[str]) -> int:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
 from lmbench.fit.data_parallel import DataParallel
 from lmbench.fit.model_parallel import ModelParallel
@@ -31,6 +31,15 @@ STRATEGIES = {
 for _name, _named in STRATEGIES.items():
     # Lightning has registered its own DDPStrategy as `ddp`. It stays reachable by its class.
     StrategyRegistry.register(_name, _named.strategy, override=True, **_named.arguments)
+
+
+def blocks_per_group(strategy: str | Strategy) -> int:
+    """How many alike blocks a strategy, or one by its name, shards together."""
+    if isinstance(strategy, str) and strategy in STRATEGIES:
+        named = STRATEGIES[strategy]
+        strategy = named.strategy(**named.arguments)
+    return strategy.blocks_per_group if isinstance(strategy, ModelParallel) else 1
+
 
 _OPTION = "--trainer.strategy"
 

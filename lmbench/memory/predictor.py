@@ -199,29 +199,35 @@ class Predictor:
     Args:
         take_step: takes one fake step.
         batch_size, context_length: the configuration asked for.
-        is_slow: whether a whole step takes long, since it is compiled. Then steps of 2, 3 and 4 blocks have to agree,
-            instead of those of 2, 4 and all blocks.
+        is_slow: whether a whole step takes long, since it is compiled. Then steps of 2, 3 and 4 groups have to agree,
+            instead of those of 2 and 4 groups and of all blocks.
+        group: alike blocks that are sharded together; 1 where each is by itself.
     """
 
-    def __init__(self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool) -> None:
+    def __init__(
+        self, take_step: TakeStep, batch_size: int, context_length: int | None, is_slow: bool, group: int = 1
+    ) -> None:
         # A search tries the same values more than once.
         self._take_step = cache(take_step)
         self.batch_size, self.context_length, self._is_slow = batch_size, context_length, is_slow
+        #: Few blocks: two groups of them, and four.
+        self._few = 2 * group, 4 * group
         #: The number of alike blocks, if few of them tell the peaks of all; else None.
         self._block_count: int | None = None
         self.method = "every block"
-        kept = 3 if is_slow else None
+        kept = 3 * group if is_slow else None
         trial = self._take_step(batch_size, context_length, kept)
         peaks, count = trial.peaks, trial.block_count
         #: The ratio of reserved to allocated bytes at the peak.
         self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(peaks)
         if count is not None:
-            # Steps of two and four blocks have to tell the peaks of three, or of all.
+            # Steps of two and four groups have to tell the peaks of three, or of all.
             is_alike = _are_alike(self._from_few(batch_size, context_length, kept or count), peaks)
             self._block_count = count if is_alike else None
             if is_slow:
                 peaks = self.peaks(batch_size, context_length)
-                self.method = f"2 and 4 of {count} alike blocks, checked by 3" if is_alike else self.method
+                few = "{} and {}".format(*self._few)
+                self.method = f"{few} of {count} alike blocks, checked by {kept}" if is_alike else self.method
         self._peaks = peaks
         self.phases = by_phase(peaks)
         self.run_peak_bytes = peak_bytes(peaks)
@@ -282,17 +288,18 @@ class Predictor:
         return few or self._take_step(batch_size, context_length, None).peaks
 
     def _from_few(self, batch_size: int, context_length: int | None, count: int) -> list[PhasePeak]:
-        """The peaks of `count` blocks, on the line through those of 2 and of 4 blocks.
+        """The peaks of `count` blocks, on the line through those of two and of four groups.
 
-        Empty if steps of 2 and of 4 blocks have different phases or regions.
+        Empty if steps of two and of four groups have different phases or regions.
         """
-        two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in (2, 4))
+        fewer, more = self._few
+        two, four = (self._take_step(batch_size, context_length, kept).peaks for kept in self._few)
         if [(peak.phase, peak.region) for peak in two] != [(peak.phase, peak.region) for peak in four]:
             return []
         peaks = []
         for of_two, of_four in zip(two, four, strict=True):
-            per_block = {name: (size - of_two.peak[name]) / 2 for name, size in of_four.peak.items()}
-            sizes = {name: round(size + per_block[name] * (count - 2)) for name, size in of_two.peak.items()}
+            per_block = {name: (size - of_two.peak[name]) / (more - fewer) for name, size in of_four.peak.items()}
+            sizes = {name: round(size + per_block[name] * (count - fewer)) for name, size in of_two.peak.items()}
             peaks.append(replace(of_four, peak=sizes))
         return peaks
 

@@ -64,6 +64,9 @@ class Window:
     """Window: the measured steps, between two synchronizations of host and device."""
 
     warmup_steps: Count = about("Steps before the window, which no statistic includes.", "warm-up")
+    pace_steps: Count = about(
+        "Further steps of the warm-up, until the pace of several ranks was steady; null on one rank.", "steady after"
+    )
     requested_steps: Count = about(
         "Least number of steps that the window was to have; null where it was to last until training ends.",
         "steps asked for",

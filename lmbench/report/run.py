@@ -176,7 +176,8 @@ def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
             lag = verdicts.get(span) if verdicts else None
             rows.append([span, *cells, summary.share_fraction, (lag and lag.verdict) or ""])
     clock, steps = _CLOCKS.get(run.clock or "", "device span"), "?" if window.steps is None else window.steps
-    title = f"{clock} in ms, {steps} steps after {window.warmup_steps} of warm-up"
+    warmup = f"{window.warmup_steps} + {window.pace_steps}" if window.pace_steps else window.warmup_steps
+    title = f"{clock} in ms, {steps} steps after {warmup} of warm-up"
     return Table("phases", title, columns, rows, has_total=True).without_empty_columns()
 
 

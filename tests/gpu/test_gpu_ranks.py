@@ -30,8 +30,8 @@ TIMEOUT_S = 8
 class Failing(LanguageModel):
     """A user's module whose rank 1 does its `deed` in the tenth step."""
 
-    def __init__(self, deed: str):
-        super().__init__(num_layers=4)
+    def __init__(self, deed: str, size: str = "small", num_layers: int = 4):
+        super().__init__(size=size, num_layers=num_layers)
         self.deed = deed
 
     def training_step(self, batch, batch_idx):
