@@ -139,8 +139,10 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     """A horizontal bar for each cell; or over `x` a line or bars for each combination of the `series` facts."""
     column, is_line = column_of(spec.y), spec.kind == "lines"
     values, title = points_of(column, frame), column.heading(frame).heading
-    cells = frame.ordered([*spec.series, spec.x])
-    positions: list[Any] = [(cell, frame.describe(cell, spec.series), frame.facts[cell].get(spec.x)) for cell in cells]
+    cells, differing = frame.ordered([*spec.series, spec.x]), frame.differing()
+    # Where all cells share the float32 matmul, tables name the precision alone, and so does the legend.
+    series_facts = [name for name in spec.series if name != "matmul" or name in differing]
+    positions: list[Any] = [(cell, frame.describe(cell, series_facts), frame.facts[cell].get(spec.x)) for cell in cells]
     if spec.kind == "rows":
         positions = [(cell, "", label) for label, cell in rows_of(frame)]
     points = [

@@ -237,11 +237,11 @@ def heading(name: str) -> str:
     return (FACT[name].heading or name) if name in FACT else name.rpartition(".")[2]
 
 
-def describe(facts: Mapping[str, Value], names: Sequence[str]) -> str:
+def describe(facts: Mapping[str, Value], names: Sequence[str], has_matmul: bool = True) -> str:
     """The named facts, as far as they are known, as people say them: `small, TF32, compiled, batch 4`.
 
-    Texts stand alone and numbers follow their names. Precision and float32 matmul are one word; the precision alone is
-    called as in tables.
+    Texts stand alone and numbers follow their names. Precision and float32 matmul are one word (`TF32`), unless
+    `has_matmul` is false: then the precision is called as in tables.
     """
     words = list[str]()
     for name in names:
@@ -250,7 +250,7 @@ def describe(facts: Mapping[str, Value], names: Sequence[str]) -> str:
             continue
         if name == "compile" and value != EAGER:
             words.append("compiled" if value == "default" else f"compiled {value}")
-        elif name == "precision" and "matmul" in names:
+        elif name == "precision" and has_matmul:
             words.append(short_label(str(value), str(facts.get("matmul"))))
         else:
             stands_alone = isinstance(value, str) and name in FACT and name != "checkpoint" and value != "none"

@@ -281,8 +281,8 @@ class Frame:
         return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
 
     def describe(self, cell: int, names: Sequence[str]) -> str:
-        """The named facts of the cell, as people say them."""
-        return describe(self.facts[cell], names)
+        """The named facts of the cell, as people say them; a precision without its float32 matmul as tables have it."""
+        return describe(self.facts[cell], names, has_matmul="matmul" in names)
 
     def name(self, cell: int) -> str:
         """The cell in words, by the facts that people choose first."""
