@@ -6,17 +6,12 @@ It prints the short help, reports misspelt options, and starts repeats in fresh 
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from textwrap import fill
 
-from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.named import find_result
-from lmbench.records.store import RESULTS
+from lmbench.fit_options import check_options
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
 
@@ -50,7 +45,7 @@ def repeated(
     compare: str | None = None,
     gate: str | None = None,
     quiet: bool = False,
-    settings: list[str] | None = None,
+    settings: list[str],
 ) -> Answer | int:
     """Measures a configuration in fresh processes, as a sweep of one cell, and compares it with an earlier result.
 
@@ -62,57 +57,15 @@ def repeated(
         quiet: only the result's folder on standard output
         settings: options of `lmbench fit`
     """
-    # Imported here, since a single measurement does not need them.
-    from lmbench.commands.compare import parse_gate
-    from lmbench.commands.report import make_catalogue
-    from lmbench.commands.sweep import carry_out, concluding, read_options
-    from lmbench.compare.answer import comparison_answer
-    from lmbench.compare.comparison import compare as compare_results
-    from lmbench.compare.sides import read_side, split_usable
-    from lmbench.records.statistics import MIN_REPEATS
-    from lmbench.report.results import report_on
-    from lmbench.standard_output import result_alone, write_result
-    from lmbench.sweep.file import sweep_from
-    from lmbench.sweep.plan import make_plan
-    from lmbench.sweep.progress import Progress
+    from lmbench.campaign.repeats import repeats_answer
+    from lmbench.commands.words import read_configuration, read_gate
 
-    tolerance, earlier = parse_gate(gate or "1%"), find_result(compare or "")
-    if compare is not None:
-        counts = len(split_usable(read_side(earlier).runs)[0]), repeats
-        if min(counts) < MIN_REPEATS:
-            raise UsageError(
-                f"--compare takes {MIN_REPEATS} processes on each side; {compare} has {counts[0]}, and --repeats is "
-                f"{repeats}"
-            )
-    elif gate is not None:
+    tolerance = read_gate(gate)
+    if gate is not None and compare is None:
         raise UsageError("--gate belongs to --compare")
-    options = read_options(settings or [])
-    config = options.setdefault("config", configuration)
-    if config is None:
-        raise UsageError("--repeats and --compare take a configuration, such as `lmbench fit smoke --repeats 3`")
-    mode = options.pop("measure.mode", None)
-    name = options.pop("measure.run_id", f"{Path(str(config)).stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-    path = Path(options.pop("measure.results_dir", RESULTS), name)
-    if path.exists():
-        raise UsageError(f"{path} is there already; `lmbench sweep {path}` goes on with it, or give another run_id")
-    grid = {"modes": [mode]} if mode else {"include": [{}]}
-    plan = make_plan(path.name, sweep_from({"base": options, "repeats": repeats, **grid}))
-    with ExitStack() as stack:
-        stack.enter_context(result_alone())
-        for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
-            stack.enter_context(redirect(StringIO()))
-        progress = Progress(plan, title="repeats")
-        stack.enter_context(concluding(path, progress))
-        code = carry_out(plan, path, progress)
-    if quiet:
-        write_result(f"{path}\n")
-    is_measured = code in (ExitCode.OK, ExitCode.GUARD_FAILED)
-    if compare is None:
-        return report_on([path], make_catalogue()) if is_measured and not quiet else code
-    if not is_measured:
-        return code
-    answer = comparison_answer(compare_results(earlier, str(path), tolerance))
-    return answer.exit_code if quiet else answer
+    advice = "--repeats and --compare take a configuration, such as `lmbench fit smoke --repeats 3`"
+    options = read_configuration(configuration, settings, advice)
+    return repeats_answer(options, repeats, compare, tolerance, quiet=quiet)
 
 
 _MEASURES = {

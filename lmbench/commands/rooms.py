@@ -15,9 +15,9 @@ from msgspec import Meta
 
 from lmbench.commands import MEASURING
 from lmbench.commands.parser import PositiveFloat
-from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
+from lmbench.fit_options import check_options
 from lmbench.masking import masked_words
 from lmbench.report.answer import Answer
 

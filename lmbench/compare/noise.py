@@ -1,7 +1,6 @@
 """The A/A noise floor: the change that a configuration shows against itself when its repeats are split in two.
 
-`survey` measures floors, `store_noise` keeps them beside the results, `read_floors` reads them for a comparison, and
-`noise_answer` shows them.
+`noise_floors` works floors out of results and keeps them beside these; `read_floors` reads them for a comparison.
 """
 
 from __future__ import annotations
@@ -18,14 +17,21 @@ from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
-from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, detectable_fraction, logs_of, std_of_logs
+from lmbench.records.statistics import (
+    CONFIDENCE,
+    MIN_NOISE_REPEATS,
+    MIN_REPEATS,
+    detectable_fraction,
+    logs_of,
+    std_of_logs,
+)
 from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, Unit, percent_short
@@ -33,8 +39,6 @@ from lmbench.report.units import COUNT, Unit, percent_short
 NOISE_FILE = "noise.json"
 #: One configuration takes 3 kB.
 _MAX_NOISE_BYTES = 16 * 2**20
-#: Each half needs as many repeats as one side of a comparison.
-MIN_NOISE_REPEATS = 2 * MIN_REPEATS
 _SPLITS = 500
 
 
@@ -103,7 +107,22 @@ def noise_key(record: RunRecord) -> NoiseKey:
     )
 
 
-def survey(results: Sequence[str]) -> Survey:
+def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
+    """The floors of results with repeats, stored in `home`, or else in the closest folder above the results.
+
+    Raises:
+        UsageError: one of `results` names no result, no configuration has enough repeats, or the file of floors cannot
+            be read or written.
+    """
+    survey = _survey(results)
+    if not survey.entries:
+        raise UsageError("; ".join(line.text for line in survey.problems[:3]))
+    path = store_noise(home or survey.folder, [entry for _, entry in survey.entries])
+    tell(f"noise: stored in {path}")
+    return _answer(survey)
+
+
+def _survey(results: Sequence[str]) -> Survey:
     """Measure the noise of every configuration that these results repeat.
 
     Raises:
@@ -180,7 +199,7 @@ _MEANINGS = (
 )
 
 
-def noise_answer(survey: Survey) -> Answer:
+def _answer(survey: Survey) -> Answer:
     """One table of all floors, and the reasons why some cells have none."""
     noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in survey.entries]
     rows: list[list[Value]] = [

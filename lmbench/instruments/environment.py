@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 import torch
 
-import lmbench
+from lmbench import version
 from lmbench.instruments.clock import synchronize
 from lmbench.masking import is_secret
 from lmbench.records.measured import DeviceReading, DeviceState, HostState
@@ -56,7 +56,7 @@ def capture_environment(device: torch.device) -> Environment:
         versions=versions(sensor.driver()),
         code=Code(
             project=git_state(Path.cwd()),
-            lmbench=git_state(Path(lmbench.__file__).parent, holds="__init__.py"),
+            lmbench=git_state(Path(version.__file__).parent, holds="__init__.py"),
         ),
         gpu=sensor.facts(),
         host=host_facts(device),
@@ -83,7 +83,7 @@ def versions(driver: str | None) -> Versions:
         cuda=torch.version.cuda,
         cudnn=None if cudnn is None else str(cudnn),
         driver=driver,
-        lmbench=lmbench.__version__,
+        lmbench=version.__version__,
         **packages,
     )
 

@@ -87,13 +87,19 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
         yield from _walk(part_type, f"{prefix}{name}.", f"{pattern}{part_pattern}.", phase)
 
 
-def value_at(record: Struct, name: str) -> Any:
-    """The value of a field by its dotted name; None where the record lacks the field or a part on the way."""
-    value: Any = record
+def value_at(tree: Struct | Mapping[str, Any] | None, name: str, default: Any = None) -> Any:
+    """The value with a dotted name in a record, or in nested mappings.
+
+    None where a part on the way is off (None or False), `default` where one lacks the next name.
+    """
+    value: Any = tree
     for key in name.split("."):
-        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
-        if value is None:
+        if value is None or value is False:
             return None
+        if isinstance(value, Struct):
+            value = getattr(value, key, default)
+        else:
+            value = value.get(key, default) if isinstance(value, Mapping) else default
     return value
 
 

@@ -24,8 +24,12 @@ CONFIDENCE = 0.95
 #: Confidence of the interval that must lie within a tolerance. It amounts to two one-sided tests at 5 % each
 #: (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
 EQUIVALENCE_CONFIDENCE = 0.90
+#: Changes up to this fraction count as none, where nobody says otherwise (`--gate`).
+GATE_FRACTION = 0.01
 #: Processes on each side that a verdict takes.
 MIN_REPEATS = 3
+#: Repeats that a noise floor takes, since each half stands for one side of a comparison.
+MIN_NOISE_REPEATS = 2 * MIN_REPEATS
 #: The standard deviation of normal values divided by their median absolute deviation (MAD).
 STD_PER_MAD = 1.4826
 #: Modified z-score of an outlier (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).

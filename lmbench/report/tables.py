@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from lmbench.records.statistics import ratio_of
+from lmbench.records.statistics import GATE_FRACTION, ratio_of
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
 from lmbench.report.columns import Column
@@ -29,8 +29,6 @@ _CHANGE = Unit("", 100.0, change_percent)
 _UNDECIDED_RATIO = (
     "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
 )
-#: Ways whose ratio has its 90 % interval within this tolerance are the same; `lmbench compare` has the same default.
-_TOLERANCE_FRACTION = 0.01
 _VERDICT_NOTES = {
     "undecided": (
         "undecided: the 95 % interval of the ratio between processes includes 1, or a side has fewer than three"
@@ -165,7 +163,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Column) -> list[Cell | N
     if not others:
         return [Cell(name), Cell(time_s), None, None, None]
     ratios = {frame.describe(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
-    verdicts = {way: ratio.verdict(_TOLERANCE_FRACTION) for way, ratio in ratios.items()}
+    verdicts = {way: ratio.verdict(GATE_FRACTION) for way, ratio in ratios.items()}
     unresolved = [way for way, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
     if unresolved:
         verdict = "undecided" if "undecided" in verdicts.values() else "same"

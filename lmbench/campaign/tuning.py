@@ -1,21 +1,21 @@
-"""The stages of `lmbench tune`: the search over axes, the finals of the best, the verdict on the last two, and the
-training of the answer."""
+"""A tuning: the search over axes, the finals of the best, the verdict on the last two, the training of the answer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from lmbench.commands.compare_run import measure as compare_sides
-from lmbench.commands.sweep import carry_out
-from lmbench.compare.comparison import FASTER, UNDECIDED, compare
+from lmbench.campaign.rounds import Rounds
+from lmbench.campaign.sweep import Sweep
+from lmbench.campaign.waiting import WAITING, gives_way
+from lmbench.compare.comparison import FASTER, UNDECIDED
 from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import typical_step_s
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
@@ -25,17 +25,21 @@ from lmbench.files import read_file
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import Run, is_run_folder, load_known
+from lmbench.records.schema import value_at
+from lmbench.records.statistics import GATE_FRACTION
 from lmbench.records.store import RUNS_FOLDER, write_whole
-from lmbench.records.vocabulary import SIDE
+from lmbench.records.vocabulary import Values
 from lmbench.report.units import duration, percent_short, times
+from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
 from lmbench.sweep.local import LastingExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.sweep.progress import Progress
-from lmbench.tune.answer import Tuning
+from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
     LEAST_GAIN_FRACTION,
+    SEEDS,
     Candidate,
     Goal,
     Trial,
@@ -44,7 +48,7 @@ from lmbench.tune.search import (
     search,
     standing,
 )
-from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
+from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, share_of, with_arguments
 
 #: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
@@ -55,11 +59,9 @@ _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps
 _LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gradient_norm": True}
 _PREDICTED = "predicted_bytes.json"
-#: Two finalists with a smaller change between them are the same.
-_GATE = 0.01
 _SEED = "seed_everything"
-#: The trainings of baseline and candidate: one for each seed, with at most this many steps.
-_SEEDS, _MOST_STEPS = (0, 1, 2), 200
+#: The most steps of a training.
+_MOST_STEPS = 200
 #: The stage of the configuration as it was given.
 _GIVEN = "given"
 #: Trainings may take this many times longer than expected.
@@ -81,8 +83,29 @@ class Stages:
     cache: CompileCache = field(default_factory=CompileCache)
     executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(cores=1))
     #: All settings of the given configuration, and its tokens per step; known once it has run.
-    settings: Any = None
+    settings: Values = field(default_factory=dict)
     step_tokens: float | None = None
+
+    def tune(self, axes: Sequence[Axis]) -> Tuning:
+        """Carry out all stages, and write the answer's configuration to tuned.yaml.
+
+        Raises:
+            UsageError: the given configuration does not run.
+        """
+        if gives_way(os.environ):
+            os.environ[WAITING] = "passive"
+        with result_alone(), self.cache, ExitStack() as stack:
+            stack.callback(self.executor.end)
+            tuning = self.search(axes)
+            self.choose(tuning)
+            self.train(tuning)
+            self.measure_alone(tuning)
+        tuning.spent_s = sum(self.costs_s())
+        changes = {**self.base, **tuning.answer.trial.options}
+        config = str(changes.pop(CONFIG))
+        content = make_plan(self.path.name, sweep_from({"base": self.base, "include": [{}]})).contents[config]
+        write_whole(self.path / "tuned.yaml", tuned_config(content, changes))
+        return tuning
 
     def costs_s(self, *stages: str) -> list[float]:
         """The device time of every run so far, or of those in stage folders that match these patterns."""
@@ -116,7 +139,7 @@ class Stages:
             return [[] for _ in plan.cells]
         # Every round of repeats needs a server of its own, so that repeats differ in hash seed and address layout.
         pace.executor = self.executor if repeats == 1 else None
-        carry_out(plan, path, Progress(plan, f"tune: {stage}", names), pace)
+        Sweep(plan, path, Progress(plan, f"tune: {stage}", names), pace).carry_out()
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
 
@@ -150,7 +173,8 @@ class Stages:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
-        self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
+        config = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
+        self.settings = with_arguments(config)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings)
         for axis in axes:
@@ -246,7 +270,7 @@ class Stages:
         if tuning.finalists == [tuning.baseline]:
             return
         self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
-        alike, unclear = standing(tuning.finalists, self.goal, _GATE)
+        alike, unclear = standing(tuning.finalists, self.goal, GATE_FRACTION)
         best, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
         tuning.answer = best
         if others:
@@ -264,11 +288,12 @@ class Stages:
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         least_s = 2 * FIRST_LOOK * statistics.fmean(self.costs_s("finals-*") or [0.0])
+        rounds = Rounds(path, file, GATE_FRACTION, rest_s, limits=self.pace(path, _VERDICT))
         try:
             if rest_s > least_s:
-                comparison = compare_sides(path, file, _GATE, [], rest_s, limits=self.pace(path, _VERDICT))
+                comparison = rounds.measure()
             elif path.is_dir():
-                comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
+                comparison = rounds.compare()
             else:
                 raise UsageError(f"no time for its {FIRST_LOOK} rounds, of {duration(least_s)} together")
         except UsageError as error:
@@ -277,8 +302,11 @@ class Stages:
             return
         reasons = [reason for cell in comparison.cells for reason in cell.reasons]
         tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"
-        # Where B is the same or slower, the answer is A, the one with fewer choices.
-        tuning.answer = {FASTER: b, UNDECIDED: tuning.answer}.get(comparison.verdict, a)
+        if comparison.verdict == FASTER:
+            tuning.answer = b
+        elif comparison.verdict != UNDECIDED:
+            # B is the same or slower, and A has fewer choices.
+            tuning.answer = a
 
     def train(self, tuning: Tuning) -> None:
         """Train the answer and the baseline from the same seeds, and judge whether both train alike.
@@ -287,12 +315,11 @@ class Stages:
         time is left to judge a candidate, it is `tuning.untrained`, and the answer is the baseline.
         """
         tuning.training_steps = steps = self.training_steps(tuning)
-        best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in _SEEDS}
+        best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in SEEDS}
         base = {**self.base, **_TRAINING, "measure.steps": steps}
-        with suppress(KeyError):
-            if setting(self.settings, "data.source") == "random":
-                # Random tokens teach nothing, and neither do a few batches over and over.
-                base |= {"data.source": "text", "data.num_batches": steps + 10}
+        if value_at(self.settings, "data.source") == "random":
+            # Random tokens teach nothing, and neither do a few batches over and over.
+            base |= {"data.source": "text", "data.num_batches": steps + 10}
         trials = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
         baseline_runs = self.trained("training-given", base, seeds) if trials and steps >= MIN_STEPS else {}
         for number, trial in enumerate(trials, start=1):
@@ -320,7 +347,7 @@ class Stages:
 
     def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, Run]:
         """Train points, one for each seed; returns the runs that there was time for, by seed."""
-        measured = zip(_SEEDS, self.measure(stage, base, points, 1.0), strict=True)
+        measured = zip(SEEDS, self.measure(stage, base, points, 1.0), strict=True)
         return {seed: runs[0] for seed, runs in measured if runs}
 
     def training_steps(self, tuning: Tuning) -> int:
@@ -335,7 +362,7 @@ class Stages:
             per_step_s += typical_step_s(record) or 0.0
             overhead_s += (cost.total_s if cost and cost.total_s else 0.0) - (record.window.wall_s or 0.0)
         rest_s = self.budget_s - sum(self.costs_s("given-*", "search-*", "finals-*", "verdict-*"))
-        steps = (rest_s / _MARGIN / len(_SEEDS) - overhead_s) / per_step_s if per_step_s else 0.0
+        steps = (rest_s / _MARGIN / len(SEEDS) - overhead_s) / per_step_s if per_step_s else 0.0
         return min(_MOST_STEPS, max(0, int(steps)))
 
     def measure_alone(self, tuning: Tuning) -> None:
