@@ -111,13 +111,13 @@ def _two_sides(
         raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
     environments: Values = {}
     sides: dict[str, Options] = {}
-    for index, (side, text) in enumerate((("A", configs[0]), ("B", configs[-1]))):
+    texts, neither = (configs[0], configs[-1]), (None, None)
+    given = zip("AB", texts, options.revision or neither, options.python or neither, strict=True)
+    for index, (side, text, revision, python) in enumerate(given):
         config, own_settings = _config_of(text)
         sides[side] = {CONFIG: config, **own_settings}
         if repeated := sides[side].keys() & settings:
             raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
-        revision = options.revision[index] if options.revision else None
-        python = options.python[index] if options.python else None
         values = {variable: pair[index] for variable, pair in variables.items()}
         parts = ["here" if revision == "." else revision, python, *map("=".join, values.items())]
         if environment := " ".join(filter(None, parts)):

@@ -19,7 +19,7 @@ from lmbench.compare.comparison import FASTER, UNDECIDED
 from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import typical_step_s
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
-from lmbench.convergence.judgement import MIN_STEPS, Curve, Judgement, curve_of, judge
+from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
 from lmbench.files import read_file
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
@@ -280,7 +280,10 @@ class Stages:
             unclear, tuning.answer = [tuning.baseline], tuning.baseline
         if not unclear or self.goal.name != "tokens_per_s":
             return
-        a, b = sorted((best, unclear[0]), key=lambda candidate: len(candidate.trial.choices))
+        self.decide(tuning, *sorted((best, unclear[0]), key=lambda candidate: len(candidate.trial.choices)))
+
+    def decide(self, tuning: Tuning, a: Candidate, b: Candidate) -> None:
+        """Choose between two finalists by the verdict of `compare --run`; `a` has fewer choices."""
         sides: dict[str, Options] = {
             name: {CONFIG: self.base[CONFIG], **candidate.trial.options} for name, candidate in (("A", a), ("B", b))
         }
@@ -337,7 +340,7 @@ class Stages:
             if len(runs) < len(seeds):
                 tuning.untrained = candidate
                 return
-            judgement = judge(_curves(runs), _curves(baseline_runs))
+            judgement = judge(*(curves_of(_ended(training)) for training in (runs, baseline_runs)))
             if failed := [run.outcome for run in runs.values() if run.outcome != "ok"]:
                 judgement = Judgement(False, "NO", f"its training ended with {failed[0]}")
             tuning.judged.append((candidate, judgement))
@@ -375,7 +378,6 @@ class Stages:
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
 
 
-def _curves(runs: Mapping[int, Run]) -> dict[int, Curve]:
-    """The curves of the runs that ended well, by seed."""
-    curves = {seed: curve_of(run) for seed, run in runs.items() if run.outcome == "ok"}
-    return {seed: curve for seed, curve in curves.items() if curve is not None}
+def _ended(runs: Mapping[int, Run]) -> dict[int, Run]:
+    """The runs that ended well, by seed."""
+    return {seed: run for seed, run in runs.items() if run.outcome == "ok"}

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from lmbench.campaign.sides import SideOptions, find_sides
+from lmbench.commands.parser import Result
 from lmbench.commands.words import read_budget, read_configuration, read_gate, read_options
 from lmbench.errors import UsageError, tell
 from lmbench.records.statistics import MIN_NOISE_REPEATS
@@ -21,7 +22,7 @@ from lmbench.sweep.file import Options
 
 
 def compare(
-    *results: str,
+    *results: Result,
     gate: str | None = None,
     about: list[str] | None = None,
     kernels: bool = False,
@@ -101,7 +102,7 @@ def _measured(
 
 
 def noise(
-    *results: str,
+    *results: Result,
     run: bool = False,
     repeats: Annotated[int, Meta(ge=MIN_NOISE_REPEATS)] = 10,
     results_dir: Path = Path("results"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +23,7 @@ _OFFERED = {
 _WITHOUT_RESULTS = ("board", "ceiling", "completion", "fields", "numerics", "overhead", "selfcheck", *MEASURING)
 
 
-def completion(shell: Literal["bash", "zsh"], /) -> int:
+def completion(shell: Literal["bash", "zsh"]) -> int:
     """Prints the script that completes commands, configurations, studies, options and results with the Tab key.
 
       In ~/.bashrc:  eval "$(lmbench completion bash)"
@@ -64,15 +63,15 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     if value in ("NAME", "SIZE"):
         return [part.split()[0] for part in text.split(", ")]
     if current.startswith("-"):
-        options, takes_settings = ["-h"], True
+        options = ["-h"]
         if (function := function_of(command)) is not None:
             # Imported here, since completing an option of `fit` does not need it.
-            from lmbench.commands.parser import options_of
+            from lmbench.commands.parser import CommandParser
 
-            options += options_of(function)
-            takes_settings = "settings" in signature(function).parameters
-        if not takes_settings:
-            return options
+            parser = CommandParser(command, function)
+            options = [option for option in parser.options if option != "--help"]
+            if not parser.takes_settings:
+                return options
         group = current.removeprefix("--").partition(".")[0]
         return [*options, *daily, "--config", *(f"--{name}" for name in group_options(group))]
     if previous in ("--config", "-c", *MEASURING):

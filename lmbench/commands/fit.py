@@ -6,7 +6,6 @@ It prints the short help, reports misspelt options, and starts repeats in fresh 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from textwrap import fill
 
 from lmbench.configs import shipped_configs
@@ -39,7 +38,6 @@ def run(args: list[str]) -> int:
 
 def repeated(
     configuration: str | None = None,
-    /,
     *,
     repeats: int = 3,
     compare: str | None = None,
@@ -68,6 +66,50 @@ def repeated(
     return repeats_answer(options, repeats, compare, tolerance, quiet=quiet)
 
 
+_HELP = """\
+usage: lmbench {command} CONFIG [--OPTION VALUE]...
+
+{measures}
+
+configuration:
+  CONFIG                       a YAML file, or a shipped one by its name; or --config
+{shipped}
+
+what:
+  --model.size SIZE            {sizes}
+  --model.attention NAME       naive, sdpa, sdpa_flash, sdpa_cudnn, flex
+  --model CLASS                my_module.MyModule, lmbench.HuggingFace, .AttentionLayer
+  --data CLASS                 its LightningDataModule
+  --data.batch_size N          sequences in a micro-batch
+  --data.context_length N      tokens in a sequence
+
+how:
+  --trainer.precision NAME     32-true, bf16-mixed, 16-mixed, bf16-true, fp8-tensorwise
+  --trainer.compile true       torch.compile; also .mode, .regional, .fullgraph
+  --trainer.accumulate_grad_batches N
+                               micro-batches in a step
+  --measure.mode NAME          train_step, forward_backward, forward (of fit)
+  --measure.steps N            steps in the window, at least
+  --measure.min_window_s S     seconds of the window, at least
+  --memory.history true        what the peak consists of, by `lmbench memory`; no timing
+  --dtypes.record true         which dtype everything has, by `lmbench dtypes`
+  --measure.strict true        exit with 4 when a guard fails
+
+again:
+  --repeats N                  fresh processes, as a sweep of one cell
+  --compare RESULT             3 repeats, and a verdict against it (last, baseline)
+
+result:
+  --measure.results_dir DIR    where result folders go (results)
+  --measure.run_id NAME        name of the result folder (one is made up)
+  --wandb.mode NAME            offline (the default of who has a key), online, disabled
+  --print_config               all settings as YAML, and nothing else
+  --json                       the record on standard output
+  --quiet                      only the result's folder on standard output
+
+`lmbench {command} --help` lists all options, after `--model CLASS` that class's.
+It takes seconds.
+"""
 _MEASURES = {
     "fit": "Measures training and leaves a result: forward, backward and optimizer times,\nmemory, throughput.",
     "validate": "Measures inference on the validation data and leaves a result.",
@@ -75,11 +117,10 @@ _MEASURES = {
 
 
 def help_text(command: str) -> str:
-    """The short help of `fit` or `validate`, from fit.txt."""
+    """The short help of `fit` or `validate`."""
     names = f"shipped: {', '.join(shipped_configs())}"
     shipped = fill(names, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    text = Path(__file__).with_suffix(".txt").read_text("utf-8")
-    return text.format(command=command, measures=_MEASURES[command], shipped=shipped, sizes=", ".join(SIZES))
+    return _HELP.format(command=command, measures=_MEASURES[command], shipped=shipped, sizes=", ".join(SIZES))
 
 
 def daily_options() -> dict[str, tuple[str, str]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmbench.commands.parser import PositiveInt
+from lmbench.commands.parser import PositiveInt, Result
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs
-from lmbench.records.named import find_result, name_result, shown_path
+from lmbench.records.named import name_result, shown_path
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Line
 
 
-def list_(*results: str, where: str | None = None, limit: PositiveInt = 20, name: str | None = None) -> Answer:
+def list_(*results: Result, where: str | None = None, limit: PositiveInt = 20, name: str | None = None) -> Answer:
     """Lists results, the newest first: when, what, ms a step, tokens/s, peak memory and how each ended.
 
     A result's name is understood wherever a command takes a result: `last`, `last~1` (the one before), FOLDER/last, or
@@ -37,7 +37,7 @@ def list_(*results: str, where: str | None = None, limit: PositiveInt = 20, name
     return Answer([*lines, *([Line("was", shown_path(RESULTS / earlier), is_whole=True)] if earlier else [])])
 
 
-def show(*results: str) -> Answer:
+def show(*results: Result) -> Answer:
     """Prints results again as `lmbench fit` did; without any, the newest.
 
     Of a folder of many runs it lists them, as `lmbench list` does.
@@ -48,7 +48,7 @@ def show(*results: str) -> Answer:
     from lmbench.report.listing import listing
     from lmbench.runs import read_run
 
-    results = results or (find_result("last"),)
+    results = results or (Result("last"),)
     folders = find_runs(results)
     if len(folders) > len(results):
         return listing(results)

@@ -1,11 +1,10 @@
 """Commands as typed functions: the signature and the docstring make the parser, and an Answer is printed in any format.
 
-Positional parameters are the command's arguments: `*results: str` takes several, `device: str | None = None, /` is
-optional. Keyword parameters are its options: a `tuple[str, str]` takes two words, a `list` may be repeated, a `bool` is
-a flag. msgspec converts a word to any other type. A parameter whose type is a dataclass stands for the options that the
-dataclass describes. A parameter called `settings` collects options of `fit`, which the signature does not have. Results
-may be given by their names, such as `last`. The docstring's text is the help, and its Args section describes each
-option. A function that returns an `Answer` also has the options of `report.render.Output`.
+Parameters are the command's arguments (`*results: Result` takes several), keyword-only parameters its options: a
+`tuple[str, str]` takes two words, a `list` may be repeated, a `bool` is a flag. msgspec converts a word to any other
+type. A parameter whose type is a dataclass stands for the options that the dataclass describes. A parameter called
+`settings` collects options of `fit`, which the signature does not have. The docstring's text is the help, and its Args
+section describes each option. A function that returns an `Answer` also has the options of `report.render.Output`.
 """
 
 from __future__ import annotations
@@ -34,8 +33,12 @@ from lmbench.report.render import Output, give
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 
-#: Parameters that may name results.
-_RESULTS = {"results", "source", "study"}
+
+class Result(str):
+    """A result, given by its path or by its name, such as `last`."""
+
+    def __new__(cls, text: str) -> Result:
+        return super().__new__(cls, find_result(text))
 
 
 def run_typed(
@@ -45,27 +48,12 @@ def run_typed(
 
     `more_help` gives text that follows the docstring's own in the help.
     """
-    parser = _Parser(f"lmbench {name}", function, more_help)
     try:
-        options = parser.parse(words)
-        if options.get("run") is False and options.get("settings"):
-            setting = options["settings"][0].partition("=")[0]
-            parser.error(f"unrecognized arguments: {setting} (options of `lmbench fit` go with --run)")
-        for option in _RESULTS & options.keys():
-            value = options[option]
-            options[option] = [*map(find_result, value)] if isinstance(value, list) else value and find_result(value)
-        groups = {
-            group: kind(**{field.name: options.pop(field.name) for field in dataclasses.fields(kind)})
-            for group, kind in _groups(function).items()
-        }
-        output, options = groups.pop("output", None), options | groups
-        arguments: list[Any] = []
-        for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                arguments += options.pop(parameter.name)
-            elif parameter.kind is not parameter.KEYWORD_ONLY:
-                arguments.append(options.pop(parameter.name))
-        answer = function(*arguments, **options)
+        values = CommandParser(f"lmbench {name}", function, more_help).parse(words)
+        parameters = inspect.signature(function).parameters.values()
+        several = [values.pop(parameter.name) for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL]
+        output = values.pop("output", None)
+        answer = function(*(several[0] if several else ()), **values)
         return give(answer, output) if isinstance(answer, Answer) else int(answer)
     except UsageError as error:
         tell(str(error))
@@ -80,20 +68,6 @@ def run_typed(
         return ExitCode.OK
 
 
-def options_of(function: Callable[..., Any]) -> list[str]:
-    """The options of a command's function, with their dashes."""
-    return [option for option in _Parser("", function, None).known if option != "--help"]
-
-
-def _groups(function: Callable[..., Any]) -> dict[str, Any]:
-    """The dataclasses of options by the parameters' names; `output` for a command that gives an Answer."""
-    signature = inspect.signature(function, eval_str=True)
-    kinds = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    groups = {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
-    answers = (signature.return_annotation, *typing.get_args(signature.return_annotation))
-    return {**groups, "output": Output} if Answer in answers else groups
-
-
 class _Help(argparse.HelpFormatter):
     """Wraps every paragraph to the terminal's width, and keeps indented lines as they are."""
 
@@ -102,85 +76,96 @@ class _Help(argparse.HelpFormatter):
         return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser of a function's parameters, which raises UsageError for a mistake."""
 
-    def __init__(self, prog: str, function: Callable[..., Any], more_help: Callable[[], str] | None) -> None:
+    def __init__(self, prog: str, function: Callable[..., Any], more_help: Callable[[], str] | None = None) -> None:
         super().__init__(prog, formatter_class=_Help, allow_abbrev=False)
-        self._more_help, self._has_settings = more_help, "settings" in inspect.signature(function).parameters
-        self._add_options(function)
-        text = parse_docstring(inspect.getdoc(function) or "")
-        self.description = f"{text.short_description}\n\n{text.long_description or ''}".strip()
-        if "output" in _groups(function):
-            self._add_options(Output)
+        self._more_help = more_help
+        #: The dataclasses of options, by the names of their parameters.
+        self._groups: dict[str, type[Any]] = {}
+        self.takes_settings = False
+        self.description = self._add(function)
+        returned = inspect.signature(function, eval_str=True).return_annotation
+        if Answer in (returned, *typing.get_args(returned)):
+            self._groups["output"] = Output
+            self._add(Output)
             self.add_argument("--json", dest="format", action="store_const", const="json", help=argparse.SUPPRESS)
+
+    @property
+    def options(self) -> list[str]:
+        """All options, with their dashes."""
+        return [*self._option_string_actions]
 
     def format_help(self) -> str:
         if self._more_help is not None:
             self.description, self._more_help = f"{self.description}\n\n{self._more_help()}", None
         return super().format_help()
 
-    @property
-    def known(self) -> list[str]:
-        """The options that begin with two dashes."""
-        return [option for option in self._option_string_actions if option.startswith("--")]
-
-    def _add_options(self, function: Callable[..., Any]) -> None:
-        """Add the parameters of a function, or those of a dataclass as options, described as in the docstring."""
+    def _add(self, function: Callable[..., Any]) -> str:
+        """Add the parameters of a function, or the fields of a dataclass; returns the text of its docstring."""
         text = parse_docstring(inspect.getdoc(function) or "")
-        meanings = {meaning.arg_name.lstrip("*"): meaning.description for meaning in text.params}
+        meanings = {meaning.arg_name.lstrip("*"): str(meaning.description) for meaning in text.params}
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-            if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation):
-                self._add_options(parameter.annotation)
-            elif name != "settings":
+            kind = parameter.annotation
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                self._groups[name] = kind
+                self._add(kind)
+            elif name == "settings":
+                self.takes_settings = True
+            else:
                 is_option = parameter.kind is parameter.KEYWORD_ONLY or isinstance(function, type)
-                self._add_option(parameter, is_option, str(meanings.get(name)))
+                self._add_one(parameter, is_option, meanings.get(name, ""))
+        return f"{text.short_description}\n\n{text.long_description or ''}".strip()
 
-    def _add_option(self, parameter: inspect.Parameter, is_option: bool, meaning: str) -> None:
-        """Add a parameter as an option or as an argument, with what its type says about its words."""
-        name, default = parameter.name, parameter.default
+    def _add_one(self, parameter: inspect.Parameter, is_option: bool, meaning: str) -> None:
+        """Add a parameter as an option or as an argument."""
+        kind, default = _without_none(parameter.annotation), parameter.default
         shown = "" if default in (None, False, "", parameter.empty) else f" (default: {default})"
         # argparse takes a percent sign for the start of a format.
-        settings: Values = {"help": f"{meaning}{shown}".replace("%", "%%")}
-        if parameter.annotation is bool:
-            settings["action"] = "store_true"
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            settings["nargs"] = "*"
+        words: Values = {"help": f"{meaning}{shown}".replace("%", "%%")}
+        if kind is bool:
+            words["action"] = "store_true"
         else:
-            if is_option:
-                settings["metavar"] = "VALUE"
-            if default is not parameter.empty:
-                settings |= {"default": default} if is_option else {"nargs": "?"}
-            kind = _without_none(parameter.annotation)
             if typing.get_origin(kind) is list:
-                settings["action"] = "append"
+                words["action"] = "append"
                 (kind,) = typing.get_args(kind)
             if typing.get_origin(kind) is tuple:
-                settings["nargs"] = len(typing.get_args(kind))
-            elif "action" not in settings:
-                settings["type"] = partial(_converted, parameter.annotation)
+                words["nargs"] = len(typing.get_args(kind))
+            else:
+                words["type"] = partial(_converted, kind)
+            if is_option:
+                words["metavar"] = "VALUE"
         if is_option:
             # `for_` is --for, since `for` is a keyword of Python.
-            self.add_argument(f"--{name.rstrip('_')}", dest=name, **settings)
-        else:
-            self.add_argument(name, **settings)
+            self.add_argument(f"--{parameter.name.rstrip('_')}", dest=parameter.name, default=default, **words)
+            return
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            words["nargs"] = "*"
+        elif default is not parameter.empty:
+            words["nargs"] = "?"
+        self.add_argument(parameter.name, **words)
 
     def parse(self, words: Sequence[str]) -> Values:
         """Values by the parameters' names. Options that the signature lacks go to its `settings`."""
-        if not self._has_settings:
-            return vars(self.parse_args(words))
         parsed, settings = list[str](), list[str]()
         is_value = False
         for word in words:
             is_option = word.startswith("--")
-            is_setting = word.partition("=")[0] not in self.known if is_option else is_value
-            (settings if is_setting else parsed).append(word)
+            is_setting = word.partition("=")[0] not in self.options if is_option else is_value
+            (settings if is_setting and self.takes_settings else parsed).append(word)
             is_value = is_option and is_setting and "=" not in word
-        return {**vars(self.parse_args(parsed)), "settings": settings}
+        values = vars(self.parse_args(parsed))
+        if settings and values.get("run") is False:
+            setting = settings[0].partition("=")[0]
+            self.error(f"unrecognized arguments: {setting} (options of `lmbench fit` go with --run)")
+        for group, kind in self._groups.items():
+            values[group] = kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
+        return {**values, "settings": settings} if self.takes_settings else values
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: --(\w+)", message)
-        hint = suggest(unknown[1], [option.removeprefix("--") for option in self.known], "--{}") if unknown else ""
+        hint = suggest(f"--{unknown[1]}", self.options) if unknown else ""
         raise UsageError(f"{self.prog.partition(' ')[2]}: {message}{hint}; `{self.prog} -h` tells the options")
 
 

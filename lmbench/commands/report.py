@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lmbench.commands.parser import Result
 from lmbench.errors import UsageError
 from lmbench.report.answer import Answer
 
 
 def report(
-    *results: str,
+    *results: Result,
     view: str | None = None,
     baseline: str | None = None,
     reference: str | None = None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
-from lmbench.commands.parser import run_typed
+from lmbench.commands.parser import Result, run_typed
 from lmbench.commands.words import read_options
 from lmbench.configs import lines_of, shipped_studies
 from lmbench.errors import UsageError
@@ -53,7 +53,7 @@ class SweepOptions:
     timeout_s: float | None = None
 
 
-def sweep(study: str, *, how: SweepOptions, settings: list[str]) -> int:
+def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
     """Measures every cell of a grid, each repeat in a fresh process.
 
     STUDY is a YAML file, a shipped study by name, or the folder of a sweep to go on with. Finished runs are not done

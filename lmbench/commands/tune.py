@@ -12,7 +12,6 @@ from lmbench.sweep.file import CONFIG
 
 def tune(
     configuration: str | None = None,
-    /,
     *,
     space: Path | None = None,
     budget: str = "15m",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from lmbench.commands.parser import PositiveFloat
+from lmbench.commands.parser import PositiveFloat, Result
 from lmbench.errors import ExitCode, tell
 from lmbench.masking import masked_text
-from lmbench.report.answer import Answer, Column, Line, Table
+from lmbench.report.answer import Answer, Line
 
 
 def upload(
-    *results: str,
+    *results: Result,
     project: str | None = None,
     entity: str | None = None,
     timeout_s: PositiveFloat = 60.0,
@@ -59,7 +59,7 @@ def board(
     from lmbench.configs import shipped_studies
     from lmbench.kernels.names import KINDS, PARTS
     from lmbench.report.view import GENERIC
-    from lmbench.wandb.board import Request, board_of
+    from lmbench.wandb.board import Request, board_of, planned_boards
     from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards, write
 
     shipped = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
@@ -68,16 +68,7 @@ def board(
     project = project or os.environ.get("WANDB_PROJECT") or WandbSettings.project
     request = Request(project, entity, tuple({board.name: board for board in boards}.values()))
     if dry_run:
-        columns = [*map(Column, ("board", "section", "panel", "kind", "shows"))]
-        rows = [
-            [board.name, section, panel.title, panel.kind, ", ".join(panel.y)]
-            for board in request.boards
-            for section, panels in board.sections.items()
-            for panel in panels
-        ]
-        count = Line("boards", f"{len(request.boards)} with {len(rows)} panels in project {project}")
-        panels = Table("panels", "What would be made", columns, rows)
-        return Answer([count], [panels], figures={"request": request}, first=())
+        return planned_boards(request)
     saved = []
     try:
         tell(f"sending {len(boards)} boards to {write([], timeout_s)}")

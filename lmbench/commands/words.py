@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lmbench.errors import UsageError
 from lmbench.records.statistics import GATE_FRACTION
 from lmbench.sweep.file import CONFIG, Options
 
-_PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600}
-_SIZE = re.compile(r"(\d+\.?\d*)\s*(GiB|MiB)")
-_UNIT_BYTES = {"GiB": 2**30, "MiB": 2**20}
+_QUANTITY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]+|%)\s*")
 
 
 def read_options(words: Sequence[str]) -> Options:
@@ -40,31 +37,25 @@ def read_configuration(configuration: str | None, words: Sequence[str], advice: 
 
 
 def read_gate(text: str | None) -> float:
-    """A percentage such as `2%` as a fraction, 1 % for None.
-
-    Raises UsageError for any other text, and outside 0 to 100 %.
-    """
+    """A percentage such as `2%` as a fraction, 1 % for None. Raises UsageError for anything else."""
     if text is None:
         return GATE_FRACTION
-    match = _PERCENTAGE.fullmatch(text)
-    if match is None or not 0 < float(match[1]) < 100:
-        raise UsageError(f"--gate is {text!r}; give a percentage above 0% and below 100%, such as 2%")
-    return float(match[1]) / 100
+    return _read_quantity("gate", text, {"%": 1}, "a percentage above 0% and below 100%, such as 2%", below=100) / 100
 
 
 def read_budget(text: str) -> float:
     """A duration such as `10m` in seconds. Raises UsageError for anything else."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not float(match[1]):
-        raise UsageError(f"--budget is {text!r}; give a duration above 0, such as 90s, 10m or 1h")
-    return float(match[1]) * _UNIT_S[match[2]]
+    return _read_quantity("budget", text, {"s": 1, "m": 60, "h": 3600}, "a duration above 0, such as 90s, 10m or 1h")
 
 
 def read_size(text: str | None) -> int | None:
-    """A size such as `40GiB` in bytes, None for None. Raises UsageError for any other text."""
-    if text is None:
-        return None
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"--at_most is {text!r}; give a size such as 40GiB or 900MiB")
-    return int(float(match[1]) * _UNIT_BYTES[match[2]])
+    """A size such as `40GiB` in bytes, None for None. Raises UsageError for anything else."""
+    units = {"GiB": 2**30, "MiB": 2**20}
+    return None if text is None else int(_read_quantity("at_most", text, units, "a size such as 40GiB or 900MiB"))
+
+
+def _read_quantity(option: str, text: str, units: Mapping[str, int], advice: str, below: float = math.inf) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in units or not 0 < float(match[1]) < below:
+        raise UsageError(f"--{option} is {text!r}; give {advice}")
+    return float(match[1]) * units[match[2]]

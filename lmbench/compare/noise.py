@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -78,15 +78,6 @@ class NoiseFile(Struct, frozen=True):
     entries: list[NoiseEntry]
 
 
-class Survey(NamedTuple):
-    """Pairs of a cell's name and its noise; lines that say why a cell has no floor, or one of a busy machine; and the
-    folder of noise.json."""
-
-    entries: list[tuple[str, NoiseEntry]]
-    problems: list[Line]
-    folder: Path
-
-
 def measure_noise(values: Sequence[float]) -> Noise:
     """The noise of the values of at least six processes, in the order of measurement."""
     logs, half = logs_of(values), len(values) // 2
@@ -114,20 +105,6 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
         UsageError: one of `results` names no result, no configuration has enough repeats, or the file of floors cannot
             be read or written.
     """
-    survey = _survey(results)
-    if not survey.entries:
-        raise UsageError("; ".join(line.text for line in survey.problems[:3]))
-    path = store_noise(home or survey.folder, [entry for _, entry in survey.entries])
-    tell(f"noise: stored in {path}")
-    return _answer(survey)
-
-
-def _survey(results: Sequence[str]) -> Survey:
-    """Measure the noise of every configuration that these results repeat.
-
-    Raises:
-        UsageError: one of `results` names no result.
-    """
     runs = list({run.path: run for name in results for run in read_side(name).runs}.values())
     groups: dict[tuple[str, NoiseKey], list[Run]] = {}
     for name, (repeats, _) in join_cells(runs, []).items():
@@ -148,7 +125,11 @@ def _survey(results: Sequence[str]) -> Survey:
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
         problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
-    return Survey(entries, problems, home_of(runs))
+    if not entries:
+        raise UsageError("; ".join(line.text for line in problems[:3]))
+    path = store_noise(home or home_of(runs), [entry for _, entry in entries])
+    tell(f"noise: stored in {path}")
+    return _answer(entries, problems)
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -199,9 +180,9 @@ _MEANINGS = (
 )
 
 
-def _answer(survey: Survey) -> Answer:
-    """One table of all floors, and the reasons why some cells have none."""
-    noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in survey.entries]
+def _answer(entries: Sequence[tuple[str, NoiseEntry]], problems: Sequence[Line]) -> Answer:
+    """One table of all floors by the name of the cell, and the reasons why some cells have none."""
+    noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in entries]
     rows: list[list[Value]] = [
         [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
     ]
@@ -210,6 +191,6 @@ def _answer(survey: Survey) -> Answer:
     conclusion = f"changes under {' to '.join(ends)} cannot be detected here with {MIN_REPEATS} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
-        notes=[*_MEANINGS, *survey.problems, Line("so", conclusion)],
-        figures={"schema_version": 1, "entries": [entry for _, entry in survey.entries]},
+        notes=[*_MEANINGS, *problems, Line("so", conclusion)],
+        figures={"schema_version": 1, "entries": [entry for _, entry in entries]},
     )

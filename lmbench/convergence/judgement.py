@@ -131,6 +131,12 @@ def curve_of(run: Run) -> Curve | None:
     return None
 
 
+def curves_of(runs: Mapping[Any, Run]) -> dict[Any, Curve]:
+    """The curves of runs by seed, without runs that have none."""
+    curves = {seed: curve_of(run) for seed, run in runs.items()}
+    return {seed: curve for seed, curve in curves.items() if curve is not None}
+
+
 @lru_cache(maxsize=512)
 def _read(folder: Path, _changed_ns: int, _size_bytes: int) -> Curve:
     rows = [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
