@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 
-from lmbench.campaign.sweep import Sweep, concluding
+from lmbench.campaign.sweep import Sweep
 from lmbench.catalogue import make_catalogue
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.comparison import compare
@@ -22,7 +22,6 @@ from lmbench.report.results import report_on
 from lmbench.standard_output import result_alone, write_result
 from lmbench.sweep.file import CONFIG, Options, sweep_from
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.progress import Progress
 
 
 def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> tuple[Path, ExitCode]:
@@ -51,9 +50,9 @@ def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> t
         stack.enter_context(result_alone())
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(StringIO()))
-        progress = Progress(plan, title="repeats")
-        stack.enter_context(concluding(path, progress))
-        return path, Sweep(plan, path, progress).carry_out()
+        sweep = Sweep(plan, path, "repeats")
+        stack.enter_context(sweep.concluding())
+        return path, sweep.carry_out()
 
 
 def repeats_answer(

@@ -21,7 +21,6 @@ from lmbench.sweep.engine import Engine
 from lmbench.sweep.execute import Pace
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.progress import Progress
 
 #: Seconds and steps of the first rounds' windows. Longer windows must leave the budget time for this many rounds.
 _FIRST_WINDOW_S, _WINDOW_STEPS, _LEAST_ROUNDS = 0.5, 10, 12
@@ -50,10 +49,11 @@ class Rounds:
     limits: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:
-        self._plan = make_plan(self.path.name, self.file)
-        self._progress, self._began_s = Progress(self._plan), time.monotonic()
-        self._window_s = _FIRST_WINDOW_S
-        missing = [job.repeat for job in self._plan.jobs() if not is_run_folder(self.path / RUNS_FOLDER / job.name)]
+        plan = make_plan(self.path.name, self.file)
+        pace = replace(self.limits, is_enough=self._is_enough, window_options=self._window_options)
+        self._sweep = Sweep(plan, self.path, pace=pace, engine=self.engine)
+        self._began_s, self._window_s = time.monotonic(), _FIRST_WINDOW_S
+        missing = [job.repeat for job in plan.jobs() if not is_run_folder(self.path / RUNS_FOLDER / job.name)]
         self._kept_rounds = min(missing, default=self.file.repeats)
 
     def measure(self) -> Comparison:
@@ -62,10 +62,9 @@ class Rounds:
         Raises:
             SweepHalted: the disk is full, or a process cannot be started.
         """
-        pace = replace(self.limits, is_enough=self._is_enough, window_options=self._window_options)
         # Standard output has the verdict alone, in every output format.
         with result_alone():
-            Sweep(self._plan, self.path, self._progress, pace, engine=self.engine).carry_out()
+            self._sweep.carry_out()
         return self.compare()
 
     def compare(self) -> Comparison:
@@ -79,7 +78,7 @@ class Rounds:
         comparison, elapsed_s = self.compare(), time.monotonic() - self._began_s
         cell = comparison.cells[0] if comparison.cells else None
         reason = cell.reasons[0] if cell else "no run counts"
-        self._progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
+        self._sweep.progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
         if cell is None or comparison.verdict == INVALID:
             return True
         if not cell.metrics:

@@ -38,6 +38,8 @@ class Sweep:
 
     Attributes:
         path: the sweep's folder.
+        title: begins the lines on its progress; `sweep` or `compare` by default.
+        names: the cells' names in these lines, by the cells' ids.
         pace: limits of measuring here.
         places: where the settings stand in the sweep's file.
         engine: measures the plan by tasks on other machines; None measures on this machine.
@@ -46,13 +48,15 @@ class Sweep:
 
     plan: Plan
     path: Path
-    progress: Progress
+    title: str = ""
+    names: Mapping[str, str] | None = None
     pace: Pace = field(default_factory=Pace)
     places: Mapping[str, str] = field(default_factory=dict)
     engine: Engine | None = None
     on_interrupt: OnInterrupt = "ask"
 
     def __post_init__(self) -> None:
+        self.progress = Progress(self.plan, self.title, self.names)
         self._folder = SweepFolder(self.path)
         self._rows = Rows(self.plan, self._folder, self.progress)
 
@@ -97,6 +101,20 @@ class Sweep:
             if self.progress.outcomes and not self.plan.is_part:
                 self._publish(self._rows.filings)
         return self._rows.exit_code
+
+    @contextmanager
+    def concluding(self) -> Iterator[None]:
+        """When the block ends, also by an error, print how many runs there are and the commands for them."""
+        try:
+            yield
+        finally:
+            path, outcomes, total = str(self.path.absolute()), self.progress.outcomes, self.progress.total
+            if outcomes:
+                counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+                print(shown(f"{path}: {self.progress.count} runs: {counts}"))
+                if total is not None and outcomes.total() < total:
+                    print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
+                print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
 
     def _check_file(self) -> None:
         """Raises UsageError for a view that is wrong, and for misspelt options of cells."""
@@ -155,18 +173,3 @@ class Sweep:
             self.progress.keep(f"W&B did not get all of this sweep: {problem}; later: {later}")
         if "online" in modes:
             upload_results([self._folder.path], common_destination(filings))
-
-
-@contextmanager
-def concluding(path: Path, progress: Progress) -> Iterator[None]:
-    """When the block ends, also by an error, print how many runs there are and the commands for them."""
-    try:
-        yield
-    finally:
-        path, total = path.absolute(), progress.total
-        if progress.outcomes:
-            outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(progress.outcomes.items()))
-            print(shown(f"{path}: {progress.count} runs: {outcomes}"))
-            if total is not None and progress.outcomes.total() < total:
-                print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', str(path)])}"))
-            print(shown(f"report: {shlex.join(['lmbench', 'report', str(path)])}"))

@@ -35,7 +35,6 @@ from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
 from lmbench.sweep.local import LastingExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
-from lmbench.sweep.progress import Progress
 from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
     LEAST_GAIN_FRACTION,
@@ -139,7 +138,7 @@ class Stages:
             return [[] for _ in plan.cells]
         # Every round of repeats needs a server of its own, so that repeats differ in hash seed and address layout.
         pace.executor = self.executor if repeats == 1 else None
-        Sweep(plan, path, Progress(plan, f"tune: {stage}", names), pace).carry_out()
+        Sweep(plan, path, f"tune: {stage}", names, pace).carry_out()
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
 

@@ -74,8 +74,7 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
         study: a file, a study's name, or the folder of a sweep
         settings: options of `lmbench fit` for every cell
     """
-    from lmbench.campaign.sweep import Sweep, concluding
-    from lmbench.sweep.progress import Progress
+    from lmbench.campaign.sweep import Sweep
 
     path, file, places = _find(study, how)
     options = read_options(settings)
@@ -86,9 +85,8 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
     plan = make_plan(path.name, file, how.rounds)
     if how.merge is not None:
         merge_runs(plan, path, how.merge, how.dry_run)
-    progress = Progress(plan)
-    with concluding(path, progress):
-        measured = Sweep(plan, path, progress, places=places, engine=engine, on_interrupt=how.on_interrupt)
+    measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=how.on_interrupt)
+    with measured.concluding():
         return measured.carry_out(how.dry_run)
 
 
