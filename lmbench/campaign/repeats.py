@@ -15,8 +15,8 @@ from lmbench.compare.noise import noise_floors
 from lmbench.compare.sides import read_side, split_usable
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.named import find_result
-from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RESULTS
+from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer
 from lmbench.report.results import report_on
 from lmbench.standard_output import result_alone, write_result

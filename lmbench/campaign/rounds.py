@@ -12,9 +12,8 @@ from lmbench.campaign.sides import WINDOW, has_window
 from lmbench.campaign.sweep import Sweep
 from lmbench.compare.comparison import INVALID, UNDECIDED, CellComparison, Comparison, compare
 from lmbench.records.load import is_run_folder
-from lmbench.records.statistics import MIN_REPEATS
 from lmbench.records.store import RUNS_FOLDER
-from lmbench.records.vocabulary import SIDE
+from lmbench.records.vocabulary import MIN_REPEATS, SIDE
 from lmbench.report.units import duration
 from lmbench.standard_output import result_alone
 from lmbench.sweep.engine import Engine

@@ -19,7 +19,7 @@ from lmbench.records.run import WandbFiling
 from lmbench.records.store import CELLS_FILE, write_whole
 from lmbench.report.render import render
 from lmbench.report.results import report_on
-from lmbench.sweep.engine import Engine
+from lmbench.sweep.engine import Engine, OnInterrupt
 from lmbench.sweep.environments import HERE
 from lmbench.sweep.execute import Execution, Pace, check_cells
 from lmbench.sweep.folder import SweepFolder
@@ -27,7 +27,7 @@ from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan
 from lmbench.sweep.progress import Progress, announcement
 from lmbench.sweep.rows import Rows
-from lmbench.sweep.tasks import OnInterrupt, TaskExecution
+from lmbench.sweep.tasks import TaskExecution
 from lmbench.wandb.publish import WandbProblem, common_destination, upload_command, write_new
 from lmbench.wandb.upload import upload_results
 

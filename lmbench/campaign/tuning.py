@@ -26,9 +26,8 @@ from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import Run, is_run_folder, load_known
 from lmbench.records.schema import value_at
-from lmbench.records.statistics import GATE_FRACTION
 from lmbench.records.store import RUNS_FOLDER, write_whole
-from lmbench.records.vocabulary import Values
+from lmbench.records.vocabulary import GATE_FRACTION, Values
 from lmbench.report.units import duration, percent_short, times
 from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace

@@ -16,7 +16,7 @@ from lmbench.campaign.sides import SideOptions, find_sides
 from lmbench.commands.parser import Result
 from lmbench.commands.words import read_budget, read_configuration, read_gate, read_options
 from lmbench.errors import UsageError, tell
-from lmbench.records.statistics import MIN_NOISE_REPEATS
+from lmbench.records.vocabulary import MIN_NOISE_REPEATS
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import Options
 

@@ -13,11 +13,10 @@ from lmbench.commands.words import read_options
 from lmbench.configs import lines_of, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.records.store import SWEEP_FILE, check_name
+from lmbench.sweep.engine import OnInterrupt
 from lmbench.sweep.file import SweepFile, read_sweep_file
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import find_sweep, make_plan
-from lmbench.sweep.tasks import OnInterrupt, make_engine
-from lmbench.sweep.tasks import merge as merge_runs
 
 
 def run(args: list[str]) -> int:
@@ -75,6 +74,7 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
         settings: options of `lmbench fit` for every cell
     """
     from lmbench.campaign.sweep import Sweep
+    from lmbench.sweep.tasks import make_engine, merge
 
     path, file, places = _find(study, how)
     options = read_options(settings)
@@ -84,7 +84,7 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
     plan = make_plan(path.name, file, how.rounds)
     if how.merge is not None:
-        merge_runs(plan, path, how.merge, how.dry_run)
+        merge(plan, path, how.merge, how.dry_run)
     measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=how.on_interrupt)
     with measured.concluding():
         return measured.carry_out(how.dry_run)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from lmbench.errors import UsageError
-from lmbench.records.statistics import GATE_FRACTION
+from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.sweep.file import CONFIG, Options
 
 _QUANTITY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]+|%)\s*")

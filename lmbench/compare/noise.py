@@ -26,13 +26,12 @@ from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import (
     CONFIDENCE,
-    MIN_NOISE_REPEATS,
-    MIN_REPEATS,
     detectable_fraction,
     logs_of,
     std_of_logs,
 )
 from lmbench.records.store import write_whole
+from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, Unit, percent_short
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from lmbench.records.statistics import GATE_FRACTION, ratio_of
+from lmbench.records.statistics import ratio_of
+from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table
 from lmbench.report.columns import Column

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+#: What an interruption does to tasks that are not over.
+OnInterrupt = Literal["ask", "leave", "cancel"]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from msgspec import Struct, to_builtins
 
@@ -35,7 +34,7 @@ from lmbench.records.load import is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, write_whole
 from lmbench.report.units import duration
-from lmbench.sweep.engine import Engine, Needs, TaskState
+from lmbench.sweep.engine import Engine, Needs, OnInterrupt, TaskState
 from lmbench.sweep.file import Options
 from lmbench.sweep.folder import FolderTaken
 from lmbench.sweep.outcome import End, last_lines
@@ -51,8 +50,6 @@ _SLURM_KEPT = ("SLURM_JOB_ID", "SLURM_CONF")
 _POLL_S = 5.0
 #: Time for imports and for the checks before the first cell.
 _START_S = 600.0
-#: What an interruption does to tasks that are not over.
-OnInterrupt = Literal["ask", "leave", "cancel"]
 
 
 class _Submission(Struct):
