@@ -7,7 +7,7 @@ from pathlib import Path
 from lmbench.commands.parser import PositiveInt, Result
 from lmbench.errors import UsageError
 from lmbench.records.load import find_runs
-from lmbench.records.named import name_result, shown_path
+from lmbench.records.named import find_result, name_result, shown_path
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Line
 
@@ -48,7 +48,7 @@ def show(*results: Result) -> Answer:
     from lmbench.report.listing import listing
     from lmbench.runs import read_run
 
-    results = results or (Result("last"),)
+    results = results or (Result(find_result("last")),)
     folders = find_runs(results)
     if len(folders) > len(results):
         return listing(results)

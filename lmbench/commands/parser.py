@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NewType, NoReturn
 
 import msgspec
 from docstring_parser import parse as parse_docstring
@@ -32,13 +32,8 @@ from lmbench.report.render import Output, give
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class Result(str):
-    """A result, given by its path or by its name, such as `last`."""
-
-    def __new__(cls, text: str) -> Result:
-        return super().__new__(cls, find_result(text))
+#: The path of a result, for which a command line may have a name such as `last`.
+Result = NewType("Result", str)
 
 
 def run_typed(
@@ -133,7 +128,7 @@ class CommandParser(argparse.ArgumentParser):
             if typing.get_origin(kind) is tuple:
                 words["nargs"] = len(typing.get_args(kind))
             else:
-                words["type"] = partial(_converted, kind)
+                words["type"] = find_result if kind is Result else partial(_converted, kind)
             if is_option:
                 words["metavar"] = "VALUE"
         if is_option:
