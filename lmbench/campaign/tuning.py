@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from lmbench.campaign.rounds import Rounds
@@ -25,6 +26,7 @@ from lmbench.files import read_file
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import Run, is_run_folder, load_known
+from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.store import RUNS_FOLDER, write_whole
 from lmbench.records.vocabulary import GATE_FRACTION, Values
@@ -107,9 +109,12 @@ class Stages:
 
     def costs_s(self, *stages: str) -> list[float]:
         """The device time of every run so far, or of those in stage folders that match these patterns."""
-        files = (file for stage in stages or "*" for file in self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json"))
-        records = (load_known(file.parent).record.sweep for file in files)
-        return [sweep.cost.total_s for sweep in records if sweep and sweep.cost and sweep.cost.total_s]
+        return [cost_s for run in self.runs(*stages) if (cost_s := _cost_s(run.record))]
+
+    def runs(self, *stages: str) -> list[Run]:
+        """Every run so far, or those in stage folders that match these patterns."""
+        files = (self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json") for stage in stages or ("*",))
+        return [load_known(file.parent) for file in chain.from_iterable(files)]
 
     def folder(self, stage: str, cells: Iterable[str]) -> Path:
         """The folder of a stage over these cells. Its name has their hash: another budget or space may change them."""
@@ -354,14 +359,13 @@ class Stages:
     def training_steps(self, tuning: Tuning) -> int:
         """The number of steps for which the rest of the budget can train baseline and answer from every seed; the steps
         of the baseline's trainings where some are there already."""
-        runs = (load_known(file.parent) for file in self.path.glob(f"training-given-*/{RUNS_FOLDER}/*/run.json"))
-        if earlier := max((run.record.window.steps or 0 for run in runs if run.outcome == "ok"), default=0):
-            return earlier
+        earlier = [run.record.window.steps or 0 for run in self.runs("training-given-*") if run.outcome == "ok"]
+        if any(earlier):
+            return max(earlier)
         per_step_s = overhead_s = 0.0
         for record in filter(None, (tuning.baseline.record, tuning.answer.record)):
-            cost = record.sweep.cost if record.sweep else None
             per_step_s += typical_step_s(record) or 0.0
-            overhead_s += (cost.total_s if cost and cost.total_s else 0.0) - (record.window.wall_s or 0.0)
+            overhead_s += _cost_s(record) - (record.window.wall_s or 0.0)
         rest_s = self.budget_s - sum(self.costs_s("given-*", "search-*", "finals-*", "verdict-*"))
         steps = (rest_s / _MARGIN / len(SEEDS) - overhead_s) / per_step_s if per_step_s else 0.0
         return min(_MOST_STEPS, max(0, int(steps)))
@@ -374,6 +378,12 @@ class Stages:
         missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
         self.run("alone", {**_SHORT, **self.base}, missing, 1.0)
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
+
+
+def _cost_s(record: RunRecord) -> float:
+    """The device time of a run, 0 where it was not noted."""
+    cost = record.sweep.cost if record.sweep else None
+    return (cost.total_s if cost else None) or 0.0
 
 
 def _ended(runs: Mapping[int, Run]) -> dict[int, Run]:
