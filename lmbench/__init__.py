@@ -4,6 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmbench.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
     from lmbench.errors import UsageError as UsageError
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from lmbench.runs import Run as Run
     from lmbench.runs import load as load
     from lmbench.runs import to_frame as to_frame
-
-__version__ = "0.1.0"
 
 # In a checkout `callbacks` and `configs` lie beside this package, and `python -m` in its root imports the checkout, not
 # an installed lmbench.

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import re
 import signal
 import sys
 import traceback
 from contextlib import nullcontext
 
-from lmbench.commands import COMMANDS, MEASURING
+from lmbench.commands import COMMANDS, MEASURING, function_of, module_of
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode, UsageError, check_launcher, suggest, tell
 from lmbench.interruption import exit_code, listening, received
 from lmbench.masking import keep_words_secret, masked_message
 from lmbench.records.process import begin
 from lmbench.standard_output import abandon_result, replace_unencodable, result_alone, result_stream
+from lmbench.version import __version__
 
 #: Commands that start runs. Other commands may start some with `--run` or `--config`.
 _STARTS_RUNS = {*MEASURING, "sweep", "overhead", "selfcheck", "nsys"}
@@ -87,8 +87,6 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         print(help_text())
         return 0
     if args[0] == "--version":
-        from lmbench import __version__
-
         print(__version__)
         return 0
     if args[0] not in COMMANDS:
@@ -110,12 +108,11 @@ def _run(args: list[str], is_whole_process: bool) -> int:
             # Importing Lightning under a launcher's variable that holds no number ends in a traceback.
             check_launcher(10**6 if args[0] in MEASURING else 1)
         with result_alone(is_whole_process) if is_for_programs else nullcontext():
-            command = importlib.import_module(f"lmbench.commands.{COMMANDS[args[0]][0]}")
-            if hasattr(command, "run"):
-                return int(command.run(args))
+            if hasattr(module := module_of(args[0]), "run"):
+                return int(module.run(args))
             from lmbench.commands.parser import run_typed
 
-            return run_typed(args[0], getattr(command, args[0]), args[1:])
+            return run_typed(args[0], function_of(args[0]), args[1:])
     except UsageError as error:
         tell(str(error))
         return ExitCode.USAGE

@@ -47,7 +47,7 @@ def laid_out(root, is_installed):
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    for name in ("__init__.py", "code_owners.py"):
+    for name in ("__init__.py", "code_owners.py", "version.py"):
         (root / "lmbench" / name).write_text((PACKAGE / name).read_text())
     return [str(file) for file in files]
 

@@ -273,7 +273,7 @@ def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_aga
 
 def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monkeypatch, capsys):
     for check in ("check_options", "check_cells"):
-        monkeypatch.setattr(f"lmbench.commands.sweep.{check}", lambda *_: None)
+        monkeypatch.setattr(f"lmbench.campaign.sweep.{check}", lambda *_: None)
     assert main(["sweep", str(sweep), "--dry_run", "--model.pat", "planted-word"]) == 0
     out = capsys.readouterr().out
     assert "planted" not in out

@@ -5,40 +5,30 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
-from lmbench.compare.answer import comparison_answer
-from lmbench.compare.comparison import UNDECIDED
-from lmbench.compare.comparison import compare as compare_results
-from lmbench.compare.noise import MIN_NOISE_REPEATS, noise_answer, store_noise, survey
+from lmbench.campaign.sides import SideOptions, find_sides
+from lmbench.commands.parser import Result
+from lmbench.commands.words import read_budget, read_configuration, read_gate, read_options
 from lmbench.errors import UsageError, tell
-from lmbench.records.vocabulary import Values
+from lmbench.records.vocabulary import MIN_NOISE_REPEATS
 from lmbench.report.answer import Answer
-
-_PERCENTAGE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
+from lmbench.sweep.file import Options
 
 
 def compare(
-    *results: str,
+    *results: Result,
     gate: str | None = None,
     about: list[str] | None = None,
     kernels: bool = False,
     run: bool = False,
-    budget: str | None = None,
-    revision: tuple[str, str] | None = None,
-    python: tuple[str, str] | None = None,
-    variable: list[tuple[str, str, str]] | None = None,
-    results_dir: Path | None = None,
-    name: str | None = None,
-    timeout_s: float | None = None,
-    on: str | None = None,
-    settings: list[str] | None = None,
+    sides: SideOptions,
+    settings: list[str],
 ) -> Answer:
     """Compares B with A, step time first, then phases and memory.
 
@@ -61,64 +51,62 @@ def compare(
         about: dotted name of what is compared: nothing else may differ
         kernels: compare kernel times of two traces, no verdict
         run: measure both sides now
-        budget: time for --run: 90s, 10m, 1h (10m)
-        revision: A and B of the code; `.` is the tree as it is
-        python: interpreters of A and B
-        variable: an environment variable and its two values
-        results_dir: where --run puts its folder (results)
-        name: name of that folder
-        timeout_s: seconds a run may take (600)
-        on: where --run measures its rounds, as in `lmbench sweep` (local)
         settings: options of `lmbench fit` for both sides, with --run
     """
-    sides: Values = {"revision": revision, "python": python, "variable": variable, "results_dir": results_dir,
-                     "name": name, "timeout_s": timeout_s, "on": on}  # fmt: skip
-    misplaced = (
-        ({"gate": gate, "about": about}, kernels, "is for verdicts on times; with --kernels there is none"),
-        ({**sides, "budget": budget}, not run, "belongs to --run"),
-    )
-    for options, is_wrong, why in misplaced:
-        if is_wrong and (named := [option for option, value in options.items() if value is not None]):
-            raise UsageError(f"--{named[0]} {why}")
+    if kernels:
+        _refuse({"gate": gate, "about": about}, "is for verdicts on times; with --kernels there is none")
+    if not run:
+        _refuse(vars(sides), "belongs to --run")
     if run and kernels:
         raise UsageError("--kernels compares traces that are there; give it without --run")
-    tolerance = parse_gate(gate or "1%")
+    tolerance = read_gate(gate)
     if run:
-        # Imported here because modules that measure take long to import.
-        from lmbench.commands.compare_run import find_sweep, measure, parse_budget
-
-        budget = budget or "10m"
-        path, file, engine = find_sweep(results, settings or [], **sides)
-        comparison = measure(path, file, tolerance, about or [], parse_budget(budget), engine)
-        tell(f"compare: the runs are in {path}")
-        if comparison.verdict == UNDECIDED:
-            again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
-            tell(f"compare: go on: {shlex.join(again)}")
-        return comparison_answer(comparison)
+        return _measured(results, tolerance, about or [], sides, read_options(settings))
     if len(results) != 2:
         raise UsageError(f"compare takes two results, A and B; {len(results)} given")
     if kernels:
-        # Imported here because verdicts on times do not need it.
         from lmbench.kernels.difference import difference_answer
 
         return difference_answer(*results)
+    from lmbench.compare.answer import comparison_answer
+    from lmbench.compare.comparison import compare as compare_results
+
     return comparison_answer(compare_results(*results, tolerance, about or []))
 
 
-def parse_gate(text: str) -> float:
-    """A percentage such as `2%` as a fraction. Raises UsageError for anything else, and outside 0 to 100 %."""
-    match = _PERCENTAGE.fullmatch(text)
-    if match is None or not 0 < float(match[1]) < 100:
-        raise UsageError(f"--gate is {text!r}; give a percentage above 0% and below 100%, such as 2%")
-    return float(match[1]) / 100
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Raises UsageError for the first of these options that was given."""
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(f"--{option} {why}")
+
+
+def _measured(
+    results: Sequence[str], tolerance: float, about: Sequence[str], sides: SideOptions, options: Options
+) -> Answer:
+    """The answer of --run, after a line on where the runs are, and one that goes on where the verdict is open."""
+    from lmbench.campaign.rounds import Rounds
+    from lmbench.compare.answer import comparison_answer
+    from lmbench.compare.comparison import UNDECIDED
+    from lmbench.sweep.tasks import make_engine
+
+    budget = sides.budget or "10m"
+    engine = make_engine(sides.on or "local", options)
+    path, file = find_sides(results, options, sides, is_elsewhere=engine is not None)
+    comparison = Rounds(path, file, tolerance, read_budget(budget), about, engine).measure()
+    tell(f"compare: the runs are in {path}")
+    if comparison.verdict == UNDECIDED:
+        again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
+        tell(f"compare: go on: {shlex.join(again)}")
+    return comparison_answer(comparison)
 
 
 def noise(
-    *results: str,
+    *results: Result,
     run: bool = False,
     repeats: Annotated[int, Meta(ge=MIN_NOISE_REPEATS)] = 10,
     results_dir: Path = Path("results"),
-    settings: list[str] | None = None,
+    settings: list[str],
 ) -> Answer | int:
     """Measures how far a configuration is from itself when nothing was changed.
 
@@ -133,22 +121,16 @@ def noise(
         results_dir: where --run puts the folder of its repeats
         settings: options of `lmbench fit`, with --run
     """
-    if not run and not results:
-        raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
     if run:
-        # Imported here because floors of earlier results need no module that measures.
-        from lmbench.commands.fit import repeated
+        if len(results) > 1:
+            raise UsageError(f"noise --run takes one configuration; {len(results)} given")
+        from lmbench.campaign.repeats import measured_noise
 
-        folder = results_dir / f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        words = [*(settings or []), f"--measure.results_dir={results_dir}", f"--measure.run_id={folder.name}"]
-        answer = repeated(*results, repeats=repeats, settings=words)
-        if isinstance(answer, int):
-            return answer
-        results = (str(folder),)
-    surveyed = survey(results)
-    if not surveyed.entries:
-        raise UsageError("; ".join(line.text for line in surveyed.problems[:3]))
-    home = results_dir.resolve() if run else surveyed.folder
-    path = store_noise(home, [entry for _, entry in surveyed.entries])
-    tell(f"noise: stored in {path}")
-    return noise_answer(surveyed)
+        advice = "noise --run takes a configuration, such as `lmbench noise --run smoke`"
+        options = read_configuration(results[0] if results else None, settings, advice)
+        return measured_noise(options, repeats, results_dir)
+    if not results:
+        raise UsageError("noise takes results with repeats, or --run with options of `lmbench fit`")
+    from lmbench.compare.noise import noise_floors
+
+    return noise_floors(results)

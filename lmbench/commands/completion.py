@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from lmbench.commands import COMMANDS, MEASURING
+from lmbench.commands import COMMANDS, MEASURING, function_of
 from lmbench.commands.fit import daily_options
-from lmbench.commands.signatures import GROUPS, arguments, group_options
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode
+from lmbench.fit_options import group_options
 from lmbench.records.named import given_names
 from lmbench.records.store import RESULTS
 from lmbench.standard_output import write_result
@@ -23,7 +23,7 @@ _OFFERED = {
 _WITHOUT_RESULTS = ("board", "ceiling", "completion", "fields", "numerics", "overhead", "selfcheck", *MEASURING)
 
 
-def completion(shell: Literal["bash", "zsh"], /) -> int:
+def completion(shell: Literal["bash", "zsh"]) -> int:
     """Prints the script that completes commands, configurations, studies, options and results with the Tab key.
 
       In ~/.bashrc:  eval "$(lmbench completion bash)"
@@ -55,23 +55,25 @@ def candidates(words: Sequence[str]) -> Iterable[str]:
     """Words that may replace the last of these words, which follow `lmbench` on a command line."""
     if words[0] == "nsys" and words[1:]:
         words = words[1:]
-    if not words[1:]:
-        return COMMANDS
+    if words[0] not in COMMANDS or not words[1:]:
+        return COMMANDS if len(words) == 1 else ()
     command, previous, current = words[0], *words[-2:]
-    module, _ = COMMANDS.get(command, ("", ""))
     daily = daily_options()
     value, text = daily.get(previous, ("", ""))
     if value in ("NAME", "SIZE"):
         return [part.split()[0] for part in text.split(", ")]
     if current.startswith("-"):
-        names = arguments(f"lmbench.commands.{module}", command)
-        options = ["-h", *(f"--{name.rstrip('_')}" for name in names if name != "settings")]
-        if "format" in names:
-            options.append("--json")
-        if command not in MEASURING and "settings" not in names:
-            return options
+        options = ["-h"]
+        if (function := function_of(command)) is not None:
+            # Imported here, since completing an option of `fit` does not need it.
+            from lmbench.commands.parser import CommandParser
+
+            parser = CommandParser(command, function)
+            options = [option for option in parser.options if option != "--help"]
+            if not parser.takes_settings:
+                return options
         group = current.removeprefix("--").partition(".")[0]
-        return [*options, *daily, "--config", *(f"--{name}" for name in GROUPS.get(group, ()) and group_options(group))]
+        return [*options, *daily, "--config", *(f"--{name}" for name in group_options(group))]
     if previous in ("--config", "-c", *MEASURING):
         return shipped_configs()
     offered = [*_OFFERED.get(command, ())]

@@ -6,17 +6,11 @@ It prints the short help, reports misspelt options, and starts repeats in fresh 
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from datetime import UTC, datetime
-from io import StringIO
-from pathlib import Path
 from textwrap import fill
 
-from lmbench.commands.signatures import check_options
 from lmbench.configs import shipped_configs
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.named import find_result
-from lmbench.records.store import RESULTS
+from lmbench.fit_options import check_options
 from lmbench.report.answer import Answer
 from lmbench.sizes import SIZES
 
@@ -44,13 +38,12 @@ def run(args: list[str]) -> int:
 
 def repeated(
     configuration: str | None = None,
-    /,
     *,
     repeats: int = 3,
     compare: str | None = None,
     gate: str | None = None,
     quiet: bool = False,
-    settings: list[str] | None = None,
+    settings: list[str],
 ) -> Answer | int:
     """Measures a configuration in fresh processes, as a sweep of one cell, and compares it with an earlier result.
 
@@ -62,59 +55,61 @@ def repeated(
         quiet: only the result's folder on standard output
         settings: options of `lmbench fit`
     """
-    # Imported here, since a single measurement does not need them.
-    from lmbench.commands.compare import parse_gate
-    from lmbench.commands.report import make_catalogue
-    from lmbench.commands.sweep import carry_out, concluding, read_options
-    from lmbench.compare.answer import comparison_answer
-    from lmbench.compare.comparison import compare as compare_results
-    from lmbench.compare.sides import read_side, split_usable
-    from lmbench.records.statistics import MIN_REPEATS
-    from lmbench.report.results import report_on
-    from lmbench.standard_output import result_alone, write_result
-    from lmbench.sweep.file import sweep_from
-    from lmbench.sweep.plan import make_plan
-    from lmbench.sweep.progress import Progress
+    from lmbench.campaign.repeats import repeats_answer
+    from lmbench.commands.words import read_configuration, read_gate
 
-    tolerance, earlier = parse_gate(gate or "1%"), find_result(compare or "")
-    if compare is not None:
-        counts = len(split_usable(read_side(earlier).runs)[0]), repeats
-        if min(counts) < MIN_REPEATS:
-            raise UsageError(
-                f"--compare takes {MIN_REPEATS} processes on each side; {compare} has {counts[0]}, and --repeats is "
-                f"{repeats}"
-            )
-    elif gate is not None:
+    tolerance = read_gate(gate)
+    if gate is not None and compare is None:
         raise UsageError("--gate belongs to --compare")
-    options = read_options(settings or [])
-    config = options.setdefault("config", configuration)
-    if config is None:
-        raise UsageError("--repeats and --compare take a configuration, such as `lmbench fit smoke --repeats 3`")
-    mode = options.pop("measure.mode", None)
-    name = options.pop("measure.run_id", f"{Path(str(config)).stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-    path = Path(options.pop("measure.results_dir", RESULTS), name)
-    if path.exists():
-        raise UsageError(f"{path} is there already; `lmbench sweep {path}` goes on with it, or give another run_id")
-    grid = {"modes": [mode]} if mode else {"include": [{}]}
-    plan = make_plan(path.name, sweep_from({"base": options, "repeats": repeats, **grid}))
-    with ExitStack() as stack:
-        stack.enter_context(result_alone())
-        for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
-            stack.enter_context(redirect(StringIO()))
-        progress = Progress(plan, title="repeats")
-        stack.enter_context(concluding(path, progress))
-        code = carry_out(plan, path, progress)
-    if quiet:
-        write_result(f"{path}\n")
-    is_measured = code in (ExitCode.OK, ExitCode.GUARD_FAILED)
-    if compare is None:
-        return report_on([path], make_catalogue()) if is_measured and not quiet else code
-    if not is_measured:
-        return code
-    answer = comparison_answer(compare_results(earlier, str(path), tolerance))
-    return answer.exit_code if quiet else answer
+    advice = "--repeats and --compare take a configuration, such as `lmbench fit smoke --repeats 3`"
+    options = read_configuration(configuration, settings, advice)
+    return repeats_answer(options, repeats, compare, tolerance, quiet=quiet)
 
 
+_HELP = """\
+usage: lmbench {command} CONFIG [--OPTION VALUE]...
+
+{measures}
+
+configuration:
+  CONFIG                       a YAML file, or a shipped one by its name; or --config
+{shipped}
+
+what:
+  --model.size SIZE            {sizes}
+  --model.attention NAME       naive, sdpa, sdpa_flash, sdpa_cudnn, flex
+  --model CLASS                my_module.MyModule, lmbench.HuggingFace, .AttentionLayer
+  --data CLASS                 its LightningDataModule
+  --data.batch_size N          sequences in a micro-batch
+  --data.context_length N      tokens in a sequence
+
+how:
+  --trainer.precision NAME     32-true, bf16-mixed, 16-mixed, bf16-true, fp8-tensorwise
+  --trainer.compile true       torch.compile; also .mode, .regional, .fullgraph
+  --trainer.accumulate_grad_batches N
+                               micro-batches in a step
+  --measure.mode NAME          train_step, forward_backward, forward (of fit)
+  --measure.steps N            steps in the window, at least
+  --measure.min_window_s S     seconds of the window, at least
+  --memory.history true        what the peak consists of, by `lmbench memory`; no timing
+  --dtypes.record true         which dtype everything has, by `lmbench dtypes`
+  --measure.strict true        exit with 4 when a guard fails
+
+again:
+  --repeats N                  fresh processes, as a sweep of one cell
+  --compare RESULT             3 repeats, and a verdict against it (last, baseline)
+
+result:
+  --measure.results_dir DIR    where result folders go (results)
+  --measure.run_id NAME        name of the result folder (one is made up)
+  --wandb.mode NAME            offline (the default of who has a key), online, disabled
+  --print_config               all settings as YAML, and nothing else
+  --json                       the record on standard output
+  --quiet                      only the result's folder on standard output
+
+`lmbench {command} --help` lists all options, after `--model CLASS` that class's.
+It takes seconds.
+"""
 _MEASURES = {
     "fit": "Measures training and leaves a result: forward, backward and optimizer times,\nmemory, throughput.",
     "validate": "Measures inference on the validation data and leaves a result.",
@@ -122,11 +117,10 @@ _MEASURES = {
 
 
 def help_text(command: str) -> str:
-    """The short help of `fit` or `validate`, from fit.txt."""
+    """The short help of `fit` or `validate`."""
     names = f"shipped: {', '.join(shipped_configs())}"
     shipped = fill(names, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    text = Path(__file__).with_suffix(".txt").read_text("utf-8")
-    return text.format(command=command, measures=_MEASURES[command], shipped=shipped, sizes=", ".join(SIZES))
+    return _HELP.format(command=command, measures=_MEASURES[command], shipped=shipped, sizes=", ".join(SIZES))
 
 
 def daily_options() -> dict[str, tuple[str, str]]:

@@ -1,63 +1,54 @@
 """Commands as typed functions: the signature and the docstring make the parser, and an Answer is printed in any format.
 
-Positional parameters are the command's arguments: `*results: str` takes several, `device: str | None = None, /` is
-optional. Keyword parameters are its options: a `tuple[str, str]` takes two words, a `list` may be repeated, a `bool` is
-a flag. msgspec converts a word to any other type. A parameter called `settings` collects options of `fit`, which the
-signature does not have. Results may be given by their names, such as `last`. The docstring's text is the help, and its
-Args section describes each option. A function that returns an `Answer` also has the options of `report.render.Output`.
+Parameters are the command's arguments (`*results: Result` takes several), keyword-only parameters its options: a
+`tuple[str, str]` takes two words, a `list` may be repeated, a `bool` is a flag. msgspec converts a word to any other
+type. A parameter whose type is a dataclass stands for the options that the dataclass describes. A parameter called
+`settings` collects options of `fit`, which the signature does not have. The docstring's text is the help, and its Args
+section describes each option. A function that returns an `Answer` also has the options of `report.render.Output`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import re
 import textwrap
+import types
+import typing
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NewType, NoReturn
 
 import msgspec
+from docstring_parser import parse as parse_docstring
 
 from lmbench.errors import ExitCode, Failure, UsageError, suggest, tell
 from lmbench.interruption import received
+from lmbench.records.named import find_result
 from lmbench.records.vocabulary import Values
+from lmbench.report.answer import Answer
+from lmbench.report.render import Output, give
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+#: The path of a result, for which a command line may have a name such as `last`.
+Result = NewType("Result", str)
 
-#: Parameters that may name results.
-_RESULTS = {"results", "source", "study"}
 
+def run_typed(
+    name: str, function: Callable[..., Any], words: Sequence[str], more_help: Callable[[], str] | None = None
+) -> int:
+    """Run a command's function with the words of a command line, and return the exit code.
 
-def run_typed(name: str, function: Callable[..., Any], words: Sequence[str]) -> int:
-    """Run a command's function with the words of a command line, and return the exit code."""
-    # Imported here, since `lmbench -h` needs none of them.
-    from lmbench.records.named import find_result
-    from lmbench.report.answer import Answer
-    from lmbench.report.render import Output, give
-
-    parser = _Parser(f"lmbench {name}", function)
-    output_options = Output.__dataclass_fields__ if "Answer" in str(function.__annotations__["return"]) else ()
-    if output_options:
-        parser.add_options(Output)
-        parser.add_argument("--json", dest="format", action="store_const", const="json", help=argparse.SUPPRESS)
+    `more_help` gives text that follows the docstring's own in the help.
+    """
     try:
-        options = parser.parse(words, "settings" in function.__annotations__)
-        if options.get("run") is False and options.get("settings"):
-            setting = options["settings"][0].partition("=")[0]
-            parser.error(f"unrecognized arguments: {setting} (options of `lmbench fit` go with --run)")
-        output = Output(**{option: options.pop(option) for option in output_options})
-        for option in _RESULTS & options.keys():
-            value = options[option]
-            options[option] = [*map(find_result, value)] if isinstance(value, list) else value and find_result(value)
-        arguments: list[Any] = []
-        for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                arguments += options.pop(parameter.name)
-            elif parameter.kind is not parameter.KEYWORD_ONLY:
-                arguments.append(options.pop(parameter.name))
-        answer = function(*arguments, **options)
+        values = CommandParser(f"lmbench {name}", function, more_help).parse(words)
+        parameters = inspect.signature(function).parameters.values()
+        several = [values.pop(parameter.name) for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL]
+        output = values.pop("output", None)
+        answer = function(*(several[0] if several else ()), **values)
         return give(answer, output) if isinstance(answer, Answer) else int(answer)
     except UsageError as error:
         tell(str(error))
@@ -80,62 +71,104 @@ class _Help(argparse.HelpFormatter):
         return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser of a function's parameters, which raises UsageError for a mistake."""
 
-    def __init__(self, prog: str, function: Callable[..., Any]) -> None:
+    def __init__(self, prog: str, function: Callable[..., Any], more_help: Callable[[], str] | None = None) -> None:
         super().__init__(prog, formatter_class=_Help, allow_abbrev=False)
-        self.add_options(function)
+        self._more_help = more_help
+        #: The dataclasses of options, by the names of their parameters.
+        self._groups: dict[str, type[Any]] = {}
+        self.takes_settings = False
+        self.description = self._add(function)
+        returned = inspect.signature(function, eval_str=True).return_annotation
+        if Answer in (returned, *typing.get_args(returned)):
+            self._groups["output"] = Output
+            self._add(Output)
+            self.add_argument("--json", dest="format", action="store_const", const="json", help=argparse.SUPPRESS)
 
-    def add_options(self, function: Callable[..., Any]) -> None:
-        """Add the parameters of a function, or those of a class as options, described as in the docstring."""
-        from docstring_parser import parse
+    @property
+    def options(self) -> list[str]:
+        """All options, with their dashes."""
+        return [*self._option_string_actions]
 
-        text = parse(inspect.getdoc(function) or "")
-        self.description = self.description or f"{text.short_description}\n\n{text.long_description or ''}".strip()
-        meanings = {meaning.arg_name.lstrip("*"): meaning.description for meaning in text.params}
+    def format_help(self) -> str:
+        if self._more_help is not None:
+            self.description, self._more_help = f"{self.description}\n\n{self._more_help()}", None
+        return super().format_help()
+
+    def _add(self, function: Callable[..., Any]) -> str:
+        """Add the parameters of a function, or the fields of a dataclass; returns the text of its docstring."""
+        text = parse_docstring(inspect.getdoc(function) or "")
+        meanings = {meaning.arg_name.lstrip("*"): str(meaning.description) for meaning in text.params}
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-            kind, default = str(parameter.annotation), parameter.default
-            is_option = parameter.kind is parameter.KEYWORD_ONLY or isinstance(function, type)
-            shown = "" if default in (None, False, "", parameter.empty) else f" (default: {default})"
-            # argparse takes a percent sign for the start of a format.
-            settings: Values = {"help": f"{meanings.get(name)}{shown}".replace("%", "%%")}
-            if parameter.annotation is bool:
-                settings["action"] = "store_true"
-            elif parameter.kind is parameter.VAR_POSITIONAL:
-                settings["nargs"] = "*"
+            kind = parameter.annotation
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                self._groups[name] = kind
+                self._add(kind)
+            elif name == "settings":
+                self.takes_settings = True
             else:
-                if is_option:
-                    settings["metavar"] = "VALUE"
-                if default is not parameter.empty:
-                    settings |= {"default": default} if is_option else {"nargs": "?"}
-                if "tuple[" in kind:
-                    settings["nargs"] = kind.count("str")
-                if kind.startswith("list["):
-                    settings["action"] = "append"
-                elif "tuple[" not in kind:
-                    settings["type"] = partial(_converted, parameter.annotation)
-            if name != "settings":
-                # `for_` is --for, since `for` is a keyword of Python.
-                settings |= {"dest": name} if is_option else {}
-                self.add_argument(f"--{name.rstrip('_')}" if is_option else name, **settings)
+                is_option = parameter.kind is parameter.KEYWORD_ONLY or isinstance(function, type)
+                self._add_one(parameter, is_option, meanings.get(name, ""))
+        return f"{text.short_description}\n\n{text.long_description or ''}".strip()
 
-    def parse(self, words: Sequence[str], has_settings: bool) -> Values:
-        """Values by the parameters' names. Options that the signature lacks go to `settings`."""
+    def _add_one(self, parameter: inspect.Parameter, is_option: bool, meaning: str) -> None:
+        """Add a parameter as an option or as an argument."""
+        kind, default = _without_none(parameter.annotation), parameter.default
+        shown = "" if default in (None, False, "", parameter.empty) else f" (default: {default})"
+        # argparse takes a percent sign for the start of a format.
+        words: Values = {"help": f"{meaning}{shown}".replace("%", "%%")}
+        if kind is bool:
+            words["action"] = "store_true"
+        else:
+            if typing.get_origin(kind) is list:
+                words["action"] = "append"
+                (kind,) = typing.get_args(kind)
+            if typing.get_origin(kind) is tuple:
+                words["nargs"] = len(typing.get_args(kind))
+            else:
+                words["type"] = find_result if kind is Result else partial(_converted, kind)
+            if is_option:
+                words["metavar"] = "VALUE"
+        if is_option:
+            # `for_` is --for, since `for` is a keyword of Python.
+            self.add_argument(f"--{parameter.name.rstrip('_')}", dest=parameter.name, default=default, **words)
+            return
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            words["nargs"] = "*"
+        elif default is not parameter.empty:
+            words["nargs"] = "?"
+        self.add_argument(parameter.name, **words)
+
+    def parse(self, words: Sequence[str]) -> Values:
+        """Values by the parameters' names. Options that the signature lacks go to its `settings`."""
         parsed, settings = list[str](), list[str]()
         is_value = False
         for word in words:
             is_option = word.startswith("--")
-            is_setting = word.partition("=")[0] not in self._option_string_actions if is_option else is_value
-            (settings if is_setting and has_settings else parsed).append(word)
+            is_setting = word.partition("=")[0] not in self.options if is_option else is_value
+            (settings if is_setting and self.takes_settings else parsed).append(word)
             is_value = is_option and is_setting and "=" not in word
-        return vars(self.parse_args(parsed)) | ({"settings": settings} if has_settings else {})
+        values = vars(self.parse_args(parsed))
+        if settings and values.get("run") is False:
+            setting = settings[0].partition("=")[0]
+            self.error(f"unrecognized arguments: {setting} (options of `lmbench fit` go with --run)")
+        for group, kind in self._groups.items():
+            values[group] = kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
+        return {**values, "settings": settings} if self.takes_settings else values
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: --(\w+)", message)
-        known = [option.removeprefix("--") for option in self._option_string_actions]
-        hint = suggest(unknown[1], known, "--{}") if unknown else ""
+        hint = suggest(f"--{unknown[1]}", self.options) if unknown else ""
         raise UsageError(f"{self.prog.partition(' ')[2]}: {message}{hint}; `{self.prog} -h` tells the options")
+
+
+def _without_none(kind: Any) -> Any:
+    """The type in an optional type; any other type as it is."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return next(part for part in typing.get_args(kind) if part is not types.NoneType)
+    return kind
 
 
 def _converted(kind: Any, word: str) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
+from lmbench.commands.parser import Result
 from lmbench.errors import UsageError
 from lmbench.report.answer import Answer
 
 
 def report(
-    *results: str,
+    *results: Result,
     view: str | None = None,
     baseline: str | None = None,
     reference: str | None = None,
@@ -29,24 +30,7 @@ def report(
     """
     if over and (view or baseline or reference):
         raise UsageError("--over has tables and pictures of its own; leave out --view, --baseline and --reference")
+    from lmbench.catalogue import make_catalogue
     from lmbench.report.results import report_on
 
     return report_on(results, make_catalogue(reference), view, baseline, over)
-
-
-def make_catalogue(reference: str | None = None) -> Any:
-    """The Catalogue of columns and charts of the report and of all features, with the figures of a `reference`.
-
-    The signature does not name the class Catalogue, which the parser of this command would import for `-h`.
-    """
-    from lmbench.attention import ATTENTION
-    from lmbench.convergence.in_report import CONVERGENCE
-    from lmbench.kernels.in_report import KERNELS
-    from lmbench.memory.timeline import MEMORY
-    from lmbench.report.charts import CORE
-    from lmbench.report.over import OVER
-    from lmbench.report.published import reference_feature
-    from lmbench.report.view import Catalogue
-
-    references = [reference_feature(reference)] if reference else []
-    return Catalogue(CORE, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *references)

@@ -14,15 +14,15 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from lmbench.commands import MEASURING
-from lmbench.commands.parser import PositiveFloat
-from lmbench.commands.signatures import check_options
+from lmbench.commands.parser import PositiveFloat, Result
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
+from lmbench.fit_options import check_options
 from lmbench.masking import masked_words
 from lmbench.report.answer import Answer
 
 
-def kernels(*results: str) -> Answer:
+def kernels(*results: Result) -> Answer:
     """Shows where the device's time goes, from a trace.
 
     The answer comes first: a verdict, why the device was idle, what to do, and what takes the most time. Tables follow
@@ -45,8 +45,7 @@ def kernels(*results: str) -> Answer:
 
 
 def memory(
-    source: str | None = None,
-    /,
+    source: Result | None = None,
     *,
     device: int | None = None,
     gpu: str | None = None,
@@ -98,7 +97,7 @@ def memory(
     return replace(shortage, sections=[replace(history_answer(examine(source, device)), title="The history")])
 
 
-def dtypes(source: str, /) -> Answer:
+def dtypes(source: Result) -> Answer:
     """Shows the dtypes of a run that was recorded with `lmbench fit ... --dtypes.record true`.
 
     It shows those of parameters, batch, logits, loss, gradients and optimizer state, and of every module's inputs and
@@ -159,7 +158,7 @@ def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, settings: list[str]) -> 
         return measure_overhead(settings, rounds, Path(folder), repeat)
 
 
-def selfcheck(device: Literal["cpu", "cuda"] | None = None, /) -> Answer:
+def selfcheck(device: Literal["cpu", "cuda"] | None = None) -> Answer:
     """Plants known truths and checks that lmbench measures them.
 
     Exits with 1 when a check fails, and with 11 when the machine is too busy to tell.

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from lmbench.commands.parser import PositiveFloat
-from lmbench.commands.report import make_catalogue
+from lmbench.commands.parser import PositiveFloat, Result
 from lmbench.errors import ExitCode, tell
-from lmbench.masking import masked_text, shown
-from lmbench.records.load import find_runs, load_known
-from lmbench.records.vocabulary import DAMAGED, RUNNING
-from lmbench.report.answer import Answer, Column, Line, Table
-from lmbench.wandb.publish import DEFAULT_TIMEOUT_S, WandbProblem, foreign_destination, is_uploaded, sync, write
+from lmbench.masking import masked_text
+from lmbench.report.answer import Answer, Line
 
 
 def upload(
-    *results: str,
+    *results: Result,
     project: str | None = None,
     entity: str | None = None,
-    timeout_s: PositiveFloat = DEFAULT_TIMEOUT_S,
+    timeout_s: PositiveFloat = 60.0,
 ) -> int:
     """Uploads every result at or below the given folders to W&B, unless it is there.
 
@@ -34,39 +29,10 @@ def upload(
         entity: another user or team than the results' own
         timeout_s: seconds for each result
     """
-    options = {name: value for name, value in (("project", project), ("entity", entity)) if value}
-    pending: list[Path] = []
-    code = ExitCode.OK
-    for folder in find_runs(results):
-        run = load_known(folder)
-        destination = foreign_destination(run.record.wandb)
-        unconfirmed = [f"{name} {value!r}" for name, value in destination.items() if name not in options]
-        if run.outcome == DAMAGED:
-            tell(f"not uploaded: {folder}: {run.damage}")
-            code = ExitCode.USAGE
-        elif is_uploaded(folder):
-            print(shown(f"already uploaded  {folder}"))
-        elif run.outcome == RUNNING:
-            print(shown(f"still running     {folder}"))
-        elif unconfirmed:
-            advice = "give --project and --entity"
-            tell(f"not uploaded: {folder}: it names {' of '.join(unconfirmed)}, and your settings do not; {advice}")
-            code = ExitCode.USAGE
-        else:
-            pending.append(folder)
-    try:
-        # Write the runs again: earlier ones may lack steps (a full disk), or name files where the result was before.
-        if pending:
-            tell(f"sending {len(pending)} of the results to {write(pending, timeout_s)}")
-        while pending:
-            url = sync(pending[0], timeout_s, [f"--{name}={value}" for name, value in options.items()])
-            address = f" -> {masked_text(url)}" if url else ""
-            print(shown(f"uploaded          {pending.pop(0)}{address}"), flush=True)
-    except WandbProblem as problem:
-        more = f"; {len(pending) - 1} more not tried" if pending[1:] else ""
-        tell(f"not uploaded: {pending[0]}: {problem}{more}")
-        return ExitCode.NOT_SENT
-    return code
+    from lmbench.wandb.upload import upload_results
+
+    destination = {name: value for name, value in (("project", project), ("entity", entity)) if value}
+    return upload_results(results, destination, timeout_s)
 
 
 def board(
@@ -89,10 +55,11 @@ def board(
         dry_run: show what would be made, without asking W&B
         timeout_s: seconds that W&B may take
     """
+    from lmbench.catalogue import make_catalogue
     from lmbench.configs import shipped_studies
     from lmbench.kernels.names import KINDS, PARTS
     from lmbench.report.view import GENERIC
-    from lmbench.wandb.board import Request, board_of
+    from lmbench.wandb.board import Request, board_of, planned_boards
     from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards, write
 
     shipped = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
@@ -101,16 +68,7 @@ def board(
     project = project or os.environ.get("WANDB_PROJECT") or WandbSettings.project
     request = Request(project, entity, tuple({board.name: board for board in boards}.values()))
     if dry_run:
-        columns = [*map(Column, ("board", "section", "panel", "kind", "shows"))]
-        rows = [
-            [board.name, section, panel.title, panel.kind, ", ".join(panel.y)]
-            for board in request.boards
-            for section, panels in board.sections.items()
-            for panel in panels
-        ]
-        count = Line("boards", f"{len(request.boards)} with {len(rows)} panels in project {project}")
-        panels = Table("panels", "What would be made", columns, rows)
-        return Answer([count], [panels], figures={"request": request}, first=())
+        return planned_boards(request)
     saved = []
     try:
         tell(f"sending {len(boards)} boards to {write([], timeout_s)}")

@@ -18,11 +18,18 @@ from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import CHOSEN, as_text, brief, chosen_differences, is_named, settings, values_at
 from lmbench.records.statistics import Ratio
 
-#: Facts that must be equal on both sides, with the settings that choose them: always, and where the host counts.
-MUST_MATCH, HOST_MUST_MATCH = msgspec.toml.decode(
-    Path(__file__).with_name("must_match.toml").read_bytes(), type=dict[str, dict[str, list[str]]]
-).values()
 
+class MustMatch(msgspec.Struct, forbid_unknown_fields=True):
+    """must_match.toml: facts that must be equal on both sides, always and where the host counts.
+
+    Each fact has the settings that choose it.
+    """
+
+    always: dict[str, list[str]]
+    host: dict[str, list[str]]
+
+
+MUST_MATCH = msgspec.toml.decode(Path(__file__).with_name("must_match.toml").read_bytes(), type=MustMatch)
 #: Environment variables that only name a path end in one of `_PATHS`, those that only repeat a setting begin with one
 #: of `_REPEATED`. A difference of any other variable makes a comparison invalid.
 _PATHS = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE")
@@ -32,7 +39,7 @@ _VARIABLES = "environment.variables"
 
 def check_about(about: Iterable[str], runs: Sequence[Run]) -> None:
     """Raises UsageError for a name of `--about` that these runs do not record."""
-    recorded = {*MUST_MATCH, *HOST_MUST_MATCH, *CHOSEN, _VARIABLES}
+    recorded = {*MUST_MATCH.always, *MUST_MATCH.host, *CHOSEN, _VARIABLES}
     recorded.update(*((*settings(run.record), *values_at(run.record, "environment")) for run in runs))
     for name in about:
         if not any(is_named(candidate, (name,)) for candidate in recorded):
@@ -60,7 +67,7 @@ def invalid_reasons(
             hint = f"--about {name.removeprefix('environment.')}, if that is what you compare"
             reasons.append(f"{title} differs: A {_alternatives(texts_a)}, B {_alternatives(texts_b)} ({hint})")
 
-    facts = MUST_MATCH if by_rounds else facts_of(runs)
+    facts = MUST_MATCH.always if by_rounds else facts_of(runs)
     for name, setters in facts.items():
         # A user's own script records no settings. There a fact that settings can choose counts as chosen.
         if not setters or first_a.config is not None:
@@ -93,7 +100,7 @@ def _texts(runs: Iterable[Run], name: str, default: object = None) -> set[str]:
 
 def facts_of(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The facts that must be equal: GPU and flags, and the host where its speed is part of the measurement."""
-    return MUST_MATCH | (HOST_MUST_MATCH if counts_host(runs) else {})
+    return MUST_MATCH.always | (MUST_MATCH.host if counts_host(runs) else {})
 
 
 def differences_within(runs: Sequence[Run], facts: Iterable[str]) -> list[str]:

@@ -40,7 +40,6 @@ from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
 from lmbench.records.statistics import (
     CONFIDENCE,
-    MIN_REPEATS,
     STD_PER_MAD,
     Ratio,
     detectable_fraction,
@@ -49,6 +48,7 @@ from lmbench.records.statistics import (
     ratio_from,
     ratio_of,
 )
+from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.units import change_percent, change_range, percent_short
 
 Floors = Mapping[NoiseKey, Mapping[str, Noise]]

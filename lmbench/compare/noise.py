@@ -1,7 +1,6 @@
 """The A/A noise floor: the change that a configuration shows against itself when its repeats are split in two.
 
-`survey` measures floors, `store_noise` keeps them beside the results, `read_floors` reads them for a comparison, and
-`noise_answer` shows them.
+`noise_floors` works floors out of results and keeps them beside these; `read_floors` reads them for a comparison.
 """
 
 from __future__ import annotations
@@ -11,30 +10,34 @@ import math
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import Run
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
-from lmbench.records.statistics import CONFIDENCE, MIN_REPEATS, detectable_fraction, logs_of, std_of_logs
+from lmbench.records.statistics import (
+    CONFIDENCE,
+    detectable_fraction,
+    logs_of,
+    std_of_logs,
+)
 from lmbench.records.store import write_whole
+from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
 #: One configuration takes 3 kB.
 _MAX_NOISE_BYTES = 16 * 2**20
-#: Each half needs as many repeats as one side of a comparison.
-MIN_NOISE_REPEATS = 2 * MIN_REPEATS
 _SPLITS = 500
 
 
@@ -74,15 +77,6 @@ class NoiseFile(Struct, frozen=True):
     entries: list[NoiseEntry]
 
 
-class Survey(NamedTuple):
-    """Pairs of a cell's name and its noise; lines that say why a cell has no floor, or one of a busy machine; and the
-    folder of noise.json."""
-
-    entries: list[tuple[str, NoiseEntry]]
-    problems: list[Line]
-    folder: Path
-
-
 def measure_noise(values: Sequence[float]) -> Noise:
     """The noise of the values of at least six processes, in the order of measurement."""
     logs, half = logs_of(values), len(values) // 2
@@ -103,11 +97,12 @@ def noise_key(record: RunRecord) -> NoiseKey:
     )
 
 
-def survey(results: Sequence[str]) -> Survey:
-    """Measure the noise of every configuration that these results repeat.
+def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
+    """The floors of results with repeats, stored in `home`, or else in the closest folder above the results.
 
     Raises:
-        UsageError: one of `results` names no result.
+        UsageError: one of `results` names no result, no configuration has enough repeats, or the file of floors cannot
+            be read or written.
     """
     runs = list({run.path: run for name in results for run in read_side(name).runs}.values())
     groups: dict[tuple[str, NoiseKey], list[Run]] = {}
@@ -129,7 +124,11 @@ def survey(results: Sequence[str]) -> Survey:
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
         problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
-    return Survey(entries, problems, home_of(runs))
+    if not entries:
+        raise UsageError("; ".join(line.text for line in problems[:3]))
+    path = store_noise(home or home_of(runs), [entry for _, entry in entries])
+    tell(f"noise: stored in {path}")
+    return _answer(entries, problems)
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -180,9 +179,9 @@ _MEANINGS = (
 )
 
 
-def noise_answer(survey: Survey) -> Answer:
-    """One table of all floors, and the reasons why some cells have none."""
-    noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in survey.entries]
+def _answer(entries: Sequence[tuple[str, NoiseEntry]], problems: Sequence[Line]) -> Answer:
+    """One table of all floors by the name of the cell, and the reasons why some cells have none."""
+    noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in entries]
     rows: list[list[Value]] = [
         [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
     ]
@@ -191,6 +190,6 @@ def noise_answer(survey: Survey) -> Answer:
     conclusion = f"changes under {' to '.join(ends)} cannot be detected here with {MIN_REPEATS} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
-        notes=[*_MEANINGS, *survey.problems, Line("so", conclusion)],
-        figures={"schema_version": 1, "entries": [entry for _, entry in survey.entries]},
+        notes=[*_MEANINGS, *problems, Line("so", conclusion)],
+        figures={"schema_version": 1, "entries": [entry for _, entry in entries]},
     )

@@ -13,9 +13,9 @@ import numpy as np
 
 from lmbench.convergence.judgement import (
     SMOOTHED_FRACTION,
-    Curve,
     Judgement,
     curve_of,
+    curves_of,
     judge,
     ratio,
     share,
@@ -37,17 +37,11 @@ _MAX_POINTS = 300
 _LIMITS = 10
 
 
-def curves_of(frame: Frame, cell: int) -> dict[Any, Curve]:
-    """The curves of a cell by seed, from its first run of each seed."""
-    curves = {seed: curve_of(run) for seed, run in frame.by_seed(cell).items()}
-    return {seed: curve for seed, curve in curves.items() if curve is not None}
-
-
 @lru_cache(maxsize=4)
 def judgements(frame: Frame) -> dict[int, Judgement]:
     """The judgement on each cell that has a baseline and a run with a loss."""
     return {
-        cell: judge(curves_of(frame, cell), curves_of(frame, base))
+        cell: judge(curves_of(frame.by_seed(cell)), curves_of(frame.by_seed(base)))
         for cell, base in frame.base.items()
         if base != cell and cell in frame.facts and any(map(curve_of, frame.runs_of(cell, "ok")))
     }
@@ -91,7 +85,7 @@ def _to_loss(per_step: Expression) -> Read:
         costs = frame.numbers(cell, per_step)
         if cell not in frame.base or not costs:
             return None
-        curves, baseline = curves_of(frame, cell), curves_of(frame, frame.base[cell])
+        curves, baseline = curves_of(frame.by_seed(cell)), curves_of(frame.by_seed(frame.base[cell]))
         pairs = [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
         if not pairs:
             return None
@@ -172,10 +166,10 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     bases = {frame.base[cell] for cell in cells}
     if len(bases) != 1:
         return None
-    baseline = curves_of(frame, bases.pop())
+    baseline = curves_of(frame.by_seed(bases.pop()))
     width = share(min(map(len, baseline.values()), default=1), SMOOTHED_FRACTION)
     for cell in cells[:MAX_SERIES]:
-        label, curves = frame.describe(cell, names), curves_of(frame, cell)
+        label, curves = frame.describe(cell, names), curves_of(frame.by_seed(cell))
         pairs = [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
         if not pairs:
             continue

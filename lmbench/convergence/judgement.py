@@ -31,7 +31,7 @@ up as well as down. So whether a low precision trains like the baseline depends 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -131,6 +131,12 @@ def curve_of(run: Run) -> Curve | None:
     return None
 
 
+def curves_of(runs: Mapping[Any, Run]) -> dict[Any, Curve]:
+    """The curves of runs by seed, without runs that have none."""
+    curves = {seed: curve_of(run) for seed, run in runs.items()}
+    return {seed: curve for seed, curve in curves.items() if curve is not None}
+
+
 @lru_cache(maxsize=512)
 def _read(folder: Path, _changed_ns: int, _size_bytes: int) -> Curve:
     rows = [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
@@ -220,20 +226,10 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     shared = [seed for seed in curves if seed in baseline]
     steps = min(map(len, [*baseline.values(), *(curves[seed] for seed in shared)]), default=0)
     tails, row_tails = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
-    losses = tails["loss"]
-    reasons = {
-        "the baseline has no run that ended well": not baseline,
-        "no run of the baseline has its seed and data": not shared,
-        f"{steps} steps, of which {MIN_STEPS} are needed": steps < MIN_STEPS,
-        "the baseline's own loss is not finite": not np.isfinite(losses).all(),
-        f"the baseline has {len(losses)} of the {MIN_SEEDS} seeds that tell its spread": len(losses) < MIN_SEEDS,
-        "the baseline's seeds make no difference": losses.nunique() == 1,
-    }
-    reason = next((text for text, applies in reasons.items() if applies), "")
     differences: dict[str, Difference] = {}
     for name in tails if steps >= MIN_STEPS else ():
         # A nan loss is a difference beyond every limit. A nan norm was not recorded.
-        values = losses if name == "loss" else tails[name].dropna()
+        values = tails[name] if name == "loss" else tails[name].dropna()
         changes = (row_tails[name] - values).reindex(row_tails.index)
         changes = changes if name == "loss" else changes.dropna()
         if len(changes):
@@ -245,11 +241,36 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     names, why = ", ".join(difference.name for difference in far), "; ".join(difference.why for difference in far)
     if beyond:
         return Judgement(False, f"NO: {names}", why, differences)
-    if reason:
+    if reason := _obstacle(baseline, shared, steps, tails["loss"]):
         return Judgement(None, f"not judged: {reason}", why or reason, differences)
     if far:
         return Judgement(None, f"undecided: {names}", why, differences)
     return Judgement(True, "yes", differences=differences)
+
+
+def _obstacle(  # noqa: PLR0911 (one return for each obstacle)
+    baseline: Curves, shared: Sequence[Any], steps: int, losses: pd.Series
+) -> str:
+    """Why a row cannot be judged; empty where it can.
+
+    Args:
+        shared: the row's seeds that the baseline has too.
+        steps: the steps that all of these runs have.
+        losses: the mean losses of the baseline's tails, by seed.
+    """
+    if not baseline:
+        return "the baseline has no run that ended well"
+    if not shared:
+        return "no run of the baseline has its seed and data"
+    if steps < MIN_STEPS:
+        return f"{steps} steps, of which {MIN_STEPS} are needed"
+    if not np.isfinite(losses).all():
+        return "the baseline's own loss is not finite"
+    if len(losses) < MIN_SEEDS:
+        return f"the baseline has {len(losses)} of the {MIN_SEEDS} seeds that tell its spread"
+    if losses.nunique() == 1:
+        return "the baseline's seeds make no difference"
+    return ""
 
 
 def _tails(curves: Curves, steps: int) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-import lmbench
+from lmbench import version
 from lmbench.git import git_output
 from lmbench.instruments.host import host_facts
 from lmbench.instruments.sensor import DeviceSensor
@@ -36,7 +36,7 @@ def capture_environment(device: torch.device) -> RunEnvironment:
         versions=versions(sensor.driver()),
         code=Code(
             project=git_state(Path.cwd()),
-            lmbench=git_state(Path(lmbench.__file__).parent, holds="__init__.py"),
+            lmbench=git_state(Path(version.__file__).parent, holds="__init__.py"),
         ),
         gpu=sensor.facts(),
         host=host_facts(device),
@@ -63,7 +63,7 @@ def versions(driver: str | None) -> Versions:
         cuda=torch.version.cuda,
         cudnn=None if cudnn is None else str(cudnn),
         driver=driver,
-        lmbench=lmbench.__version__,
+        lmbench=version.__version__,
         **packages,
     )
 

@@ -93,13 +93,16 @@ def _unwrapped(hint: Any) -> list[Any]:
     return [typing.get_args(kind)[0] if is_optional else kind, *notes]
 
 
-def value_at(record: object, name: str) -> Any:
-    """The value of a field by its dotted name; None where the record lacks the field or a part on the way."""
-    value: Any = record
+def value_at(tree: object, name: str, default: Any = None) -> Any:
+    """The value with a dotted name in a record, or in nested mappings.
+
+    None where a part on the way is off (None or False), `default` where one lacks the next name.
+    """
+    value: Any = tree
     for key in name.split("."):
-        value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
-        if value is None:
+        if value is None or value is False:
             return None
+        value = value.get(key, default) if isinstance(value, Mapping) else getattr(value, key, default)
     return value
 
 

@@ -1,4 +1,5 @@
 """Statistics of one series of values, the ratio of two groups of processes, and level changes in a series.
+from lmbench.records.vocabulary import MIN_REPEATS
 
 SciPy's submodules load at first use, 0.3 s for `special` and 0.9 s for `stats`; `import scipy` alone takes 20 ms.
 So commands that only read results do not wait for them.
@@ -17,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # type: ignore[import-untyped]
 
+from lmbench.records.vocabulary import MIN_REPEATS
+
 Floats = npt.NDArray[np.float64]
 Verdict = Literal["same", "larger", "smaller", "undecided"]
 
@@ -24,8 +27,6 @@ CONFIDENCE = 0.95
 #: Confidence of the interval that must lie within a tolerance. It amounts to two one-sided tests at 5 % each
 #: (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
 EQUIVALENCE_CONFIDENCE = 0.90
-#: Processes on each side that a verdict takes.
-MIN_REPEATS = 3
 #: The standard deviation of normal values divided by their median absolute deviation (MAD).
 STD_PER_MAD = 1.4826
 #: Modified z-score of an outlier (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).

@@ -44,6 +44,13 @@ STAGES = (Stage.WARMUP, Stage.WINDOW)
 #: The axis of the sweep that `compare --run` measures: its values are the sides A and B, measured in turn.
 SIDE = "side"
 
+#: Changes up to this fraction count as none, where nobody says otherwise (`--gate`).
+GATE_FRACTION = 0.01
+#: Processes on each side that a verdict takes.
+MIN_REPEATS = 3
+#: Repeats that a noise floor takes, since each half stands for one side of a comparison.
+MIN_NOISE_REPEATS = 2 * MIN_REPEATS
+
 #: How a run can end.
 OUTCOMES = ("ok", "oom", "timeout", "error", "interrupted", "skipped")
 

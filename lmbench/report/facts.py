@@ -30,9 +30,7 @@ EAGER = "eager"
 def planned(plan: Plan, option: str) -> Any:
     """The value of an option in a plan, from the axes or else the configuration; None if it is in neither."""
     axes, nested = plan
-    for key in option.split("."):
-        nested = nested.get(key) if isinstance(nested, Mapping) else None
-    return nested if axes.get(option) is None else axes[option]
+    return value_at(nested, option) if axes.get(option) is None else axes[option]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from lmbench.records.statistics import ratio_of
+from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
@@ -28,8 +29,6 @@ _CHANGE = Unit("", 100.0, change_percent)
 _UNDECIDED_RATIO = (
     "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
 )
-#: Ways whose ratio has its 90 % interval within this tolerance are the same; `lmbench compare` has the same default.
-_TOLERANCE_FRACTION = 0.01
 _VERDICT_NOTES = {
     "undecided": (
         "undecided: the 95 % interval of the ratio between processes includes 1, or a side has fewer than three"
@@ -165,7 +164,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity) -> list[Cell |
     if not others:
         return [Cell(name), Cell(time_s), None, None, None]
     ratios = {frame.describe(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
-    verdicts = {way: ratio.verdict(_TOLERANCE_FRACTION) for way, ratio in ratios.items()}
+    verdicts = {way: ratio.verdict(GATE_FRACTION) for way, ratio in ratios.items()}
     unresolved = [way for way, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
     if unresolved:
         verdict = "undecided" if "undecided" in verdicts.values() else "same"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,14 +57,14 @@ class Pace:
     Attributes:
         is_enough: called after each round with the number of rounds that ended; True ends the plan.
         left_s: called before each run for the seconds that it may take; at 0 no run begins.
-        window_options: settings of the window for coming rounds, where two sides are compared.
+        window_options: called before each run, where two sides are compared, for options of its window.
         cache: compiled code that several plans share.
         executor: servers that several plans share.
     """
 
     is_enough: Callable[[int], bool] = lambda rounds: False
     left_s: Callable[[], float] = lambda: math.inf
-    window_options: list[str] = field(default_factory=list)
+    window_options: Callable[[], Sequence[str]] = list
     cache: CompileCache | None = None
     executor: LocalExecutor | None = None
 
@@ -82,6 +82,8 @@ class Execution:
     pace: Pace = field(default_factory=Pace)
     # The trial with the largest value that fits, by the id of its cell.
     _largest: dict[str, GridCell] = field(default_factory=dict)
+    # The pace's cache, or one that lasts as long as `run`.
+    _cache: CompileCache = field(init=False)
 
     def __post_init__(self) -> None:
         self.plan, self.folder = self.rows.plan, self.rows.folder
@@ -204,7 +206,7 @@ class Execution:
         if job.cell.compiled_as in self._cache.done:
             words.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
-            words += self.pace.window_options
+            words += self.pace.window_options()
             if job.repeat:
                 # Probe steps of the first round are enough.
                 words.append("--measure.probe_steps=0")

@@ -16,6 +16,7 @@ from lmbench.errors import UsageError
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.passes import TIMING
+from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import SIDE, Values
 from lmbench.sweep.environments import HERE, Environment, resolve
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, Options, SweepFile
@@ -103,7 +104,7 @@ class Plan:
     def option(self, cell: GridCell, name: str) -> Any:
         """A cell's value of an option such as `trainer.devices`, from its options or else from its configuration."""
         content = None if cell.config is None else self.contents[cell.config]
-        return cell.options.get(name, _value_at(content, name))
+        return cell.options.get(name, value_at(content, name))
 
     def ranks(self, cell: GridCell) -> tuple[int, int]:
         """The number of nodes of a cell, and of ranks on each; 1 rank where devices are `auto` or -1 (all)."""
@@ -119,13 +120,6 @@ class Plan:
 def as_json(value: object) -> str:
     """A text that equal values share, also for values that are not hashable."""
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def _value_at(content: Any, name: str) -> Any:
-    """The value with a dotted name in nested mappings, None without one."""
-    for key in name.split("."):
-        content = content.get(key) if isinstance(content, Mapping) else None
-    return content
 
 
 def _digest(*parts: object) -> str:
@@ -225,7 +219,7 @@ def _cells(file: SweepFile, configs: Values) -> list[GridCell]:
         # The cell's process reads a masked copy of the configuration, so options give it the secrets.
         secrets = dict(secrets_of(content))
         for name, secret in secrets.items():
-            if _value_at(content, name) != secret:
+            if value_at(content, name) != secret:
                 raise UsageError(f"config: {name} is a secret in a list, which no option sets; export it instead")
         options = {**secrets, **options}
         for name in to_fill_in(options):

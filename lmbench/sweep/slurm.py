@@ -20,7 +20,7 @@ from msgspec import Struct, ValidationError, convert, to_builtins
 
 from lmbench.errors import UsageError
 from lmbench.records.vocabulary import Values
-from lmbench.sweep.tasks import Needs, TaskState
+from lmbench.sweep.engine import Needs, TaskState
 
 #: States in which a task is over (man squeue, JOB STATE CODES).
 _OVER = re.compile("BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT")

@@ -18,16 +18,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Protocol
 
 from msgspec import Struct, to_builtins
 
-import lmbench
 from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, import_named, tell
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import secrets_of
@@ -36,11 +34,14 @@ from lmbench.records.load import is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUNS_FOLDER, write_whole
 from lmbench.report.units import duration
+from lmbench.sweep.engine import Engine, Needs, OnInterrupt, TaskState
 from lmbench.sweep.file import Options
 from lmbench.sweep.folder import FolderTaken
 from lmbench.sweep.outcome import End, last_lines
 from lmbench.sweep.plan import Job, Plan
 from lmbench.sweep.rows import Rows
+from lmbench.sweep.slurm import Slurm
+from lmbench.version import __version__
 
 #: The file in a sweep's folder that lists its tasks.
 TASKS_FILE = "tasks.json"
@@ -49,46 +50,6 @@ _SLURM_KEPT = ("SLURM_JOB_ID", "SLURM_CONF")
 _POLL_S = 5.0
 #: Time for imports and for the checks before the first cell.
 _START_S = 600.0
-#: What an interruption does to tasks that are not over.
-OnInterrupt = Literal["ask", "leave", "cancel"]
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Resources of a task, enough for the largest of its cells. `time_s` is its time limit."""
-
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
-    time_s: float
-
-
-@dataclass(frozen=True)
-class TaskState:
-    """The state of a task. `word` is the engine's name for it (`PENDING`, `TIMEOUT`), `log` the file of its output."""
-
-    word: str
-    is_over: bool
-    log: Path | None = None
-
-
-class Engine(Protocol):
-    """Starts tasks on machines that see the sweep's folder.
-
-    `--on my_module.MyEngine` makes an engine of the user's class, without arguments.
-    """
-
-    def describe(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> str:
-        """Describe what `submit` would start. Called before it, to raise UsageError for what cannot be started."""
-
-    def submit(self, commands: Sequence[Sequence[str]], needs: Needs, folder: Path) -> list[str]:
-        """Start each command as a task, and return the names of the tasks."""
-
-    def states(self, tasks: Sequence[str], folder: Path) -> Mapping[str, TaskState]:
-        """The states of tasks. A task whose state is unknown at the moment is left out, and is not taken as over."""
-
-    def cancel(self, tasks: Sequence[str], folder: Path) -> None:
-        """End tasks, whether they have begun or not."""
 
 
 class _Submission(Struct):
@@ -256,8 +217,6 @@ def make_engine(on: str, options: Options) -> Engine | None:
     """
     slurm_options = {name.removeprefix("slurm."): options.pop(name) for name in [*options] if name.startswith("slurm.")}
     if on == "slurm":
-        from lmbench.sweep.slurm import Slurm
-
         return Slurm(slurm_options)
     if slurm_options:
         raise UsageError(f"--slurm.{next(iter(slurm_options))} belongs to --on slurm")
@@ -294,13 +253,13 @@ def merge(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
 def versions() -> dict[str, str]:
     """Versions that must be equal on the machine that plans a sweep and on those that measure it."""
     source = hashlib.sha256()
-    for path in sorted(Path(lmbench.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         source.update(path.read_bytes())
     return {
         "Python": platform.python_version(),
         "torch": metadata.version("torch"),
         "lightning": metadata.version("lightning"),
-        "lmbench": f"{lmbench.__version__} ({source.hexdigest()[:12]})",
+        "lmbench": f"{__version__} ({source.hexdigest()[:12]})",
     }
 
 

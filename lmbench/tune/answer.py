@@ -17,7 +17,7 @@ from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, MISSING, TIMES, duration, gib, percent_short, times
 from lmbench.sweep.file import Options
-from lmbench.tune.search import Candidate, Change, Goal, Spread, peak_of, spread_of
+from lmbench.tune.search import SEEDS, Candidate, Change, Goal, Spread, peak_of, spread_of
 
 
 @dataclass
@@ -74,15 +74,49 @@ def tuned_config(content: Values, options: Options) -> str:
 
 
 def tune_answer(tuning: Tuning, path: Path) -> Answer:
-    """The headline with what to set and what it gains, and the table of all candidates.
+    """What to set and what it gains, and the table of all candidates.
 
     `path` is the folder of the tuning, which holds tuned.yaml.
     """
-    goal, baseline, answer = tuning.goal, tuning.baseline, tuning.answer
     # By trial, because a candidate with a single choice is in both collections.
     by_trial = {candidate.trial.key: candidate for candidate in (*tuning.candidates, *tuning.alone.values())}
-    spread = spread_of([candidate.costs(goal) for candidate in by_trial.values()])
-    change = spread.change(answer.costs(goal), baseline.costs(goal))
+    spread = spread_of([candidate.costs(tuning.goal) for candidate in by_trial.values()])
+    change = spread.change(tuning.answer.costs(tuning.goal), tuning.baseline.costs(tuning.goal))
+    spent = f"{duration(tuning.spent_s)} of {duration(tuning.budget_s)} of device time"
+    measured = sum(bool(candidate.runs) for candidate in tuning.candidates)
+    note = "no interval: no trial was run twice"
+    if spread.freedom:
+        note = (
+            f"95 % intervals by the spread between processes, {percent_short(spread.std)} over {spread.freedom} "
+            "degrees of freedom"
+        )
+    return Answer(
+        headline=[
+            *_findings(tuning, spread, change),
+            Line("took", f"{spent}, {measured} of {len(tuning.candidates)} trials measured"),
+            Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
+        ],
+        tables=[_choices(tuning, spread)],
+        notes=[Line("gain", f"how many times better a choice is than the trial that it was added to; {note}")],
+        figures={
+            "config": tuning.config,
+            "goal": tuning.goal.name,
+            "options": tuning.answer.trial.options,
+            "gain": change and change.ratio,
+            "gain_low": change and change.low,
+            "gain_high": change and change.high,
+            "refused": [
+                str(candidate.trial) for candidate, _ in tuning.judged if candidate.trial != tuning.answer.trial
+            ],
+            "spent_s": tuning.spent_s,
+            "budget_s": tuning.budget_s,
+        },
+    )
+
+
+def _findings(tuning: Tuning, spread: Spread, change: Change | None) -> list[Line]:
+    """The lines on the answer, its gain (`change`) and its memory, and on whether it trains like the baseline."""
+    goal, baseline, answer = tuning.goal, tuning.baseline, tuning.answer
     is_baseline = not answer.trial.choices
     as_given = f"as given: {baseline.problem or 'no choice is shown to be better'}"
     lines = [Line("tuned", f"{tuning.config}: {as_given if is_baseline else answer.trial}")]
@@ -100,7 +134,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
         if candidate.trial == answer.trial:
             limited = [difference for difference in judgement.differences.values() if difference.limit is not None]
             figures = ", ".join(f"{figure.name} {figure.value:+.2g} (limit {figure.limit:.2g})" for figure in limited)
-            seeds = f"{tuning.training_steps} steps from each of 3 seeds"
+            seeds = f"{tuning.training_steps} steps from each of {len(SEEDS)} seeds"
             lines.append(Line("trains", f"like {tuning.config}, over {seeds}: {figures}"))
         else:
             speed = spread.change(candidate.costs(goal), baseline.costs(goal))
@@ -108,35 +142,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
             lines.append(Line("refused", f"{candidate.trial}{gain}: {judgement.words}; {judgement.why}"))
     if tuning.verdict:
         lines.append(Line("verdict", tuning.verdict))
-    lines += [Line("left out", line) for line in tuning.left_out]
-    spent = f"{duration(tuning.spent_s)} of {duration(tuning.budget_s)} of device time"
-    measured = sum(bool(candidate.runs) for candidate in tuning.candidates)
-    lines += [
-        Line("took", f"{spent}, {measured} of {len(tuning.candidates)} trials measured"),
-        Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
-    ]
-    note = "no interval: no trial was run twice"
-    if spread.freedom:
-        note = (
-            f"95 % intervals by the spread between processes, {percent_short(spread.std)} over {spread.freedom} "
-            "degrees of freedom"
-        )
-    return Answer(
-        headline=lines,
-        tables=[_choices(tuning, spread)],
-        notes=[Line("gain", f"how many times better a choice is than the trial that it was added to; {note}")],
-        figures={
-            "config": tuning.config,
-            "goal": goal.name,
-            "options": answer.trial.options,
-            "gain": change and change.ratio,
-            "gain_low": change and change.low,
-            "gain_high": change and change.high,
-            "refused": [str(candidate.trial) for candidate, _ in tuning.judged if candidate.trial != answer.trial],
-            "spent_s": tuning.spent_s,
-            "budget_s": tuning.budget_s,
-        },
-    )
+    return [*lines, *(Line("left out", line) for line in tuning.left_out)]
 
 
 def _choices(tuning: Tuning, spread: Spread) -> Table:

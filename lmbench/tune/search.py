@@ -22,6 +22,8 @@ from lmbench.tune.space import Axis
 LEAST_GAIN_FRACTION = 0.005
 #: Trials whose one run is within this of the best are measured again.
 NEAR_FRACTION = 0.05
+#: The seeds of the trainings that baseline and candidate are compared by.
+SEEDS = (0, 1, 2)
 _DTYPE = re.compile("precision|dtype")
 
 

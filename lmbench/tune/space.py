@@ -14,6 +14,7 @@ from lmbench.errors import UsageError, unknown
 from lmbench.precision import find_precision
 from lmbench.records.measured import PhaseKernels
 from lmbench.records.run import RunRecord
+from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.file import Options
 
@@ -23,6 +24,8 @@ BATCH, ACCUMULATION = "data.batch_size", "trainer.accumulate_grad_batches"
 _PRECISION, _DEVICES = "trainer.precision", "trainer.devices"
 #: An axis that can shorten a step by a smaller fraction than this is left out.
 LEAST_SHARE_FRACTION = 0.01
+#: The value of an option that a configuration lacks.
+_LACKING = object()
 
 
 class SpaceFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,19 +84,21 @@ def _read(path: Path) -> SpaceFile:
         raise UsageError(f"{problem}: {error}; it has `axes` (values by option), `acts_on` and `only`") from None
 
 
-def setting(tree: Any, name: str) -> Any:
-    """The value of an option in a configuration, by its dotted name. Raises KeyError for an option that it lacks."""
-    for key in name.split("."):
-        if tree is None or tree is False:
-            # The option belongs to a group that is off, such as `trainer.compile`.
-            return None
-        if not isinstance(tree, Mapping):
-            raise KeyError(name)
-        arguments = tree.get("init_args")
-        if isinstance(arguments, Mapping) and key in arguments:
-            tree = arguments
-        tree = tree[key]
-    return tree
+def with_arguments(tree: Any) -> Any:
+    """Settings in which the arguments of a class (`init_args`) stand beside its `class_path`."""
+    if not isinstance(tree, Mapping):
+        return tree
+    settings = {key: with_arguments(value) for key, value in tree.items()}
+    arguments = settings.get("init_args")
+    return {**settings, **arguments} if isinstance(arguments, Mapping) else settings
+
+
+def _value(settings: Values, name: str) -> Any:
+    """The value of an option in settings, by its dotted name. Raises KeyError for an option that they lack."""
+    value = value_at(settings, name, _LACKING)
+    if value is _LACKING:
+        raise KeyError(name)
+    return value
 
 
 def applicable(axes: Sequence[Axis], settings: Values) -> list[Axis]:
@@ -103,6 +108,7 @@ def applicable(axes: Sequence[Axis], settings: Values) -> list[Axis]:
     Args:
         settings: all settings of the configuration, as its run stores them.
     """
+    settings = with_arguments(settings)
     narrowed = (axis._replace(values=_values(axis, settings)) for axis in axes)
     return [axis for axis in narrowed if axis.values]
 
@@ -111,10 +117,10 @@ def _values(axis: Axis, settings: Values) -> list[Options]:
     values = list(axis.values)
     try:
         if axis.name == MICRO_BATCH and not values:
-            values = micro_batches(setting(settings, BATCH), setting(settings, ACCUMULATION))
-        if axis.name == "trainer.strategy" and setting(settings, _DEVICES) in (1, "1", "auto"):
+            values = micro_batches(_value(settings, BATCH), _value(settings, ACCUMULATION))
+        if axis.name == "trainer.strategy" and _value(settings, _DEVICES) in (1, "1", "auto"):
             return []
-        differing = [value for value in values if any(setting(settings, name) != value[name] for name in value)]
+        differing = [value for value in values if any(_value(settings, name) != value[name] for name in value)]
         return [value for value in differing if not _widens(settings, value)]
     except KeyError:
         return []
@@ -122,7 +128,7 @@ def _values(axis: Axis, settings: Values) -> list[Options]:
 
 def _widens(settings: Values, value: Options) -> bool:
     """Whether a value computes products in a wider dtype than the configuration does."""
-    names = [str(precision or "32-true") for precision in (setting(settings, _PRECISION), value.get(_PRECISION))]
+    names = [str(precision or "32-true") for precision in (_value(settings, _PRECISION), value.get(_PRECISION))]
     before, after = (precision.compute_bytes if (precision := find_precision(name)) else 0 for name in names)
     return _PRECISION in value and after > before
 

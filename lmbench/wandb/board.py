@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from lmbench.records.passes import TIMING
 from lmbench.report import logged
+from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.facts import FACT
 from lmbench.report.view import GENERIC, Catalogue, View
 
@@ -69,6 +70,20 @@ class _Shared(Struct, frozen=True):
     worked_out: dict[str, str]
     timed: dict[str, tuple[Panel, ...]]
     profiled: dict[str, tuple[Panel, ...]]
+
+
+def planned_boards(request: Request) -> Answer:
+    """The boards that would be made, with a row for each panel."""
+    columns = [*map(Column, ("board", "section", "panel", "kind", "shows"))]
+    rows = [
+        [board.name, section, panel.title, panel.kind, ", ".join(panel.y)]
+        for board in request.boards
+        for section, panels in board.sections.items()
+        for panel in panels
+    ]
+    count = Line("boards", f"{len(request.boards)} with {len(rows)} panels in project {request.project}")
+    table = Table("panels", "What would be made", columns, rows)
+    return Answer([count], [table], figures={"request": request}, first=())
 
 
 def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iterable[str]) -> Board:

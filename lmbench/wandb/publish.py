@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
@@ -106,11 +106,20 @@ def foreign_destination(filing: WandbFiling | None) -> dict[str, str]:
     return {name: getattr(filing, name) for name, values in users.items() if getattr(filing, name) not in values}
 
 
-def upload_options(filings: Iterable[WandbFiling]) -> list[str]:
-    """The options for `lmbench upload` to send runs to the project and entity of their filing, if all have the same."""
+def common_destination(filings: Iterable[WandbFiling]) -> dict[str, str]:
+    """The foreign destination of these filings, if all have the same; else empty."""
     destinations = {tuple(foreign_destination(filing).items()) for filing in filings}
-    destination = destinations.pop() if len(destinations) == 1 else ()
-    return [f"--{name}={value}" for name, value in destination]
+    return dict(destinations.pop()) if len(destinations) == 1 else {}
+
+
+def destination_options(destination: Mapping[str, str]) -> list[str]:
+    """The options of `lmbench upload` and of `wandb sync` for a project and an entity."""
+    return [f"--{name}={value}" for name, value in destination.items()]
+
+
+def upload_command(result: Path, filings: Iterable[WandbFiling]) -> str:
+    """The command that uploads a result, or a folder of them, to the project and entity of the filings."""
+    return shlex.join(["lmbench", "upload", str(result), *destination_options(common_destination(filings))])
 
 
 class WandbProblem(Exception):
@@ -189,7 +198,7 @@ def publish_run(result: Path, filing: WandbFiling, timeout_s: float, is_interrup
     """
     if filing.mode == "disabled" or sweep_of(result):
         return None
-    command = shlex.join(["lmbench", "upload", str(result), *upload_options([filing])])
+    command = upload_command(result, [filing])
     problem = "W&B got nothing of this run"
     try:
         server = write([result], timeout_s)

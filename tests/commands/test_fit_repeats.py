@@ -16,7 +16,7 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     smoke = ["fit", "smoke", *QUICK, "--measure.mode=forward"]
     with warm_servers() as servers:
-        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
+        monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
         assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
         assert capsys.readouterr() == ("results/before\n", "")
         code = main([*smoke, "--model.num_layers=12", "--compare=last", "--gate=5%", "--json"])

@@ -51,7 +51,7 @@ def compare_run(tmp_path, monkeypatch, capsys):
 
     def run(step_s, *words):
         servers = Measured(step_s)
-        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
+        monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
         servers.code = main(["compare", "--run", *words])
         servers.launches = {name[0] + name.rpartition("-r")[2]: launch for name, launch in servers.launches.items()}
         servers.started = list(servers.launches)

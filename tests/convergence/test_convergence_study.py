@@ -45,7 +45,7 @@ def study(tmp_path_factory):
         patch.setenv("WANDB_MODE", "disabled")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.chdir(HERE.parent / "support")
-        patch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
+        patch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
         assert main(["sweep", str(folder / "planted.yaml"), f"--results_dir={folder}"]) == 0
     return folder / "planted"
 

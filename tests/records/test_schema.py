@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tables import rows
 
-from lmbench.records.schema import fields
+from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.records.schema import fields, value_at
 
 SUFFIXES = {
     unit: tuple(endings.split())
@@ -30,3 +31,19 @@ def test_a_number_with_a_unit_ends_in_it_and_no_other_name_does():
         assert field.about.meaning.endswith("."), field.pattern
         assert field.title, field.pattern
         assert field.about.better is None or field.about.is_number, field.pattern
+
+
+def test_a_dotted_name_is_followed_through_records_and_mappings_to_a_part_that_is_off_or_lacking():
+    record = RunRecord(SCHEMA_VERSION, "ok", "a", config={"trainer": {"compile": False, "devices": 2}})
+    values = {
+        name: value_at(record, name, "lacking")
+        for name in rows("""
+        config.trainer.devices
+        config.trainer.compile.mode
+        config.trainer.nodes
+        config.trainer.devices.count
+        model.size
+        model.width
+    """)
+    }
+    assert list(values.values()) == [2, None, "lacking", "lacking", None, "lacking"]

@@ -11,8 +11,8 @@ from paths import DATA
 from report_golden import make_attention
 from runs import ended, make_sweep, rows_of, section_of, table_rows
 
+from lmbench.catalogue import make_catalogue
 from lmbench.cli import main
-from lmbench.commands.report import make_catalogue
 from lmbench.reference import FOLDER
 from lmbench.report.columns import STEP
 from lmbench.report.facts import FACT

@@ -6,8 +6,8 @@ import pytest
 from runs import make_sweep
 from tables import rows
 
+from lmbench.catalogue import make_catalogue
 from lmbench.cli import main
-from lmbench.commands.report import make_catalogue
 from lmbench.records.schema import fields
 from lmbench.sweep.file import read_sweep_file
 
@@ -42,7 +42,7 @@ def study(tmp_path):
 
 
 def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, printed):
-    monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *_: None)
+    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
     printed("sweep", study, "--dry_run")
     axes, view = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}, read_sweep_file(study).view
     home = make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=lambda run, repeat: {

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from paths import RUNS
 
-from lmbench.commands.report import make_catalogue
+from lmbench.catalogue import make_catalogue
 from lmbench.report.results import report_on
 from lmbench.sizes import SIZES, ModelShape
 

@@ -107,7 +107,7 @@ def test_a_cells_id_names_its_values_and_depends_on_all_its_settings():
 
 
 def test_every_study_has_a_view_a_tiny_variant_and_cells():
-    from lmbench.commands.report import make_catalogue
+    from lmbench.catalogue import make_catalogue
 
     studies = shipped_studies()
     names = {"step_times", "warmup", "context", "precision", "compile", "batch", "custom"}

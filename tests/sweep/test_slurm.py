@@ -104,7 +104,7 @@ def test_a_cell_of_several_nodes_has_its_ranks_on_them(slurm, study):
 
 def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(slurm, study, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    monkeypatch.setattr("lmbench.commands.sweep.check_cells", lambda *arguments: None)
+    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *arguments: None)
     options = ["--slurm.gpus_per_node", "2", "--slurm.setup", "ulimit", "--slurm.additional", "comment=mine,exclusive"]
     assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run", *options]) == 0
     lines = capsys.readouterr().out.splitlines()

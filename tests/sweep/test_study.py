@@ -67,7 +67,7 @@ def warm():
 @pytest.fixture
 def sweep(warm, monkeypatch):
     """`lmbench sweep` in this process, with a server that several tests share."""
-    monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: warm)
+    monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: warm)
     return lambda *words: main(["sweep", *map(str, words)])
 
 

@@ -74,7 +74,7 @@ def study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(STUDY)
     servers = SimulatedServers(lambda name: "ok")
-    monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
+    monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
     monkeypatch.setattr(tasks, "_POLL_S", 0.0)
     # A task replaces its process by `lmbench sweep`. Here that runs in this process.
     monkeypatch.setattr(os, "execv", lambda program, words: main(words[4:]))

@@ -30,12 +30,12 @@ def tune(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
-    monkeypatch.setattr("lmbench.commands.tune_stages._MOST_STEPS", 60)
+    monkeypatch.setattr("lmbench.campaign.tuning._MOST_STEPS", 60)
     shutil.copy(SUPPORT / "planted_tuning.py", tmp_path)
     Path("given.yaml").write_text(GIVEN)
     Path("space.yaml").write_text(SPACE)
     with warm_servers() as servers:
-        monkeypatch.setattr("lmbench.commands.sweep.LocalExecutor", lambda mark: servers)
+        monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
 
         def run(*words):
             code = main(["tune", *words])
@@ -71,7 +71,7 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
     # With a larger budget and a smaller space, trials that were measured before are not measured again.
     Path("space.yaml").write_text(SPACE.replace("  model.breaks: [true]\n", ""))
     # New trainings could now have more steps, but those that are there keep theirs.
-    monkeypatch.setattr("lmbench.commands.tune_stages._MOST_STEPS", 70)
+    monkeypatch.setattr("lmbench.campaign.tuning._MOST_STEPS", 70)
     code, other, err = tune("given.yaml", *WORDS, "--budget=6m")
     assert code == 0, err
     assert (other["options"], other["refused"]) == (answer["options"], answer["refused"]), err
@@ -79,9 +79,9 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
 
 
 def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said(tune, monkeypatch):
-    monkeypatch.setattr("lmbench.commands.tune_stages._VERDICT", 0.0)
+    monkeypatch.setattr("lmbench.campaign.tuning._VERDICT", 0.0)
     # As if the finals left open whether the second one is slower.
-    monkeypatch.setattr("lmbench.commands.tune_stages.standing", lambda tried, *_: (tried[:1], tried[1:2]))
+    monkeypatch.setattr("lmbench.campaign.tuning.standing", lambda tried, *_: (tried[:1], tried[1:2]))
     Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [4], model.dealy_ms: [4]}\n")
     code, answer, err = tune("given.yaml", *WORDS)
     assert (code, [*Path("results/tune-given").glob("verdict-*")]) == (0, []), err

@@ -14,8 +14,8 @@ from paths import RUNS, SUPPORT
 from tables import rows
 from wandb_loopback import PLANTED_KEY, Server, keys_of
 
+from lmbench.catalogue import make_catalogue
 from lmbench.cli import main
-from lmbench.commands.report import make_catalogue
 from lmbench.configs import shipped_studies
 from lmbench.kernels.names import KINDS, PARTS
 from lmbench.records.run import RunRecord

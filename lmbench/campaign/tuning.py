@@ -1,41 +1,45 @@
-"""The stages of `lmbench tune`: the search over axes, the finals of the best, the verdict on the last two, and the
-training of the answer."""
+"""A tuning: the search over axes, the finals of the best, the verdict on the last two, the training of the answer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from lmbench.commands.compare_run import measure as compare_sides
-from lmbench.commands.sweep import carry_out
-from lmbench.compare.comparison import FASTER, UNDECIDED, compare
+from lmbench.campaign.rounds import Rounds
+from lmbench.campaign.sweep import Sweep
+from lmbench.campaign.waiting import WAITING, gives_way
+from lmbench.compare.comparison import FASTER, UNDECIDED
 from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import typical_step_s
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
-from lmbench.convergence.judgement import MIN_STEPS, Curve, Judgement, curve_of, judge
+from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
 from lmbench.files import read_file
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import Run, is_run_folder, load_known
+from lmbench.records.run import RunRecord
+from lmbench.records.schema import value_at
 from lmbench.records.store import RUNS_FOLDER, write_whole
-from lmbench.records.vocabulary import SIDE
+from lmbench.records.vocabulary import GATE_FRACTION, Values
 from lmbench.report.units import duration, percent_short, times
+from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
 from lmbench.sweep.local import LastingExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
-from lmbench.sweep.progress import Progress
-from lmbench.tune.answer import Tuning
+from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
     LEAST_GAIN_FRACTION,
+    SEEDS,
     Candidate,
     Goal,
     Trial,
@@ -44,7 +48,7 @@ from lmbench.tune.search import (
     search,
     standing,
 )
-from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, setting, share_of
+from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, share_of, with_arguments
 
 #: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
@@ -55,11 +59,9 @@ _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps
 _LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gradient_norm": True}
 _PREDICTED = "predicted_bytes.json"
-#: Two finalists with a smaller change between them are the same.
-_GATE = 0.01
 _SEED = "seed_everything"
-#: The trainings of baseline and candidate: one for each seed, with at most this many steps.
-_SEEDS, _MOST_STEPS = (0, 1, 2), 200
+#: The most steps of a training.
+_MOST_STEPS = 200
 #: The stage of the configuration as it was given.
 _GIVEN = "given"
 #: Trainings may take this many times longer than expected.
@@ -81,14 +83,38 @@ class Stages:
     cache: CompileCache = field(default_factory=CompileCache)
     executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(cores=1))
     #: All settings of the given configuration, and its tokens per step; known once it has run.
-    settings: Any = None
+    settings: Values = field(default_factory=dict)
     step_tokens: float | None = None
+
+    def tune(self, axes: Sequence[Axis]) -> Tuning:
+        """Carry out all stages, and write the answer's configuration to tuned.yaml.
+
+        Raises:
+            UsageError: the given configuration does not run.
+        """
+        if gives_way(os.environ):
+            os.environ[WAITING] = "passive"
+        with result_alone(), self.cache, ExitStack() as stack:
+            stack.callback(self.executor.end)
+            tuning = self.search(axes)
+            self.choose(tuning)
+            self.train(tuning)
+            self.measure_alone(tuning)
+        tuning.spent_s = sum(self.costs_s())
+        changes = {**self.base, **tuning.answer.trial.options}
+        config = str(changes.pop(CONFIG))
+        content = make_plan(self.path.name, sweep_from({"base": self.base, "include": [{}]})).contents[config]
+        write_whole(self.path / "tuned.yaml", tuned_config(content, changes))
+        return tuning
 
     def costs_s(self, *stages: str) -> list[float]:
         """The device time of every run so far, or of those in stage folders that match these patterns."""
-        files = (file for stage in stages or "*" for file in self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json"))
-        records = (load_known(file.parent).record.sweep for file in files)
-        return [sweep.cost.total_s for sweep in records if sweep and sweep.cost and sweep.cost.total_s]
+        return [cost_s for run in self.runs(*stages) if (cost_s := _cost_s(run.record))]
+
+    def runs(self, *stages: str) -> list[Run]:
+        """Every run so far, or those in stage folders that match these patterns."""
+        files = (self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json") for stage in stages or ("*",))
+        return [load_known(file.parent) for file in chain.from_iterable(files)]
 
     def folder(self, stage: str, cells: Iterable[str]) -> Path:
         """The folder of a stage over these cells. Its name has their hash: another budget or space may change them."""
@@ -116,7 +142,7 @@ class Stages:
             return [[] for _ in plan.cells]
         # Every round of repeats needs a server of its own, so that repeats differ in hash seed and address layout.
         pace.executor = self.executor if repeats == 1 else None
-        carry_out(plan, path, Progress(plan, f"tune: {stage}", names), pace)
+        Sweep(plan, path, f"tune: {stage}", names, pace).carry_out()
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
 
@@ -150,7 +176,8 @@ class Stages:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
-        self.settings = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
+        config = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
+        self.settings = with_arguments(config)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings)
         for axis in axes:
@@ -246,7 +273,7 @@ class Stages:
         if tuning.finalists == [tuning.baseline]:
             return
         self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
-        alike, unclear = standing(tuning.finalists, self.goal, _GATE)
+        alike, unclear = standing(tuning.finalists, self.goal, GATE_FRACTION)
         best, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
         tuning.answer = best
         if others:
@@ -256,7 +283,10 @@ class Stages:
             unclear, tuning.answer = [tuning.baseline], tuning.baseline
         if not unclear or self.goal.name != "tokens_per_s":
             return
-        a, b = sorted((best, unclear[0]), key=lambda candidate: len(candidate.trial.choices))
+        self.decide(tuning, *sorted((best, unclear[0]), key=lambda candidate: len(candidate.trial.choices)))
+
+    def decide(self, tuning: Tuning, a: Candidate, b: Candidate) -> None:
+        """Choose between two finalists by the verdict of `compare --run`; `a` has fewer choices."""
         sides: dict[str, Options] = {
             name: {CONFIG: self.base[CONFIG], **candidate.trial.options} for name, candidate in (("A", a), ("B", b))
         }
@@ -264,11 +294,12 @@ class Stages:
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         least_s = 2 * FIRST_LOOK * statistics.fmean(self.costs_s("finals-*") or [0.0])
+        rounds = Rounds(path, file, GATE_FRACTION, rest_s, limits=self.pace(path, _VERDICT))
         try:
             if rest_s > least_s:
-                comparison = compare_sides(path, file, _GATE, [], rest_s, limits=self.pace(path, _VERDICT))
+                comparison = rounds.measure()
             elif path.is_dir():
-                comparison = compare(f"{path}@{SIDE}=A", f"{path}@{SIDE}=B", _GATE)
+                comparison = rounds.compare()
             else:
                 raise UsageError(f"no time for its {FIRST_LOOK} rounds, of {duration(least_s)} together")
         except UsageError as error:
@@ -277,8 +308,11 @@ class Stages:
             return
         reasons = [reason for cell in comparison.cells for reason in cell.reasons]
         tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"
-        # Where B is the same or slower, the answer is A, the one with fewer choices.
-        tuning.answer = {FASTER: b, UNDECIDED: tuning.answer}.get(comparison.verdict, a)
+        if comparison.verdict == FASTER:
+            tuning.answer = b
+        elif comparison.verdict != UNDECIDED:
+            # B is the same or slower, and A has fewer choices.
+            tuning.answer = a
 
     def train(self, tuning: Tuning) -> None:
         """Train the answer and the baseline from the same seeds, and judge whether both train alike.
@@ -287,12 +321,11 @@ class Stages:
         time is left to judge a candidate, it is `tuning.untrained`, and the answer is the baseline.
         """
         tuning.training_steps = steps = self.training_steps(tuning)
-        best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in _SEEDS}
+        best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in SEEDS}
         base = {**self.base, **_TRAINING, "measure.steps": steps}
-        with suppress(KeyError):
-            if setting(self.settings, "data.source") == "random":
-                # Random tokens teach nothing, and neither do a few batches over and over.
-                base |= {"data.source": "text", "data.num_batches": steps + 10}
+        if value_at(self.settings, "data.source") == "random":
+            # Random tokens teach nothing, and neither do a few batches over and over.
+            base |= {"data.source": "text", "data.num_batches": steps + 10}
         trials = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
         baseline_runs = self.trained("training-given", base, seeds) if trials and steps >= MIN_STEPS else {}
         for number, trial in enumerate(trials, start=1):
@@ -310,7 +343,7 @@ class Stages:
             if len(runs) < len(seeds):
                 tuning.untrained = candidate
                 return
-            judgement = judge(_curves(runs), _curves(baseline_runs))
+            judgement = judge(*(curves_of(_ended(training)) for training in (runs, baseline_runs)))
             if failed := [run.outcome for run in runs.values() if run.outcome != "ok"]:
                 judgement = Judgement(False, "NO", f"its training ended with {failed[0]}")
             tuning.judged.append((candidate, judgement))
@@ -320,22 +353,21 @@ class Stages:
 
     def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, Run]:
         """Train points, one for each seed; returns the runs that there was time for, by seed."""
-        measured = zip(_SEEDS, self.measure(stage, base, points, 1.0), strict=True)
+        measured = zip(SEEDS, self.measure(stage, base, points, 1.0), strict=True)
         return {seed: runs[0] for seed, runs in measured if runs}
 
     def training_steps(self, tuning: Tuning) -> int:
         """The number of steps for which the rest of the budget can train baseline and answer from every seed; the steps
         of the baseline's trainings where some are there already."""
-        runs = (load_known(file.parent) for file in self.path.glob(f"training-given-*/{RUNS_FOLDER}/*/run.json"))
-        if earlier := max((run.record.window.steps or 0 for run in runs if run.outcome == "ok"), default=0):
-            return earlier
+        earlier = [run.record.window.steps or 0 for run in self.runs("training-given-*") if run.outcome == "ok"]
+        if any(earlier):
+            return max(earlier)
         per_step_s = overhead_s = 0.0
         for record in filter(None, (tuning.baseline.record, tuning.answer.record)):
-            cost = record.sweep.cost if record.sweep else None
             per_step_s += typical_step_s(record) or 0.0
-            overhead_s += (cost.total_s if cost and cost.total_s else 0.0) - (record.window.wall_s or 0.0)
+            overhead_s += _cost_s(record) - (record.window.wall_s or 0.0)
         rest_s = self.budget_s - sum(self.costs_s("given-*", "search-*", "finals-*", "verdict-*"))
-        steps = (rest_s / _MARGIN / len(_SEEDS) - overhead_s) / per_step_s if per_step_s else 0.0
+        steps = (rest_s / _MARGIN / len(SEEDS) - overhead_s) / per_step_s if per_step_s else 0.0
         return min(_MOST_STEPS, max(0, int(steps)))
 
     def measure_alone(self, tuning: Tuning) -> None:
@@ -348,7 +380,12 @@ class Stages:
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
 
 
-def _curves(runs: Mapping[int, Run]) -> dict[int, Curve]:
-    """The curves of the runs that ended well, by seed."""
-    curves = {seed: curve_of(run) for seed, run in runs.items() if run.outcome == "ok"}
-    return {seed: curve for seed, curve in curves.items() if curve is not None}
+def _cost_s(record: RunRecord) -> float:
+    """The device time of a run, 0 where it was not noted."""
+    cost = record.sweep.cost if record.sweep else None
+    return (cost.total_s if cost else None) or 0.0
+
+
+def _ended(runs: Mapping[int, Run]) -> dict[int, Run]:
+    """The runs that ended well, by seed."""
+    return {seed: run for seed, run in runs.items() if run.outcome == "ok"}

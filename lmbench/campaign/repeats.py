@@ -1,0 +1,100 @@
+"""One configuration measured again and again in fresh processes, as a sweep of one cell."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+
+from lmbench.campaign.sweep import Sweep
+from lmbench.catalogue import make_catalogue
+from lmbench.compare.answer import comparison_answer
+from lmbench.compare.comparison import compare
+from lmbench.compare.noise import noise_floors
+from lmbench.compare.sides import read_side, split_usable
+from lmbench.errors import ExitCode, UsageError
+from lmbench.records.named import find_result
+from lmbench.records.store import RESULTS
+from lmbench.records.vocabulary import MIN_REPEATS
+from lmbench.report.answer import Answer
+from lmbench.report.results import report_on
+from lmbench.standard_output import result_alone, write_result
+from lmbench.sweep.file import CONFIG, Options, sweep_from
+from lmbench.sweep.plan import make_plan
+
+
+def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> tuple[Path, ExitCode]:
+    """Measure a configuration in fresh processes.
+
+    Args:
+        options: options of `lmbench fit`, the configuration among them.
+        repeats: processes.
+        quiet: print nothing.
+
+    Returns:
+        The folder of the sweep and the sweep's exit code.
+
+    Raises:
+        UsageError: the folder is there already, or an option is not understood.
+    """
+    base = dict(options)
+    mode = base.pop("measure.mode", None)
+    name = base.pop("measure.run_id", f"{Path(str(base[CONFIG])).stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    path = Path(base.pop("measure.results_dir", RESULTS), name)
+    if path.exists():
+        raise UsageError(f"{path} is there already; `lmbench sweep {path}` goes on with it, or give another run_id")
+    grid = {"modes": [mode]} if mode else {"include": [{}]}
+    plan = make_plan(path.name, sweep_from({"base": base, "repeats": repeats, **grid}))
+    with ExitStack() as stack:
+        stack.enter_context(result_alone())
+        for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
+            stack.enter_context(redirect(StringIO()))
+        sweep = Sweep(plan, path, "repeats")
+        stack.enter_context(sweep.concluding())
+        return path, sweep.carry_out()
+
+
+def repeats_answer(
+    options: Options, repeats: int, earlier_name: str | None, tolerance: float, *, quiet: bool
+) -> Answer | int:
+    """The report on new repeats, or the verdict on them against an earlier result.
+
+    Args:
+        options: options of `lmbench fit`, the configuration among them.
+        repeats: processes.
+        earlier_name: the result to compare with, by name or path; None for a report.
+        tolerance: changes up to this fraction count as none.
+        quiet: print only the folder, and return the exit code.
+
+    Raises:
+        UsageError: one of the sides has too few processes for a verdict.
+    """
+    # Looked up now, since `last` is another result after the measurement.
+    earlier = None if earlier_name is None else find_result(earlier_name)
+    if earlier is not None:
+        counts = len(split_usable(read_side(earlier).runs)[0]), repeats
+        if min(counts) < MIN_REPEATS:
+            raise UsageError(
+                f"--compare takes {MIN_REPEATS} processes on each side; {earlier_name} has {counts[0]}, and --repeats "
+                f"is {repeats}"
+            )
+    path, code = measure_repeats(options, repeats, quiet=quiet)
+    if quiet:
+        write_result(f"{path}\n")
+    if code not in (ExitCode.OK, ExitCode.GUARD_FAILED):
+        return code
+    if earlier is not None:
+        answer = comparison_answer(compare(earlier, str(path), tolerance))
+        return answer.exit_code if quiet else answer
+    return code if quiet else report_on([path], make_catalogue())
+
+
+def measured_noise(options: Options, repeats: int, results_dir: Path) -> Answer | int:
+    """The A/A noise floor of a configuration, from repeats that are measured now."""
+    name = f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    settings = {"measure.results_dir": str(results_dir), "measure.run_id": name}
+    path, code = measure_repeats({**options, **settings}, repeats)
+    if code not in (ExitCode.OK, ExitCode.GUARD_FAILED):
+        return code
+    return noise_floors([str(path)], results_dir.resolve())

@@ -1,0 +1,137 @@
+"""The two sides of `lmbench compare --run`, from the words of the command to a sweep of two cells."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lmbench.campaign.waiting import WAITING, gives_way
+from lmbench.errors import UsageError
+from lmbench.masking import is_secret
+from lmbench.records.store import SWEEP_FILE, check_name
+from lmbench.records.vocabulary import Values
+from lmbench.sweep.environments import resolve_revision
+from lmbench.sweep.file import CONFIG, ENVIRONMENT, MOST_ROUNDS, Options, SweepFile, sweep_from
+from lmbench.sweep.folder import read_sweep_folder
+
+_OPTION = re.compile(r",(?=[A-Za-z_][\w.]*\+?=)")
+#: The settings of the window. Where the user gives one of them, windows are left as they are.
+WINDOW = ("measure.min_window_s", "measure.steps")
+#: Rounds and windows where each round is a task elsewhere.
+_TASK_ROUNDS, _TASK_WINDOW = 32, (2.0, 10)
+
+
+@dataclass(frozen=True)
+class SideOptions:
+    """What differs between two sides that are measured now, and how they are measured.
+
+    Args:
+        budget: time for --run: 90s, 10m, 1h (10m)
+        revision: A and B of the code; `.` is the tree as it is
+        python: interpreters of A and B
+        variable: an environment variable and its two values
+        results_dir: where --run puts its folder (results)
+        name: name of that folder
+        timeout_s: seconds a run may take (600)
+        on: where --run measures its rounds, as in `lmbench sweep` (local)
+    """
+
+    budget: str | None = None
+    revision: tuple[str, str] | None = None
+    python: tuple[str, str] | None = None
+    variable: list[tuple[str, str, str]] | None = None
+    results_dir: Path | None = None
+    name: str | None = None
+    timeout_s: float | None = None
+    on: str | None = None
+
+
+def find_sides(
+    sides: Sequence[str], settings: Options, options: SideOptions, *, is_elsewhere: bool
+) -> tuple[Path, SweepFile]:
+    """The folder and the sweep of two sides: new ones, or those to go on with.
+
+    Args:
+        sides: configurations, or the folder to go on with.
+        settings: settings of both sides.
+        is_elsewhere: each round is a task on another machine.
+
+    Raises:
+        UsageError: something is not there, or not understood.
+    """
+    variables = {key: (a, b) for key, a, b in options.variable or ()}
+    first = Path(sides[0]) if len(sides) == 1 else None
+    if first is not None and (first / SWEEP_FILE).is_file():
+        if settings or variables or options.revision or options.python or options.name:
+            raise UsageError(f"{first} is a comparison to go on with; it has its options already")
+        file = read_sweep_folder(first)
+        if not file.sides:
+            raise UsageError(f"{first} is a sweep without sides; `lmbench compare` compares it, without --run")
+        return first, file.changed({}, None, options.timeout_s)
+    name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    check_name("--name", name)
+    if gives_way({*os.environ, *variables}):
+        variables[WAITING] = ("passive", "passive")
+    file = _two_sides(sides, settings, options, variables)
+    path = (options.results_dir or Path("results")) / name
+    if (path / SWEEP_FILE).is_file():
+        raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
+    if is_elsewhere:
+        # Tasks begin beside each other, and none knows of the others' noise.
+        window = {} if has_window(file) else dict(zip(WINDOW, _TASK_WINDOW, strict=True))
+        file = file.changed(window, _TASK_ROUNDS)
+    return path, file.changed({}, None, options.timeout_s)
+
+
+def has_window(file: SweepFile) -> bool:
+    """Whether a sweep of two sides sets the window of either."""
+    return bool({*WINDOW} & {*file.base}.union(*file.sides.values()))
+
+
+def _two_sides(
+    configs: Sequence[str], settings: Options, options: SideOptions, variables: Mapping[str, Sequence[str]]
+) -> SweepFile:
+    """The sweep that measures two sides. It stores the commits of revisions, because names of revisions may move.
+
+    Args:
+        configs: A and B, each `CONFIG[@NAME=VALUE,NAME=VALUE...]`; a single one stands for both.
+        settings: settings of both sides.
+        variables: environment variables by name, with the values of A and B.
+
+    Raises:
+        UsageError: a configuration, an option or a revision does not exist or cannot be understood.
+    """
+    if len(configs) not in (1, 2):
+        raise UsageError(f"compare --run takes one or two configurations, A and B; {len(configs)} given")
+    for variable in filter(is_secret, variables):
+        raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
+    environments: Values = {}
+    sides: dict[str, Options] = {}
+    texts, neither = (configs[0], configs[-1]), (None, None)
+    given = zip("AB", texts, options.revision or neither, options.python or neither, strict=True)
+    for index, (side, text, revision, python) in enumerate(given):
+        config, own_settings = _config_of(text)
+        sides[side] = {CONFIG: config, **own_settings}
+        if repeated := sides[side].keys() & settings:
+            raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
+        values = {variable: pair[index] for variable, pair in variables.items()}
+        parts = ["here" if revision == "." else revision, python, *map("=".join, values.items())]
+        if environment := " ".join(filter(None, parts)):
+            commit = None if revision in (None, ".") else resolve_revision(str(revision))[1]
+            environments[environment] = {"revision": commit, "python": python, "variables": values}
+            sides[side][ENVIRONMENT] = environment
+    content = {"base": settings, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
+    return sweep_from(content)
+
+
+def _config_of(text: str) -> tuple[str, Options]:
+    """The configuration and the settings of a side, given as `CONFIG[@NAME=VALUE,NAME=VALUE...]`."""
+    config, mark, words = (text, "", "") if Path(text).is_file() else text.partition("@")
+    pairs = [word.partition("=") for word in _OPTION.split(words)] if mark else []
+    if not config or not all(name and equals for name, equals, _ in pairs):
+        raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
+    return config, {name: value for name, _, value in pairs}

@@ -1,0 +1,175 @@
+"""A sweep from its plan to its results: checked, measured here or as tasks elsewhere, and published."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmbench.catalogue import make_catalogue
+from lmbench.errors import ExitCode, UsageError
+from lmbench.fit_options import check_options
+from lmbench.masking import masked_words, shown
+from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+from lmbench.python_process import ProcessFailed
+from lmbench.records.load import find_runs
+from lmbench.records.run import WandbFiling
+from lmbench.records.store import CELLS_FILE, write_whole
+from lmbench.report.render import render
+from lmbench.report.results import report_on
+from lmbench.sweep.engine import Engine, OnInterrupt
+from lmbench.sweep.environments import HERE
+from lmbench.sweep.execute import Execution, Pace, check_cells
+from lmbench.sweep.folder import SweepFolder
+from lmbench.sweep.local import LocalExecutor
+from lmbench.sweep.plan import GridCell, Plan
+from lmbench.sweep.progress import Progress, announcement
+from lmbench.sweep.rows import Rows
+from lmbench.sweep.tasks import TaskExecution
+from lmbench.wandb.publish import WandbProblem, common_destination, upload_command, write_new
+from lmbench.wandb.upload import upload_results
+
+
+@dataclass
+class Sweep:
+    """A plan and everything that it is measured with.
+
+    Attributes:
+        path: the sweep's folder.
+        title: begins the lines on its progress; `sweep` or `compare` by default.
+        names: the cells' names in these lines, by the cells' ids.
+        pace: limits of measuring here.
+        places: where the settings stand in the sweep's file.
+        engine: measures the plan by tasks on other machines; None measures on this machine.
+        on_interrupt: what an interruption does to these tasks.
+    """
+
+    plan: Plan
+    path: Path
+    title: str = ""
+    names: Mapping[str, str] | None = None
+    pace: Pace = field(default_factory=Pace)
+    places: Mapping[str, str] = field(default_factory=dict)
+    engine: Engine | None = None
+    on_interrupt: OnInterrupt = "ask"
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.plan, self.title, self.names)
+        self._folder = SweepFolder(self.path)
+        self._rows = Rows(self.plan, self._folder, self.progress)
+
+    def carry_out(self, is_dry: bool = False) -> ExitCode:
+        """Measure the plan, completely or as far as its pace says, and publish the results.
+
+        With `is_dry` the plan is only checked and printed.
+
+        Raises:
+            UsageError: the folder belongs to another sweep, a cell has unknown options, or the engine refuses.
+            SweepHalted: the disk is full, or a process cannot be started.
+        """
+        with (
+            closing(self._folder),
+            closing(self.pace.executor or LocalExecutor(self._folder.mark)) as executor,
+        ):
+            tasks = None if self.engine is None else TaskExecution(self._rows, self.engine, self.on_interrupt)
+            description = announcement(self.plan) if tasks is None else tasks.describe()
+            # Rounds measured elsewhere are locked by their tasks.
+            self._folder.open(self.plan, self.plan.chosen if tasks is None else (), is_dry=True)
+            self._folder.close()
+            self._check_file()
+            executor.is_hasty = bool(self.plan.file.sides)
+            # Made before the check, which uses the servers of its first round.
+            execution = Execution(self._rows, executor, self._predict_largest, self.pace)
+            if not is_dry:
+                self.progress.announce(announcement(self.plan))
+            check_cells(self.plan, self._folder, executor, self.progress.announce, self.places)
+            if is_dry:
+                self._show(description)
+                return ExitCode.OK
+            try:
+                if tasks is None:
+                    self._folder.open(self.plan, self.plan.chosen)
+                    execution.run()
+                else:
+                    executor.close()
+                    tasks.run(self.pace.is_enough)
+            finally:
+                self.progress.line.clear()
+            executor.close()
+            if self.progress.outcomes and not self.plan.is_part:
+                self._publish(self._rows.filings)
+        return self._rows.exit_code
+
+    @contextmanager
+    def concluding(self) -> Iterator[None]:
+        """When the block ends, also by an error, print how many runs there are and the commands for them."""
+        try:
+            yield
+        finally:
+            path, outcomes, total = str(self.path.absolute()), self.progress.outcomes, self.progress.total
+            if outcomes:
+                counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+                print(shown(f"{path}: {self.progress.count} runs: {counts}"))
+                if total is not None and outcomes.total() < total:
+                    print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
+                print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
+
+    def _check_file(self) -> None:
+        """Raises UsageError for a view that is wrong, and for misspelt options of cells."""
+        problems = list[str]()
+        try:
+            if self.plan.file.view is not None:
+                make_catalogue().view(self.plan.file.view, self.plan.file.matrix, self.places)
+        except UsageError as error:
+            problems.append(str(error))
+        words = [f"--config={config}" for config in self.plan.configs]
+        # Options of other environments are not checked: another revision of lmbench may have others.
+        words += [f"--{name}=" for cell in self.plan.cells if cell.environment is HERE for name in cell.options]
+        check_options(words, self.places, problems)
+
+    def _show(self, description: str) -> None:
+        """Print every cell with its command line, then how much there is to measure."""
+        for cell in self.plan.cells:
+            line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)]))
+            print(f"{shown(cell.id)}\n    {shown(line)}")
+        print(description)
+
+    def _predict_largest(self, cell: GridCell, option: str) -> int | None:
+        """Predict the largest value of an option with which a cell fits on the GPU here. None without a prediction."""
+        gpu = gpu_for(None)
+        if gpu is None or cell.environment is not HERE or cell.command != "fit":
+            return None
+        self.progress.keep(f"predicting the largest {option} of {cell.id}")
+        try:
+            words = cell.words(self._folder.config_path(cell))[1:]
+            forecast = ask_forecast(words, Request(gpu, finds_largest=True))
+        except (UsageError, ProcessFailed):
+            # If the cell cannot run, its run says why.
+            return None
+        largest_values = {
+            "data.batch_size": forecast.largest_batch_size,
+            "data.context_length": forecast.largest_context_length,
+        }
+        largest = largest_values.get(option)
+        return None if largest is None else largest.value
+
+    def _publish(self, filings: list[WandbFiling]) -> None:
+        """Write a row for each cell to cells.csv, and every run to W&B. A failure here does not fail the sweep.
+
+        `filings` belong to the runs measured now. They alone decide whether runs are uploaded, and where to: the folder
+        may hold older runs that were filed otherwise.
+        """
+        later = upload_command(self._folder.path, filings)
+        modes = {filing.mode for filing in filings}
+        try:
+            cells = report_on([self._folder.path], make_catalogue())
+            write_whole(self._folder.path / CELLS_FILE, render(cells, "csv"))
+            if modes == {"offline"}:
+                write_new(find_runs([self._folder.runs]))
+                print(shown(f"W&B: offline, beside the results; upload: {later}"))
+        except (WandbProblem, OSError) as problem:
+            self.progress.keep(f"W&B did not get all of this sweep: {problem}; later: {later}")
+        if "online" in modes:
+            upload_results([self._folder.path], common_destination(filings))

@@ -1,0 +1,89 @@
+"""The options of `lmbench fit` by name. They are listed here, since their parser imports PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from lmbench.configs import placed, shipped_configs
+from lmbench.errors import UsageError, suggest
+
+_NAMES = """
+config seed_everything ckpt_path weights_only verbose help print_config json quiet repeats compare gate
+
+trainer trainer.accelerator trainer.strategy trainer.devices trainer.num_nodes trainer.precision trainer.logger
+trainer.callbacks trainer.fast_dev_run trainer.max_epochs trainer.min_epochs trainer.max_steps trainer.min_steps
+trainer.max_time trainer.limit_train_batches trainer.limit_val_batches trainer.limit_test_batches
+trainer.limit_predict_batches trainer.overfit_batches trainer.val_check_interval trainer.check_val_every_n_epoch
+trainer.num_sanity_val_steps trainer.log_every_n_steps trainer.enable_checkpointing trainer.enable_progress_bar
+trainer.enable_model_summary trainer.accumulate_grad_batches trainer.gradient_clip_val trainer.gradient_clip_algorithm
+trainer.deterministic trainer.benchmark trainer.inference_mode trainer.use_distributed_sampler trainer.profiler
+trainer.detect_anomaly trainer.barebones trainer.plugins trainer.sync_batchnorm
+trainer.reload_dataloaders_every_n_epochs trainer.default_root_dir trainer.enable_autolog_hparams
+trainer.model_registry trainer.compile
+
+model model.size model.d_model model.d_ff model.num_layers model.num_heads model.vocab_size model.context_length
+model.attention model.checkpoint model.residual_dtype model.fused_projections model.loss model.optimizer
+model.optimizer_variant model.learning_rate model.weight_decay model.betas
+
+data data.source data.batch_size data.context_length data.vocab_size data.num_batches data.placement data.num_workers
+data.seed data.text_files data.cache_dir
+
+measure measure.warmup_steps measure.steps measure.min_window_s measure.probe_steps measure.collective_timeout_s
+measure.mode measure.matmul_precision measure.zero_grad measure.gradient_norm measure.sigterm_broadcast
+measure.results_dir measure.run_id measure.strict
+
+memory memory.predict memory.history memory.steps memory.max_entries
+
+dtypes dtypes.record
+
+wandb wandb.mode wandb.project wandb.entity wandb.group wandb.tags wandb.artifact wandb.timeout_s
+
+timer timer.clock
+"""
+#: Every option by its full name (`trainer.precision`), and the groups. A test compares them with the parser's options.
+OPTIONS = _NAMES.split()
+
+
+def group_options(group: str) -> list[str]:
+    """All options of a group by their full names; empty for a name that is no group."""
+    return [name for name in OPTIONS if name.startswith(f"{group}.")]
+
+
+def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems: Sequence[str] = ()) -> None:
+    """Check the words of `lmbench fit` for misspelt options. Options of a user's class are not checked.
+
+    `places` says where options stand in a file. `problems` are other mistakes in that file.
+
+    Raises:
+        UsageError: there are problems, or unknown options. Each of these is named with its place and the most similar
+            option.
+    """
+    options = dict.fromkeys(_options(words))
+    shipped = {name: path.read_text("utf-8") for name, path in shipped_configs().items()}
+    class_groups = {"optimizer", "lr_scheduler"}
+    for name, value in options:
+        if name in ("model", "data") or (name == "config" and "class_path" in shipped.get(value, "class_path")):
+            class_groups |= {"model", "data"}
+    lines = []
+    for name, _ in options:
+        group, *rest = name.split(".")
+        belongs_to_class = group in class_groups or rest[:1] == ["init_args"]
+        if not belongs_to_class and ".".join([group, *rest[:1]]) not in OPTIONS:
+            lines.append(placed(f"unknown option --{name}{suggest(name, OPTIONS, '--{}')}", places))
+    if lines:
+        lines[-1] += " (`lmbench fit --help` lists them all)"
+    if lines or problems:
+        raise UsageError("; ".join([*lines, *problems]))
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options with their values. A first word without an option names a configuration."""
+    if words and not words[0].startswith("-"):
+        yield "config", words[0]
+    for word, next_word in zip_longest(words, words[1:], fillvalue=""):
+        # A word such as -1 is a value.
+        if match := re.match(r"-+([A-Za-z][^=]*)(=.*)?", word):
+            name = "config" if match[1] == "c" else match[1].removesuffix("+")
+            yield name, next_word if match[2] is None else match[2][1:]

@@ -1,0 +1,107 @@
+"""`lmbench list`: the results so far, with a line for each run or sweep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lmbench.errors import UsageError
+from lmbench.records.load import load_known
+from lmbench.records.named import Result, given_names, results_in, shown_path, sweep_of
+from lmbench.records.passes import pass_of
+from lmbench.records.schema import leaves, recorded
+from lmbench.records.store import RESULTS
+from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.columns import MEASURED
+from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
+from lmbench.report.frame import Frame, frame_of, read_sweep
+
+#: The facts that describe a run. The first two are in every line, the others only if they differ between lines.
+_FACTS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
+_FIGURES = [column for column in MEASURED if column.name in ("step_s", "tokens_per_s", "peak_bytes")]
+_COLUMNS = (
+    Column("name"),
+    Column("when (UTC)", name="started_at"),
+    Column("what"),
+    *(Column(column.title.removesuffix(" memory"), column.unit, column.name) for column in _FIGURES),
+    Column("outcome"),
+    Column("result", name="path", is_extra=True),
+)
+
+
+class _Entry(NamedTuple):
+    """A result that is listed: the frame of its runs that match `--where`, and the facts that all its cells share."""
+
+    name: str
+    result: Result
+    frame: Frame
+    facts: Mapping[str, Value]
+
+
+def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -> Answer:
+    """The results at or below the folders as a table, the newest first.
+
+    Raises:
+        UsageError: there is no result, or none that matches `where`.
+    """
+    newest, names = results_in(folders), {(RESULTS / target).resolve(): name for name, target in given_names().items()}
+    home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
+    conditions = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
+    entries: Sequence[_Entry] = ()
+    for age, result in enumerate(newest):
+        runs = []
+        for run in map(load_known, result.runs):
+            options, facts = leaves(run.record.config or {}), read_facts(run.record)
+            values = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome}
+            # `highest` matches `highest (fp32)`.
+            if all(f"{plain(values.get(name))} ".startswith(f"{value} ") for name, value in conditions.items()):
+                runs.append(run)
+        if runs:
+            last = f"{home}last~{age}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
+            frame = frame_of(runs, sweep_of(runs[0].path))
+            entries = [*entries, _Entry(names.get(result.path, last), result, frame, frame.shared())]
+        if len(entries) == limit:
+            break
+    if not entries:
+        fact_names = ", ".join(FACT)
+        raise UsageError(
+            f"--where {where}: no run is so; give NAME=VALUE of a fact ({fact_names}), an option or a field"
+        )
+    # Runs whose model was never built record few facts; a missing one is no difference.
+    built = [entry.facts for entry in entries if "precision" in entry.facts]
+    common = [name for name in _FACTS[2:] if len({facts.get(name) for facts in built}) == 1]
+    words = built and describe(built[0], [name for name in common if is_notable(name, built[0].get(name))])
+    caption = f"all {words}" if words else ""
+    rows = [_row(entry, [name for name in _FACTS if name not in common]) for entry in entries]
+    table = Table("results", "Results, the newest first", _COLUMNS, rows, caption).without_empty_columns()
+    older = len(newest) - age - 1
+    more = [Line("more", f"{older} older; --limit {limit + older} looks at them too")] if older else []
+    return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
+
+
+def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
+    """A result's row, described by the facts `names`; the figures are means over the runs of its only cell."""
+    frame, runs = entry.frame, [row.run for row in entry.frame.runs]
+    described = describe(entry.facts, [name for name in names if is_notable(name, entry.facts.get(name))])
+    count = label = ""
+    if len(runs) == 1:
+        run_pass, outcomes = pass_of(runs[0].record), runs[0].outcome
+        if not run_pass.has_timing:
+            label = run_pass.label
+    else:
+        count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
+        not_ok = Counter(run.outcome for run in runs if run.outcome != "ok")
+        outcomes = ", ".join(f"{number} {outcome}" for outcome, number in not_ok.most_common()) or "ok"
+    if failed := sum(guard.status == "fail" for run in runs for guard in run.record.guards):
+        outcomes += f", guards failed: {failed}"
+    if missing := read_sweep(entry.result.path).missing(len(entry.result.runs)):
+        outcomes += f", {missing}"
+    words = count + ", ".join(filter(None, [described or runs[0].damage, label]))
+    # A mean over different cells would say nothing.
+    is_single = len(frame.rows) == 1
+    values = [cell.value if is_single and (cell := column.of(frame).get(0)) else None for column in _FIGURES]
+    began = entry.result.began[0]
+    when = Cell(began, text=began[5:16].replace("T", " "))
+    return [entry.name, when, words, *values, outcomes, shown_path(entry.result.path)]
