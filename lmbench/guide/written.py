@@ -1,0 +1,119 @@
+"""Parts of the guide that are written from the code: columns, fields and guards, and the Python API.
+
+A line such as `<!-- guards -->` in a page stands for such a part. The source files are parsed, since importing them
+would import PyTorch.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import docstring_parser
+
+import lmbench
+from lmbench.guide import text
+from lmbench.records.guards import rules
+from lmbench.records.schema import RECORDS, SchemaField, fields
+from lmbench.report.answer import Answer, Column, Table, Value
+from lmbench.report.columns import BASELINE
+from lmbench.report.render import escaped, render
+from lmbench.report.view import Catalogue
+
+#: Packages whose `__init__.py` imports their public names, `from module import name as name`.
+_PUBLIC = ("lmbench", "lmbench.callbacks")
+#: Methods that Lightning calls are not written.
+_HOOK = re.compile(r"_|on_|setup$|teardown$")
+
+
+def page(topic: str, catalogue: Catalogue) -> str:
+    """A page's Markdown, complete with the parts that are written from the code."""
+    parts = {"columns": lambda: _columns(catalogue), "fields": _fields, "guards": _guards, "api": _api}
+    return re.sub(r"^<!-- (\w+) -->$", lambda line: parts[line[1]](), text(topic), flags=re.MULTILINE)
+
+
+def _table(title: str, headings: str, rows: list[list[Value]]) -> str:
+    table = Table("", title, [Column(heading) for heading in headings.split(", ")], rows)
+    return render(Answer(tables=[table]), "markdown").strip()
+
+
+def _columns(catalogue: Catalogue) -> str:
+    rows: list[list[Value]] = []
+    for name, column in catalogue.columns.items():
+        field = column.expression if isinstance(column.expression, str) else None
+        title = column.title.replace(BASELINE, "the baseline")
+        rows.append([name, title, column.unit.word, column.over, field])
+    return _table("Columns", "column, heading, unit, over the processes, field", rows)
+
+
+def _fields() -> str:
+    every = {field.pattern: field for kind in RECORDS for field in fields(kind).values()}
+    return "\n\n".join(_fields_of(group, [*members]) for group, members in groupby(every.values(), lambda f: f.group))
+
+
+def _fields_of(group: str, members: list[SchemaField]) -> str:
+    rows: list[list[Value]] = [[f.pattern, f.unit, f.about.better, f.about.meaning] for f in members]
+    return _table(group, "field, unit, better, meaning", rows)
+
+
+def _guards() -> str:
+    """A row for each guard. Its variants, such as `trend-slower`, share its limit."""
+    rows: list[list[Value]] = []
+    for name, rule in rules().items():
+        if "-" not in name:
+            limit = f"{rule.limit:g} {rule.unit}" if rule.unit else None
+            message, advice = (re.sub(r"\{.*?\}", "...", words) for words in (rule.message, rule.advice))
+            rows.append([name, rule.beyond, limit, message, advice])
+    return _table("Guards", "guard, beyond its limit, limit, message, advice", rows)
+
+
+def _api() -> str:
+    """A section for each public class and function, with its signature and its docstring."""
+    sections = []
+    for package in _PUBLIC:
+        for node in ast.walk(_parsed(package)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lmbench."):
+                for name in [alias.name for alias in node.names if alias.asname == alias.name]:
+                    sections.append(_section(f"{package}.{name}", _definition(str(node.module), name), "###"))
+    return "\n\n".join(sections)
+
+
+def _parsed(module: str) -> ast.Module:
+    """The source of one of lmbench's modules; in a checkout `callbacks` lies beside the package."""
+    parts = module.split(".")[1:]
+    paths = [Path(folder, *parts) for folder in lmbench.__path__]
+    files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+    return ast.parse(files[0].read_text("utf-8"))
+
+
+def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef:
+    return next(n for n in _parsed(module).body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name)
+
+
+def _section(name: str, node: ast.ClassDef | ast.FunctionDef, heading: str) -> str:
+    """The definition's signature and docstring; of a class also its public methods."""
+    methods = [part for part in node.body if isinstance(part, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
+    constructor = next((method for method in methods if method.name == "__init__"), None)
+    function = node if isinstance(node, ast.FunctionDef) else constructor
+    words = ast.unparse(function.args).removeprefix("self").removeprefix(", ") if function else ""
+    short = name.rpartition(".")[2]
+    parts = [f"{heading} {name}", f"```python\n{short}({words})\n```" if words else "", *_prose(node)]
+    for method in methods:
+        if not _HOOK.match(method.name) and ast.get_docstring(method):
+            parts.append(_section(f"{short}.{method.name}", method, f"{heading}#"))
+    return "\n\n".join(filter(None, parts))
+
+
+def _prose(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
+    """The docstring's paragraphs, then a list of its arguments, its result and its errors."""
+    parsed = docstring_parser.parse(ast.get_docstring(node) or "", docstring_parser.DocstringStyle.GOOGLE)
+    yield parsed.short_description or ""
+    yield parsed.long_description or ""
+    items = [f"- `{item.arg_name}`: {item.description}" for item in parsed.params]
+    if parsed.returns:
+        items.append(f"- returns: {parsed.returns.description}")
+    items += [f"- raises `{item.type_name}`: {item.description}" for item in parsed.raises]
+    yield "\n".join(escaped(item) for item in items)
