@@ -21,7 +21,9 @@ _OFFERED = {
     "sweep": shipped_studies(), "board": shipped_studies(), "memory": shipped_configs(), "compare": shipped_configs(),
     "noise": shipped_configs(), "completion": ("bash", "zsh"), "guide": topics(),
 }  # fmt: skip
-_WITHOUT_RESULTS = ("board", "ceiling", "completion", "fields", "guide", "numerics", "overhead", "selfcheck", *MEASURING)
+_WITHOUT_RESULTS = (
+    "board", "ceiling", "completion", "fields", "guide", "numerics", "overhead", "selfcheck", *MEASURING,
+)  # fmt: skip
 
 
 def completion(shell: Literal["bash", "zsh"], /) -> int:

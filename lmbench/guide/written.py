@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,13 +21,13 @@ from lmbench.records.guards import rules
 from lmbench.records.schema import RECORDS, SchemaField, fields
 from lmbench.report.answer import Answer, Column, Table, Value
 from lmbench.report.columns import BASELINE
-from lmbench.report.render import escaped, render
+from lmbench.report.render import render
 from lmbench.report.view import Catalogue
 
 #: Packages whose `__init__.py` imports their public names, `from module import name as name`.
 _PUBLIC = ("lmbench", "lmbench.callbacks")
-#: Methods that Lightning calls are not written.
-_HOOK = re.compile(r"_|on_|setup$|teardown$")
+#: Methods that Lightning or the session calls are not written.
+_HOOK = re.compile(r"_|on_|setup$|teardown$|run_closing$")
 
 
 def page(topic: str, catalogue: Catalogue) -> str:
@@ -60,25 +61,25 @@ def _fields_of(group: str, members: list[SchemaField]) -> str:
 
 
 def _guards() -> str:
-    """A row for each guard. Its variants, such as `trend-slower`, share its limit."""
     rows: list[list[Value]] = []
     for name, rule in rules().items():
-        if "-" not in name:
-            limit = f"{rule.limit:g} {rule.unit}" if rule.unit else None
-            message, advice = (re.sub(r"\{.*?\}", "...", words) for words in (rule.message, rule.advice))
-            rows.append([name, rule.beyond, limit, message, advice])
+        limit = f"{rule.limit:g} {rule.unit}" if rule.unit else None
+        message, advice = (re.sub(r"\{.*?\}", "...", words) for words in (rule.message, rule.advice))
+        rows.append([name, rule.beyond, limit, message, advice])
     return _table("Guards", "guard, beyond its limit, limit, message, advice", rows)
 
 
 def _api() -> str:
     """A section for each public class and function, with its signature and its docstring."""
-    sections = []
+    sections: dict[tuple[str, str], str] = {}
     for package in _PUBLIC:
         for node in ast.walk(_parsed(package)):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lmbench."):
+            module = str(node.module) if isinstance(node, ast.ImportFrom) else ""
+            if isinstance(node, ast.ImportFrom) and module.startswith("lmbench."):
                 for name in [alias.name for alias in node.names if alias.asname == alias.name]:
-                    sections.append(_section(f"{package}.{name}", _definition(str(node.module), name), "###"))
-    return "\n\n".join(sections)
+                    section = _section(f"{package}.{name}", _definition(module, name), "###")
+                    sections.setdefault((module, name), section)
+    return "\n\n".join(sections.values())
 
 
 def _parsed(module: str) -> ast.Module:
@@ -94,26 +95,31 @@ def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef:
 
 
 def _section(name: str, node: ast.ClassDef | ast.FunctionDef, heading: str) -> str:
-    """The definition's signature and docstring; of a class also its public methods."""
-    methods = [part for part in node.body if isinstance(part, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
+    """The definition's signature and docstring; of a callback also its public methods."""
+    methods = (
+        [part for part in node.body if isinstance(part, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
+    )
     constructor = next((method for method in methods if method.name == "__init__"), None)
     function = node if isinstance(node, ast.FunctionDef) else constructor
     words = ast.unparse(function.args).removeprefix("self").removeprefix(", ") if function else ""
     short = name.rpartition(".")[2]
-    parts = [f"{heading} {name}", f"```python\n{short}({words})\n```" if words else "", *_prose(node)]
+    signature = textwrap.fill(f"{short}({words})", 100, subsequent_indent="    ", break_long_words=False)
+    parts = [f"{heading} {name}", f"```python\n{signature}\n```" if words else "", *_prose(node)]
     for method in methods:
-        if not _HOOK.match(method.name) and ast.get_docstring(method):
+        if name.startswith("lmbench.callbacks.") and not _HOOK.match(method.name) and ast.get_docstring(method):
             parts.append(_section(f"{short}.{method.name}", method, f"{heading}#"))
     return "\n\n".join(filter(None, parts))
 
 
 def _prose(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
-    """The docstring's paragraphs, then a list of its arguments, its result and its errors."""
+    """The docstring's paragraphs, then lists of its attributes, its arguments, its result and its errors."""
     parsed = docstring_parser.parse(ast.get_docstring(node) or "", docstring_parser.DocstringStyle.GOOGLE)
     yield parsed.short_description or ""
     yield parsed.long_description or ""
-    items = [f"- `{item.arg_name}`: {item.description}" for item in parsed.params]
+    for kind, title in (("attribute", "Attributes"), ("param", "Arguments")):
+        if items := [f"- `{item.arg_name}`: {item.description}" for item in parsed.params if item.args[0] == kind]:
+            yield "\n".join([f"{title}:\n", *items])
     if parsed.returns:
-        items.append(f"- returns: {parsed.returns.description}")
-    items += [f"- raises `{item.type_name}`: {item.description}" for item in parsed.raises]
-    yield "\n".join(escaped(item) for item in items)
+        yield f"Returns: {parsed.returns.description}"
+    if parsed.raises:
+        yield "\n".join(["Raises:\n", *(f"- `{item.type_name}`: {item.description}" for item in parsed.raises)])
