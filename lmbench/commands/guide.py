@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from lmbench.commands.report import make_catalogue
@@ -29,7 +30,9 @@ def guide(topic: str | None = None, /) -> int:
 
     markdown = page(topic, make_catalogue())
     if sys.stdout is not None and sys.stdout.isatty():
-        make_console().print(Markdown(markdown), soft_wrap=False)
+        # A link to a page becomes the topic that shows it.
+        markdown = re.sub(r"\[[^]]+\]\((\w+)\.md\)", r"`\1`", markdown)
+        make_console().print(Markdown(markdown, code_theme="ansi_dark", hyperlinks=False), soft_wrap=False)
     else:
         write_result(markdown)
     return ExitCode.OK

@@ -19,9 +19,8 @@ import lmbench
 from lmbench.guide import text
 from lmbench.records.guards import rules
 from lmbench.records.schema import RECORDS, SchemaField, fields
-from lmbench.report.answer import Answer, Column, Table, Value
-from lmbench.report.columns import BASELINE
-from lmbench.report.render import render
+from lmbench.report.columns import BASELINE, Column
+from lmbench.report.render import escaped
 from lmbench.report.view import Catalogue
 
 #: Packages whose `__init__.py` imports their public names, `from module import name as name`.
@@ -36,37 +35,42 @@ def page(topic: str, catalogue: Catalogue) -> str:
     return re.sub(r"^<!-- (\w+) -->$", lambda line: parts[line[1]](), text(topic), flags=re.MULTILINE)
 
 
-def _table(title: str, headings: str, rows: list[list[Value]]) -> str:
-    table = Table("", title, [Column(heading) for heading in headings.split(", ")], rows)
-    return render(Answer(tables=[table]), "markdown").strip()
-
-
 def _columns(catalogue: Catalogue) -> str:
-    rows: list[list[Value]] = []
+    lines = []
     for name, column in catalogue.columns.items():
-        field = column.expression if isinstance(column.expression, str) else None
         title = column.title.replace(BASELINE, "the baseline")
-        rows.append([name, title, column.unit.word, column.over, field])
-    return _table("Columns", "column, heading, unit, over the processes, field", rows)
+        words = [column.unit.word, f"{column.over} over the processes" if column.over else "", *_field_of(column)]
+        lines.append(f"- `{name}`: {title} ({', '.join(filter(None, words))})")
+    return "\n".join(lines)
+
+
+def _field_of(column: Column) -> list[str]:
+    """The field of the record that the column shows, in words; none for a column that a function works out."""
+    return [f"of `{column.expression}`"] if isinstance(column.expression, str) else []
 
 
 def _fields() -> str:
+    """A list for each group of fields. Fields that differ only in their phase are one line."""
     every = {field.pattern: field for kind in RECORDS for field in fields(kind).values()}
-    return "\n\n".join(_fields_of(group, [*members]) for group, members in groupby(every.values(), lambda f: f.group))
+    parts = []
+    for group, members in groupby(every.values(), lambda field: field.group):
+        parts += [f"### {group}", "\n".join(map(_field_line, members))]
+    return "\n\n".join(parts)
 
 
-def _fields_of(group: str, members: list[SchemaField]) -> str:
-    rows: list[list[Value]] = [[f.pattern, f.unit, f.about.better, f.about.meaning] for f in members]
-    return _table(group, "field, unit, better, meaning", rows)
+def _field_line(field: SchemaField) -> str:
+    better = {"down": ", lower is better", "up": ", higher is better", None: ""}[field.about.better]
+    return f"- `{field.pattern}` ({field.unit}{better}): {escaped(field.about.meaning)}"
 
 
 def _guards() -> str:
-    rows: list[list[Value]] = []
+    lines = []
     for name, rule in rules().items():
-        limit = f"{rule.limit:g} {rule.unit}" if rule.unit else None
+        limit = f" above {rule.limit:g} {rule.unit}" if rule.unit else ""
         message, advice = (re.sub(r"\{.*?\}", "...", words) for words in (rule.message, rule.advice))
-        rows.append([name, rule.beyond, limit, message, advice])
-    return _table("Guards", "guard, beyond its limit, limit, message, advice", rows)
+        # Two blanks at a line's end break the line.
+        lines.append(f"- `{name}` ({rule.beyond}{limit}): {escaped(message)}  \n  {escaped(advice)}".rstrip())
+    return "\n".join(lines)
 
 
 def _api() -> str:
