@@ -61,6 +61,6 @@ def test_lmbench_measures_from_its_wheel_in_an_empty_folder(wheel, tmp_path):
     said = run(lmbench, "fit", "smoke", "--measure.steps=3", "--measure.min_window_s=0", cwd=here, env=alone)
     assert "mean step" in said
     assert len(list((here / "results").glob("*/run.json"))) == 1
-    where = run(python, "-c", "import lmbench.callbacks as c; print(c.__file__)", cwd=here, env=alone)
+    where = run(python, "-c", "import lmbench; print(lmbench.__file__)", cwd=here, env=alone)
     assert where.startswith(str(tmp_path / "venv"))
     assert run(lmbench, "guide", cwd=here, env=alone).startswith("# The guide")
