@@ -14,7 +14,7 @@ import torch
 import warm_server
 import yaml
 from fit_process import measure_here as measure
-from paths import ROOT, SOURCE
+from paths import ROOT
 from strangers import Telling
 
 import lmbench
@@ -203,13 +203,13 @@ def test_readme_is_short_enough_to_be_read():
 
 @pytest.mark.parametrize("topic", [*PAGES, INDEX])
 def test_every_link_leads_to_a_file(topic):
-    folder = SOURCE if topic == "README" else SOURCE / "lmbench" / "guide"
+    folder = ROOT if topic == "README" else ROOT / "lmbench" / "guide"
     links = re.findall(r"\]\(([^)#:]+)\)", PAGES.get(topic) or text(INDEX))
     assert [link for link in links if not (folder / link).is_file()] == []
 
 
 def test_the_index_lists_every_page():
-    pages = {path.stem for path in (SOURCE / "lmbench" / "guide").glob("*.md")}
+    pages = {path.stem for path in (ROOT / "lmbench" / "guide").glob("*.md")}
     assert {INDEX, *topics()} == pages
 
 
