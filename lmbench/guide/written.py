@@ -62,10 +62,9 @@ def _api() -> str:
     """A section for each class and function that one of the packages' `__init__.py` imports `as` itself."""
     names: dict[str, tuple[str, str]] = {}
     for package in ("lmbench", "lmbench.callbacks"):
-        for node in ast.walk(_parsed(package)):
-            for alias in node.names if isinstance(node, ast.ImportFrom) else []:
-                if alias.asname == alias.name:
-                    names.setdefault(alias.name, (package, str(node.module)))
+        for node in [node for node in ast.walk(_parsed(package)) if isinstance(node, ast.ImportFrom)]:
+            for alias in [alias for alias in node.names if alias.asname == alias.name]:
+                names.setdefault(alias.name, (package, str(node.module)))
     sections = []
     for name, (package, module) in names.items():
         definition = next(node for node in _parsed(module).body if getattr(node, "name", "") == name)
