@@ -22,7 +22,7 @@ _MAX_SUGGESTIONS = 2
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands; the README explains them."""
+    """Exit codes of all commands; `lmbench guide measuring` explains them."""
 
     OK = 0
     INTERNAL = 1

@@ -28,6 +28,7 @@ COMMANDS = {
     "ceiling": ("rooms", "what matrix products and copies attain on this device, for kernels"),
     "numerics": ("rooms", "how wrong a sum in 16 bit is, and when norms and softmax overflow"),
     "overhead": ("rooms", "compare a bare loop, a plain Trainer and the harness"),
+    "guide": ("guide", "how to do each of these things, page by page"),
     "completion": ("completion", "the script for bash or zsh that completes all this with the Tab key"),
     "selfcheck": ("rooms", "show that the numbers are true on this machine"),
 }

@@ -11,6 +11,7 @@ from lmbench.commands.fit import daily_options
 from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode
 from lmbench.fit_options import group_options
+from lmbench.guide import topics
 from lmbench.records.named import given_names
 from lmbench.records.store import RESULTS
 from lmbench.standard_output import write_result
@@ -18,9 +19,11 @@ from lmbench.standard_output import write_result
 #: Words that a command takes beside results.
 _OFFERED = {
     "sweep": shipped_studies(), "board": shipped_studies(), "memory": shipped_configs(), "compare": shipped_configs(),
-    "noise": shipped_configs(), "completion": ("bash", "zsh"),
+    "noise": shipped_configs(), "completion": ("bash", "zsh"), "guide": topics(),
 }  # fmt: skip
-_WITHOUT_RESULTS = ("board", "ceiling", "completion", "fields", "numerics", "overhead", "selfcheck", *MEASURING)
+_WITHOUT_RESULTS = (
+    "board", "ceiling", "completion", "fields", "guide", "numerics", "overhead", "selfcheck", *MEASURING,
+)  # fmt: skip
 
 
 def completion(shell: Literal["bash", "zsh"]) -> int:

@@ -52,7 +52,7 @@ torch lightning jsonargparse numpy pandas rich | 0 | completion --words fit --tr
 torch lightning jsonargparse numpy pandas rich | 2 | fit smoke --trainer.precison x; memory smoke --trainer.devcies 4
 torch lightning scipy.special scipy.stats pandas | 0 | list; show results
 torch lightning vl_convert jinja2 | 0 | report results; memory snapshot.pickle
-torch lightning | 0 | report results --output=page.html
+torch lightning | 0 | report results --output=page.html; guide columns; guide python
 """)
 
 

@@ -1,0 +1,99 @@
+"""Parts of the guide that are written from the code: columns, fields and guards, and the Python API.
+
+A line such as `<!-- guards -->` in a page stands for such a part. The source files are parsed, since importing them
+would import PyTorch.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from pathlib import Path
+
+import lmbench
+from lmbench.guide import text
+from lmbench.records.guards import rules
+from lmbench.records.schema import RECORDS, fields
+from lmbench.report.columns import BASELINE
+from lmbench.report.render import escaped
+from lmbench.report.view import Catalogue
+
+#: Methods that Lightning or the session calls are not written.
+_HOOK = re.compile(r"_|on_|setup$|teardown$|run_closing$")
+
+
+def page(topic: str, catalogue: Catalogue) -> str:
+    """A page's Markdown, complete with the parts that are written from the code."""
+    parts = {"columns": lambda: _columns(catalogue), "fields": _fields, "guards": _guards, "api": _api}
+    return re.sub(r"^<!-- (\w+) -->$", lambda line: parts[line[1]](), text(topic), flags=re.MULTILINE)
+
+
+def _columns(catalogue: Catalogue) -> str:
+    lines = []
+    for name, column in catalogue.columns.items():
+        words = [column.unit.word, f"{column.over} over the processes" if column.over else ""]
+        if isinstance(column.expression, str):
+            words.append(f"of `{column.expression}`")
+        lines.append(f"- `{name}`: {column.title.replace(BASELINE, 'the baseline')} ({', '.join(filter(None, words))})")
+    return "\n".join(lines)
+
+
+def _fields() -> str:
+    """A list for each group of fields. Fields that differ only in their phase are one line."""
+    lists: dict[str, dict[str, str]] = {}
+    for field in (field for kind in RECORDS for field in fields(kind).values()):
+        line = f"- `{field.pattern}` ({field.unit}): {escaped(field.about.meaning)}"
+        lists.setdefault(field.group, {})[field.pattern] = line
+    return "\n\n".join(f"### {group}\n\n" + "\n".join(lines.values()) for group, lines in lists.items())
+
+
+def _guards() -> str:
+    lines = []
+    for name, rule in rules().items():
+        limit = f" above {rule.limit:g} {rule.unit}" if rule.unit else ""
+        message, advice = (re.sub(r"\{.*?\}", "...", words) for words in (rule.message, rule.advice))
+        # Two blanks at a line's end break the line.
+        lines.append(f"- `{name}` ({rule.beyond}{limit}): {escaped(message)}  \n  {escaped(advice)}".rstrip())
+    return "\n".join(lines)
+
+
+def _api() -> str:
+    """A section for each class and function that one of the packages' `__init__.py` imports `as` itself."""
+    names: dict[str, tuple[str, str]] = {}
+    for package in ("lmbench", "lmbench.callbacks"):
+        for node in [node for node in ast.walk(_parsed(package)) if isinstance(node, ast.ImportFrom)]:
+            for alias in [alias for alias in node.names if alias.asname == alias.name]:
+                names.setdefault(alias.name, (package, str(node.module)))
+    sections = []
+    for name, (package, module) in names.items():
+        definition = next(node for node in _parsed(module).body if getattr(node, "name", "") == name)
+        sections += _section("###", f"{package}.", definition)
+    return "\n\n".join(sections)
+
+
+def _parsed(module: str) -> ast.Module:
+    """The source of one of lmbench's modules; in a checkout `callbacks` lies beside the package."""
+    paths = [Path(folder, *module.split(".")[1:]) for folder in lmbench.__path__]
+    files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+    return ast.parse(files[0].read_text("utf-8"))
+
+
+def _section(heading: str, prefix: str, node: ast.AST) -> list[str]:
+    """Paragraphs: name, signature and docstring, then the same for a callback's public methods."""
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef) or not (about := ast.get_docstring(node)):
+        return []
+    methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+    makers = [node] if isinstance(node, ast.FunctionDef) else [part for part in methods if part.name == "__init__"]
+    words = [ast.unparse(function.args).removeprefix("self").removeprefix(", ") for function in makers]
+    parts = [f"{heading} {prefix}{node.name}"]
+    if any(words):
+        signature = textwrap.fill(f"{node.name}({words[0]})", 100, subsequent_indent="    ", break_long_words=False)
+        parts.append(f"```python\n{signature}\n```")
+    # The sections of a docstring become lists.
+    about = re.sub(r"^    (\w+): ", r"- `\1`: ", about, flags=re.MULTILINE)
+    parts.append(re.sub(r"^(\w+:)\n(?=\S)", r"\1\n\n", about, flags=re.MULTILINE))
+    for method in methods if prefix == "lmbench.callbacks." else []:
+        if not _HOOK.match(method.name):
+            parts += _section(f"{heading}#", f"{node.name}.", method)
+    return parts

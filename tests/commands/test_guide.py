@@ -1,0 +1,242 @@
+"""README and the guide are true: their commands and their Python run, and their pages and links are there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections import Counter
+from configparser import ConfigParser
+
+import pytest
+import torch
+import warm_server
+import yaml
+from fit_process import measure_here as measure
+from paths import ROOT
+from strangers import Telling
+
+import lmbench
+from lmbench.cli import COMMANDS
+from lmbench.commands.report import make_catalogue
+from lmbench.errors import ExitCode
+from lmbench.guide import INDEX, text, topics
+from lmbench.records.guards import rules
+from lmbench.records.schema import RECORDS, fields
+from lmbench.tune.space import read_space
+
+from conftest import Sleeper, SlowBatches
+
+README = (ROOT / "README.md").read_text()
+PAGES = {"README": README, **{topic: text(topic) for topic in topics()}}
+TEXT = "\n".join(PAGES.values())
+QUICK = ["--measure.steps=3", "--measure.min_window_s=0", "--measure.probe_steps=1"]
+
+
+def blocks_of(page):
+    """Language and text of each block of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+
+def block(topic, language, holding):
+    (match,) = [text for lang, text in blocks_of(PAGES[topic]) if lang == language and holding in text]
+    return match
+
+
+def commands(language, text):
+    """The words of a shell block's `lmbench` commands, also behind a prompt or at the end of a chain; of a workflow's
+    steps too."""
+    if language == "yaml":
+        content = yaml.safe_load(text)
+        text = "\n".join(step["run"] for step in content if "run" in step) if isinstance(content, list) else ""
+    words = []
+    for line in text.splitlines():
+        start = re.search(r"^(?:\$ )?lmbench |&& \S*/lmbench ", line)
+        if start:
+            words.append(shlex.split(line[start.end() :].partition(" >>")[0], comments=True))
+    return words
+
+
+def quickened(words):
+    """A short version of a command. One that needs a GPU, a cluster or an idle machine is only parsed."""
+    needs_more = {"slurm", "--revision"} & {*words}
+    match "" if needs_more else words[0]:
+        case "fit" | "validate":
+            is_quick = "smoke" in " ".join(words) or "--model" in words
+            return [*words, *(QUICK if is_quick else ["--print_config"])]
+        case "sweep":
+            # A study that is not tiny needs a GPU.
+            return [*words, *(["--repeats=1", "--measure.steps=3"] if "tiny" in words[1] else ["--dry_run"])]
+        case "compare" if "--run" in words:
+            return [*words, *QUICK, "--budget=0.1s"]
+        case "memory" if "--config" in words and "--trainer.devices" not in words:
+            return [*words, "--model.num_layers=1"]
+        case "show" | "report" | "compare" | "kernels" | "dtypes" | "list" | "guide" | "fields":
+            return words
+    return [words[0], "-h"]
+
+
+#: A small config for `--model.config`, since the page's model has a billion parameters.
+LLAMA = """{
+"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 100,
+"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64
+}"""
+
+
+def write_examples(folder):
+    """The files that the examples name."""
+    (folder / "my_module.py").write_text(block("your_model", "python", "class MyModule"))
+    (folder / "llama_1b.json").write_text(LLAMA)
+
+
+EXAMPLES = {
+    topic: words
+    for topic, page in PAGES.items()
+    if (words := [command for language, text in blocks_of(page) for command in commands(language, text)])
+}
+VERDICTS = (ExitCode.OK, ExitCode.SLOWER, ExitCode.UNDECIDED, ExitCode.INVALID)
+
+
+@pytest.mark.parametrize("topic", EXAMPLES)
+def test_the_commands_of_a_page_run_one_after_the_other(topic, tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    write_examples(tmp_path)
+    for words in EXAMPLES[topic]:
+        done = warm_server.run(*quickened(words), folder=tmp_path)
+        allowed = VERDICTS if words[0] == "compare" or "--compare" in words else (ExitCode.OK,)
+        assert done.returncode in allowed, (words, done.stderr)
+        assert done.stdout or "--output" in words
+        if quickened(words)[1:] == ["-h"]:
+            # `--config` and dotted options are those of `lmbench fit`.
+            options = [word for word in words if word.startswith("--") and "." not in word and word != "--config"]
+            assert [option for option in options if option not in done.stdout] == []
+
+
+def test_the_notebook_runs_and_shows_the_run_as_html(tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    write_examples(tmp_path)
+    kernel = tmp_path / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "python3", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    code = block("python", "python", "lmbench.measure(").replace("steps=20", "steps=3, min_window_s=0.0, probe_steps=0")
+    *lines, last = code.strip().splitlines()
+    cells = [
+        nbformat.v4.new_code_cell(cell) for cell in ("\n".join(lines), f"print(run)\n{last}", "lmbench.measure(data)")
+    ]
+    cells[-1].metadata["tags"] = ["raises-exception"]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [[output for output in cell.outputs if output.output_type == "execute_result"] for cell in notebook.cells]
+    assert "throughput.tokens_per_s" in outputs[0][0].data["text/plain"]
+    assert "forward" in outputs[1][0].data["text/html"]
+    (mistake,) = cells[-1].outputs
+    assert mistake.traceback == [f"UsageError: {mistake.evalue}"]
+    # Only the two figures are printed. Importing Lightning may warn of a progress bar for notebooks.
+    streams = [output.text for cell in notebook.cells for output in cell.outputs if output.output_type == "stream"]
+    _, figures = (text for text in streams if "TqdmWarning" not in text)
+    assert " ms (std" in figures, streams
+    assert len(list((tmp_path / "results").iterdir())) == 1
+
+
+def run_python(topic, holding, **namespace):
+    """The names that a block of Python leaves. A Trainer in it uses the CPU, and a measurement is short."""
+    code = block(topic, "python", holding).replace("max_steps=20,", "max_steps=20, accelerator='cpu',")
+    quick = "steps=3, min_window_s=0.0, probe_steps=0, trainer={'accelerator': 'cpu'}"
+    exec(code.replace('precision="bf16-mixed"', quick), namespace)
+    return namespace
+
+
+def test_the_callbacks_of_the_python_page_watch_a_trainer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_python("python", "PhaseTimer()")
+    names["trainer"].fit(Sleeper(), SlowBatches())
+    assert len(names["timer"].records) == 20
+    assert len(list((tmp_path / "results").glob("*/steps.jsonl"))) == 1
+
+
+def test_the_python_of_readme_measures_a_module(capsys):
+    tokens = torch.ones(2, 8, dtype=torch.long)
+    run_python("README", "lmbench.measure(", module=Telling(), data=(tokens, tokens))
+    tokens_per_s, forward_s = map(float, capsys.readouterr().out.split())
+    assert (tokens_per_s > 0, forward_s > 0) == (True, True)
+
+
+def test_the_callback_of_the_extending_page_notes_the_spread_of_losses():
+    callback = run_python("extending", "class LossSpread")["LossSpread"]()
+    run = measure(trainer={"callbacks": [callback]})
+    losses = [step.loss for step in run.steps if step.stage == "window"]
+    assert callback.spread == pytest.approx(max(losses) - min(losses))
+
+
+def test_the_study_of_the_sweeps_page_is_one(tmp_path, printed):
+    (tmp_path / "mine.yaml").write_text(block("sweeps", "yaml", "matrix:"))
+    assert "cells: 4, repeats: 3, runs: 12" in printed("sweep", tmp_path / "mine.yaml", "--dry_run")
+
+
+def test_the_space_of_the_tuning_page_adds_axes_and_takes_one_away(tmp_path):
+    (tmp_path / "space.yaml").write_text(block("tuning", "yaml", "axes:"))
+    shipped, axes = read_space(None), read_space(tmp_path / "space.yaml")
+    assert {axis.name for axis in shipped} ^ {axis.name for axis in axes} == {"compile_whole", "model.width", "loader"}
+
+
+def test_every_block_of_python_and_yaml_has_a_test():
+    """Those above, and the module that all examples share; a workflow is read like a shell's commands."""
+    counts = Counter(language for page in PAGES.values() for language, _ in blocks_of(page))
+    assert (counts["python"], counts["yaml"]) == (5, 3)
+
+
+def test_exit_codes_and_commands_are_named():
+    for code in ("0 fine", "2 usage", "3 out of memory", "130 interrupted"):
+        assert code in PAGES["measuring"]
+    for command in COMMANDS:
+        assert f"lmbench {command}" in TEXT or f"`{command}`" in TEXT, command
+
+
+def test_readme_is_short_enough_to_be_read():
+    assert len(README.splitlines()) <= 250
+
+
+@pytest.mark.parametrize("topic", [*PAGES, INDEX])
+def test_every_link_leads_to_a_file(topic):
+    folder = ROOT if topic == "README" else ROOT / "lmbench" / "guide"
+    links = re.findall(r"\]\(([^)#:]+)\)", PAGES.get(topic) or text(INDEX))
+    assert [link for link in links if not (folder / link).is_file()] == []
+
+
+def test_the_index_lists_every_page():
+    pages = {path.stem for path in (ROOT / "lmbench" / "guide").glob("*.md")}
+    assert {INDEX, *topics()} == pages
+
+
+def test_columns_fields_guards_and_the_api_are_written_from_the_code(printed):
+    columns, api = printed("guide", "columns"), printed("guide", "python")
+    named = {*re.findall(r"^- `([\w.<>-]+)`", columns, re.MULTILINE)}
+    every = {field.pattern for kind in RECORDS for field in fields(kind).values()}
+    assert every | {*rules()} | {*make_catalogue().columns} == named
+    headings = {*re.findall(r"^### ([\w.]+)$", api, re.MULTILINE)}
+    assert {f"lmbench.{name}" for name in lmbench.__all__ if name != "__version__"} <= headings
+    assert "- `probe_steps`: unmeasured steps after the window" in api
+
+
+def test_a_terminal_shows_a_page_laid_out_and_a_pipe_gets_its_markdown(printed, monkeypatch):
+    markdown = printed("guide", "comparing")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = re.sub(r"\x1b\[[\d;]*m", "", printed("guide", "comparing"))
+    assert (markdown.startswith("# Comparing\n"), "# Comparing" in shown) == (True, False)
+    assert "see traces." in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_house_has_every_layer_in_its_order():
+    contracts = ConfigParser(comment_prefixes="#")
+    contracts.read(ROOT / ".importlinter")
+    layers = contracts["importlinter:contract:layers"]["layers"]
+    picture = re.findall(r"^ (\w.*?)(?:   .*)?$", block("house", "", "cli"), re.MULTILINE)[1:]
+    drawn = " ".join(picture).split()
+    assert drawn == re.findall(r"lmbench\.(\w+)", layers)
