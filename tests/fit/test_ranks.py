@@ -193,6 +193,68 @@ def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_
     assert "without synchronizing gradients" in " ".join(capsys.readouterr().out.split())
 
 
+WARNINGS = {
+    "--trainer.strategy=ddp": set(),
+    "--trainer.strategy=ddp --measure.sigterm_broadcast=true": {"sigterm_check"},
+    "--trainer.strategy=ddp --trainer.strategy.gradient_as_bucket_view=false": {"bucket_copies"},
+    "--trainer.strategy=lightning.pytorch.strategies.DDPStrategy": {"bucket_copies"},
+    "--trainer.strategy=fsdp2 --trainer.strategy.blocks_per_group=1": set(),
+}
+
+
+@pytest.mark.parametrize("words", WARNINGS)
+def test_what_lightning_and_pytorch_add_to_a_step_is_a_warning(words):
+    code, run = fit(*TINY, *words.split())
+    statuses = {guard.name: guard.status for guard in run.record.guards}
+    names = ("sigterm_check", "bucket_copies", "bucket_splits")
+    assert (code, {name for name in names if statuses[name] == "warn"}) == (0, WARNINGS[words])
+    assert (run.record.communication.sigterm_check_s > 0) == ("sigterm_check" in WARNINGS[words])
+
+
+def test_blocks_that_are_split_at_buckets_are_counted():
+    compiled = "{regional: true, backend: aot_eager, split_at_buckets: true}"
+    words = ["--model={d_model: 512, d_ff: 1024, num_layers: 1, num_heads: 2, vocab_size: 101}", *TINY[1:]]
+    splits = []
+    for run_id, options in (("split", compiled), ("whole", compiled.replace("true}", "null}"))):
+        code, run = fit(
+            *words, "--trainer.strategy=ddp", "--trainer.strategy.bucket_cap_mb=1", f"--trainer.compile={options}",
+            f"--measure.run_id={run_id}",
+        )  # fmt: skip
+        splits.append((code, run.record.communication.bucket_split_count > 0))
+    assert splits == [(0, True), (0, False)]
+
+
+def test_the_window_opens_once_the_ranks_have_a_steady_pace_and_is_as_long_as_asked_for():
+    code, run = fit(*TINY, "--trainer.strategy=ddp", "--measure.min_window_s=0.5")
+    window = run.record.window
+    assert (code, window.warmup_steps, window.pace_steps % 5, window.pace_steps >= 10) == (0, 2, 0, True)
+    assert window.first_step == 2 + window.pace_steps
+    assert window.wall_s > 0.25
+
+
+OWN_TRAINER = """
+from lightning.pytorch import Trainer
+from test_ranks import Uneven
+from lmbench.callbacks import RunRecorder
+if __name__ == "__main__":
+    Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_steps=20, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, callbacks=[RunRecorder("results")],
+    ).fit(Uneven("nothing"))
+"""
+
+
+def test_in_a_trainer_of_the_users_own_the_check_stays_and_its_cost_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    (tmp_path / "train.py").write_text(OWN_TRAINER)
+    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = lmbench.load("results")
+    told = {guard.name: guard.message for guard in run.record.guards if guard.status == "warn"}
+    assert re.match(r"Lightning's SIGTERM check .*: training_epoch_loop.py:\d+, \d+\.\d\d ms", told["sigterm_check"])
+    assert "bucket_copies" in told
+
+
 def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_others_wait_in(capfd):
     # As after a rank of another launcher in this process: its Trainer puts back the signals that Python knows of.
     faulthandler.register(signal.SIGURG)
