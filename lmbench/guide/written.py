@@ -11,7 +11,7 @@ import re
 import textwrap
 from pathlib import Path
 
-import lmbench
+from lmbench import version
 from lmbench.guide import text
 from lmbench.records.guards import rules
 from lmbench.records.schema import RECORDS, fields
@@ -19,6 +19,8 @@ from lmbench.report.columns import BASELINE
 from lmbench.report.render import escaped
 from lmbench.report.view import Catalogue
 
+#: The package, and the root of a checkout, in which `callbacks` lies beside it.
+_FOLDERS = Path(version.__file__).parents[:2]
 #: Methods that Lightning or the session calls are not written.
 _HOOK = re.compile(r"_|on_|setup$|teardown$|run_closing$")
 
@@ -74,7 +76,7 @@ def _api() -> str:
 
 def _parsed(module: str) -> ast.Module:
     """The source of one of lmbench's modules; in a checkout `callbacks` lies beside the package."""
-    paths = [Path(folder, *module.split(".")[1:]) for folder in lmbench.__path__]
+    paths = [Path(folder, *module.split(".")[1:]) for folder in _FOLDERS]
     files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
     return ast.parse(files[0].read_text("utf-8"))
 
