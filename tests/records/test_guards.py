@@ -52,6 +52,7 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
         "phases": {**as_dict(summarize_steps(steps)), "other": {"share_fraction": 0.005}},
         "device_state": {"open": READING, "close": READING, **CAPPED, "other_process_count": 0},
         "host_state": {"other_cpu_fraction": 0.02, "steal_fraction": 0.0, "waited_fraction": 0.001},
+        "communication": {"sigterm_check_s": 0.0, "bucket_copy_bytes": 0, "bucket_split_count": 0},
         "probe.is_complete": True,
         "probe.training.parameters": 4,
     }
