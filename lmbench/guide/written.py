@@ -65,8 +65,9 @@ def _api() -> str:
     names: dict[str, tuple[str, str]] = {}
     for package in ("lmbench", "lmbench.callbacks"):
         for node in [node for node in ast.walk(_parsed(package)) if isinstance(node, ast.ImportFrom)]:
-            for alias in [alias for alias in node.names if alias.asname == alias.name]:
-                names.setdefault(alias.name, (package, str(node.module)))
+            for alias in node.names:
+                if alias.asname == alias.name and not alias.name.startswith("_"):
+                    names.setdefault(alias.name, (package, str(node.module)))
     sections = []
     for name, (package, module) in names.items():
         definition = next(node for node in _parsed(module).body if getattr(node, "name", "") == name)
