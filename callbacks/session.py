@@ -196,7 +196,7 @@ class MeasurementSession(LeanCallback):
         the copy when the device has passed the step.
 
         Args:
-            name: a field of `StepRecord` declared with `Scalar`, which gives unit, title and the fold over sources.
+            name: a field of `StepRecord` that is declared with a `fold` over sources, a unit and a title.
             value: a number, or a tensor of one element on any device.
             source: who logs the number; a later value of the same source in a step replaces the earlier one.
 
