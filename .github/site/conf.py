@@ -4,7 +4,7 @@ It takes the extra `docs`. With `-W` a link that leads nowhere is an error.
 """
 
 from lmbench import __version__
-from lmbench.commands.report import make_catalogue
+from lmbench.catalogue import make_catalogue
 from lmbench.guide import INDEX, topics
 from lmbench.guide.written import page
 

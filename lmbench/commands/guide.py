@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 
-from lmbench.catalogue import make_catalogue
 from lmbench.errors import ExitCode, unknown
 from lmbench.guide import INDEX, topics
 from lmbench.standard_output import write_result
@@ -25,6 +24,7 @@ def guide(topic: str | None = None) -> int:
     # Imported here, since `-h` and a misspelt topic need neither.
     from rich.markdown import Markdown
 
+    from lmbench.catalogue import make_catalogue
     from lmbench.guide.written import page
     from lmbench.report.console import make_console
 

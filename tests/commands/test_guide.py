@@ -19,7 +19,7 @@ from strangers import Telling
 
 import lmbench
 from lmbench.cli import COMMANDS
-from lmbench.commands.report import make_catalogue
+from lmbench.catalogue import make_catalogue
 from lmbench.errors import ExitCode
 from lmbench.guide import INDEX, text, topics
 from lmbench.records.guards import rules
