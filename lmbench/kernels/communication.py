@@ -17,7 +17,7 @@ POINT_TO_POINT = "point-to-point"
 _kind_of = reader(NAMES.collectives)
 
 
-class Collective(NamedTuple):
+class CommunicationKernel(NamedTuple):
     """The collective, or the point-to-point messages, of one kernel.
 
     - `collective`: its kind.
@@ -39,19 +39,19 @@ class Collective(NamedTuple):
 
 
 def describe_communication(kernels: pd.DataFrame, host: HostEvents) -> pd.DataFrame:
-    """The columns of `Collective` for all kernels, blank or missing for kernels of another kind than `comm`."""
+    """The columns of `CommunicationKernel` for all kernels, blank or missing for those of other kinds than `comm`."""
     comm = kernels[kernels.kind == "comm"]
     notes = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"]).sort_values("start_ns")
     launches = comm.reset_index()[["index", "thread", "launch_ns"]].sort_values("launch_ns")
     notes = pd.merge_asof(
         notes, launches, left_on="start_ns", right_on="launch_ns", by="thread", direction="forward"
     ).groupby("index").arguments.agg(list)  # fmt: skip
-    rows = [collective_of(kernel, notes.get(kernel.Index, []), host) for kernel in comm.itertuples()]
-    frame = pd.DataFrame(rows, comm.index, Collective._fields).reindex(kernels.index)
+    rows = [communication_of(kernel, notes.get(kernel.Index, []), host) for kernel in comm.itertuples()]
+    frame = pd.DataFrame(rows, comm.index, CommunicationKernel._fields).reindex(kernels.index)
     return frame.fillna({"collective": "", "group": "", "stage": ""})
 
 
-def collective_of(kernel: Any, notes: Sequence[Any], host: HostEvents) -> Collective:
+def communication_of(kernel: Any, notes: Sequence[Any], host: HostEvents) -> CommunicationKernel:
     """The collective of a communication kernel; `notes` are those of its thread since the communication before."""
     around = [*host.nesting.climb(kernel.around)]
     # Some profilers note the message on the operator alone.
@@ -66,14 +66,14 @@ def collective_of(kernel: Any, notes: Sequence[Any], host: HostEvents) -> Collec
         message_bytes = max(out, into) * _element_bytes(sent[0])
         # Each rank numbers these messages by itself, so their numbers do not match.
         messages = {f"{message.source}>{message.target}" for message in sent}
-        return Collective(kind, message_bytes, message_bytes, "", kernel.step or f"number {NONE}", messages)
+        return CommunicationKernel(kind, message_bytes, message_bytes, "", kernel.step or f"number {NONE}", messages)
     message_bytes = _elements(note) * _element_bytes(note) or np.nan
     bus_factor, size = 1.0, note.group_size
     if kind in NAMES.bus_factors:
         bus_factor = NAMES.bus_factors[kind] * (size - 1) / size if isinstance(size, int) and size > 1 else np.nan
     stage = kernel.step if note.number == NONE and kernel.step else f"number {note.number}"
     group = f"{note.group_name} {note.group_ranks}"
-    return Collective(kind, message_bytes, message_bytes * bus_factor, group, stage, set())
+    return CommunicationKernel(kind, message_bytes, message_bytes * bus_factor, group, stage, set())
 
 
 def _elements(note: Any) -> int:

@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 
 import pandas as pd
 
-from lmbench.kernels.events import take, where
+from lmbench.kernels.events import starting, take
 from lmbench.kernels.host import HostEvents
 from lmbench.kernels.names import joined, part_of
 from lmbench.kernels.trace_notes import GraphNotes
@@ -50,7 +50,7 @@ def read_graphs(stored: Iterable[GraphNotes], classes: Mapping[str, str]) -> lis
 def parts_in_graphs(kernels: pd.DataFrame, host: HostEvents, graphs: Sequence[Graph]) -> dict[int, str]:
     """The part of each kernel that a call of a compiled graph launched, by the kernel's index; empty if unknown."""
     parts: dict[int, str] = {}
-    calls = host.nesting.innermost(where(host.names, lambda name: name.startswith(_GRAPH_CALL)))
+    calls = host.nesting.innermost(starting(host.names, _GRAPH_CALL))
     kernels = kernels.assign(call=take(calls, kernels.around.to_numpy(), NONE))
     # In the order of launches; kernels of one launched CUDA graph in the order of their starts.
     for _, members in kernels[kernels.call != NONE].sort_values(["launch_ns", "start_ns"]).groupby("call"):

@@ -129,6 +129,11 @@ def take(column: Any, index: Integers, default: Any) -> Any:
     return values
 
 
+def starting(words: Sequence[str], beginning: str | tuple[str, ...]) -> Flags:
+    """A flag for each word: whether it starts with this, or with one of these."""
+    return where(words, lambda word: word.startswith(beginning))
+
+
 def is_range(events: Events) -> Flags:
     """A flag for each event of the host: whether it is a range rather than an operator."""
     return np.asarray(events.category != _OPERATOR)

@@ -68,8 +68,8 @@ def _sigterm_ns(trace: Trace) -> int:
         while past < len(host) and host.thread[past] == host.thread[row] and host.start_ns[past] < host.end_ns[row]:
             past += 1
         # The size is noted on the operator or inside it; gloo notes none.
-        sizes = {arguments.in_elements for arguments in host.arguments[row:past]}
-        if past < len(host) and names[past] == "aten::item" and sizes <= {0, 1}:
+        is_single = all(arguments.in_elements in (0, 1) for arguments in host.arguments[row:past])
+        if is_single and past < len(host) and names[past] == "aten::item":
             total_ns += host.end_ns[past] - host.start_ns[row]
             count += 1
     return int(total_ns) if count >= trace.timeline.steps else 0

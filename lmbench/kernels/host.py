@@ -13,7 +13,7 @@ from itertools import pairwise, takewhile
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import MODULE_CALL, Events, is_range, take, users_ranges, where
+from lmbench.kernels.events import MODULE_CALL, Events, is_range, starting, take, users_ranges, where
 from lmbench.kernels.names import is_users_function, module_path, operator_part, part_of
 from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
@@ -98,17 +98,17 @@ class HostEvents:
     """
 
     def __init__(self, host: Events, functions: Events, classes: Mapping[str, str]) -> None:
-        events = host[~is_range(host) | where(host.name, lambda name: name.startswith(_MODULES))]
+        events = host[~is_range(host) | starting(host.name, _MODULES)]
         self.events = events
         self.nesting = Nesting(events)
         self.users = Nesting(users_ranges(host))
         self.functions = Nesting(functions[where(functions.name, is_users_function)])
         self._start_ns, self._sequence = events.start_ns, events.sequence
         names = self.names = self.nesting.names
-        self.is_engine = where(names, lambda name: name.startswith(ENGINE))
+        self.is_engine = starting(names, ENGINE)
         self.forward = _forward_operators(events, self.is_engine)
         # The scope of an event is the innermost module range or engine event around it, or the event itself.
-        is_module = where(names, lambda name: name.startswith(_MODULES))
+        is_module = starting(names, _MODULES)
         scope = self.nesting.innermost(self.is_engine | is_module)
         self.is_model = is_module & (take(scope, self.nesting.parent, NONE) == NONE)
         self._scope = scope.tolist()

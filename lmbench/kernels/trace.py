@@ -80,7 +80,7 @@ class Trace:
     """A trace with its attributed kernels; `run` is None for a bare trace file.
 
     `kernels` has a row for each kernel, copy and fill, ordered by start. It has the columns of an event, `duration_ns`,
-    `phase`, `kind`, `part`, those of `Collective`, and:
+    `phase`, `kind`, `part`, those of `CommunicationKernel`, and:
 
     - `launch`: an index into the launches. A kernel whose launch is not in the trace has NONE and the phase `unlinked`:
       nothing tells in which phase the host started it.

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.kernels.clocks import Clocks
-from lmbench.kernels.events import each, take, where
+from lmbench.kernels.events import each, starting, take, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.names import NAMES, is_users_function, module_path, reader
@@ -59,7 +59,7 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     cause, begun_cause = take(events.cause, event, LAUNCHING), take(events.cause, begun_in, LAUNCHING)
     began_blocked = ~is_long & (cause == LAUNCHING) & np.isin(begun_cause, ("synchronizing", _COPYING))
     event, cause = np.where(began_blocked, begun_in, event), np.where(began_blocked, begun_cause, cause)
-    loaders = events[where(events.name, lambda name: name.startswith("enumerate(DataLoader)#"))]
+    loaders = events[starting(events.name, "enumerate(DataLoader)#")]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
     cause[is_long & (cause == LAUNCHING)] = HOST_CODE
     cause[locate(*find_compiling(trace), start_ns) != NONE] = _COMPILING
