@@ -18,8 +18,8 @@ from paths import ROOT
 from strangers import Telling
 
 import lmbench
-from lmbench.cli import COMMANDS
 from lmbench.catalogue import make_catalogue
+from lmbench.cli import COMMANDS
 from lmbench.errors import ExitCode
 from lmbench.guide import INDEX, text, topics
 from lmbench.records.guards import rules
