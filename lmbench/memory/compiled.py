@@ -85,8 +85,8 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
     """
     inputs = [node for node in nodes if node.op == "placeholder"]
     calls = [node for node in nodes if node.op == "call_function"]
-    (outputs,) = next(node for node in nodes if node.op == "output").args
-    outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    (returned,) = next(node for node in nodes if node.op == "output").args
+    outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
     for node in calls:
         if "val" not in node.meta:
             # The partitioner re-inserts an operator with several results without its values: its `getitem` users have

@@ -34,7 +34,7 @@ from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
 from lmbench.instruments.ending import out_of_memory
 from lmbench.instruments.window import QuietCollector, Schedule
-from lmbench.precision import PRECISIONS
+from lmbench.precision import PRECISIONS, Precision
 from lmbench.records.measured import Loss, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 
@@ -132,6 +132,30 @@ def _over_ranks(module: LightningModule, trainer: Trainer) -> Any:
     return step
 
 
+def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> tuple[Any, Optimizer]:
+    """The training step of a module on its device, parallelized and in its precision, and the module's optimizer."""
+    device = trainer.strategy.root_device
+    with device:
+        module.configure_model()
+    # fp8 replaces layers, so the optimizer has to be made afterwards.
+    trainer.precision_plugin.convert_module(module)
+    module.to(device=device, dtype=precision.weight_dtype())
+    step = _over_ranks(module, trainer)
+    optimizer = module.configure_optimizers()
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
+    return step, optimizer
+
+
+def _clip(trainer: Trainer, module: LightningModule) -> None:
+    """Clip the module's gradients as the trainer's flags say, by value or by norm."""
+    limit = float(trainer.gradient_clip_val or 0.0)
+    if trainer.gradient_clip_algorithm == "value":
+        nn.utils.clip_grad_value_(module.parameters(), limit)
+    else:
+        nn.utils.clip_grad_norm_(module.parameters(), limit)
+
+
 def train_bare(
     module: LightningModule,
     trainer: Trainer,
@@ -161,18 +185,8 @@ def train_bare(
     precision = PRECISIONS[name]
     autocast = torch.autocast(device.type, precision.compute_dtype()) if precision.is_mixed else nullcontext()
     scaler = torch.amp.GradScaler(device.type, enabled=precision.has_scaler)
-    clip_value, micro_batches = float(trainer.gradient_clip_val or 0.0), trainer.accumulate_grad_batches
-    by_value = trainer.gradient_clip_algorithm == "value"
-    clip = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
-    with device:
-        module.configure_model()
-    # fp8 replaces layers, so the optimizer has to be made afterwards.
-    trainer.precision_plugin.convert_module(module)
-    module.to(device=device, dtype=precision.weight_dtype())
-    step = _over_ranks(module, trainer)
-    optimizer = module.configure_optimizers()
-    if not isinstance(optimizer, Optimizer):
-        raise UsageError("the bare loop needs configure_optimizers() to return one optimizer")
+    micro_batches = trainer.accumulate_grad_batches
+    step, optimizer = _built(module, trainer, precision)
     default_dtype = torch.get_default_dtype()
     # Lightning's "true" precisions, too, give new tensors the dtype of the weights.
     torch.set_default_dtype(precision.weight_dtype())
@@ -194,9 +208,9 @@ def train_bare(
                 scaler.scale(loss).backward()
             if is_last:
                 if mode == "train_step":
-                    if clip_value > 0:
+                    if trainer.gradient_clip_val:
                         scaler.unscale_(optimizer)
-                        clip(module.parameters(), clip_value)
+                        _clip(trainer, module)
                     scaler.step(optimizer)
                     scaler.update()
                 if mode != "forward" and zero_grad == "after_step":
