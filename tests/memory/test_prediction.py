@@ -75,6 +75,13 @@ def test_eager_peaks_are_within_a_percent_of_an_h200s_and_phases_within_two(name
     assert [error for error in relative.values() if abs(error) > 0.02] == []
 
 
+#: Options with which blocks are sharded one by one, and buckets hold copies of gradients.
+ONE_BY_ONE = {
+    "fsdp2": "--trainer.strategy.blocks_per_group=1",
+    "fsdp2_zero2": "--trainer.strategy.blocks_per_group=1",
+    "ddp": "--trainer.strategy.gradient_as_bucket_view=false",
+}
+
 #: Peaks of forward and backward in GiB on an H200 (torch 2.11), of one of several ranks or of a single rank with NCCL.
 #: Collectives of several ranks sent nothing: they were in PyTorch's `fake` process group.
 MEASURED_RANKS = yaml.safe_load("""
@@ -83,7 +90,7 @@ MEASURED_RANKS = yaml.safe_load("""
 - [1, fsdp2, [0.9577, 1.1886], --trainer.devices=4 --trainer.compile.regional=true]
 - [4, ddp, [3.9109, 3.9305], ""]
 # Dynamo splits the graph of each block where a bucket of gradients is full.
-- [4, ddp, [3.8471, 3.8671], --trainer.compile.regional=true]
+- [4, ddp, [3.8471, 3.8671], --trainer.compile.regional=true --trainer.compile.split_at_buckets=true]
 """)
 
 
@@ -91,7 +98,8 @@ MEASURED_RANKS = yaml.safe_load("""
 def test_a_rank_of_wide_blocks_agrees_with_one_on_an_h200(batch, strategy, measured, words):
     model = "--model={d_model: 1600, d_ff: 6400, num_layers: 4, num_heads: 25}"
     data = ["--data.context_length=256", f"--data.batch_size={batch}", "--trainer.precision=bf16-mixed"]
-    forecast = predict(model, *data, f"--trainer.strategy={strategy}", *words.split(), gpu="H200")
+    sharing = [f"--trainer.strategy={strategy}", ONE_BY_ONE[strategy]]
+    forecast = predict(model, *data, *sharing, *words.split(), gpu="H200")
     predicted = [peak_of(forecast, phase).total_bytes / 2**30 for phase in ("forward", "backward")]
     assert predicted == pytest.approx(measured, rel=0.006)
 
@@ -202,7 +210,7 @@ def test_gradients_are_held_in_the_forward_where_steps_keep_them(own_module, wor
         ([*TINY, "--trainer.devices=[]"], r"trainer.devices is \[\]; a prediction needs a number"),
         ([*TINY, "--trainer.num_nodes=0"], "trainer.num_nodes is 0; it must be at least 1"),
         ([*TINY, "--trainer.devices=auto"], "trainer.devices is auto; a prediction needs a number"),
-        ([*TINY, "--trainer.devices=2", "--trainer.strategy=fsdp"], "'fsdp'; choose one of auto, ddp, fsdp2"),
+        ([*TINY, "--trainer.devices=2", "--trainer.strategy=fsdp"], "'fsdp'; choose one of auto, ddp"),
     ],
 )  # fmt: skip
 def test_a_configuration_that_cannot_be_predicted_is_refused_in_one_line(own_module, words, message):
@@ -231,8 +239,8 @@ def test_a_chunked_loss_never_has_all_logits_in_memory():
 
 #: The strategy; the number of ranks that share parameters, gradients and state; sizes in blocks, of six; and options.
 #: The sizes are gathered in the forward, gathered in the backward, gradients in the forward, buckets in the backward.
-#: FSDP2 has in the forward a block and two flat gathers (its own, and the last block's); in the backward a block, the
-#: next one's flat gather, and the buckets of the last one's gradients.
+#: FSDP2 has in the forward a group of blocks and two flat gathers (its own, and the last group's); in the backward a
+#: group, the next one's flat gather, and the buckets of the last one's gradients.
 RANKS = yaml.safe_load("""
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4]
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4 --trainer.gradient_clip_val=1]
@@ -241,6 +249,7 @@ RANKS = yaml.safe_load("""
 - [fsdp2, 4, [3, 2, 0, 1], --trainer.devices=4 --trainer.compile=true]
 - [fsdp2_zero2, 2, [8, 5, 0, 1], --trainer.devices=2]
 - [fsdp2, 1, [1, 1, 0, 1], ""]
+- [fsdp2, 4, [6, 4, 0, 2], --trainer.strategy.blocks_per_group=2 --trainer.devices=4]
 - [ddp, 1, [0, 0, 0, 6], --trainer.devices=4]
 - [ddp, 1, [0, 0, 6, 6], "--trainer.devices=[0,1] --trainer.accumulate_grad_batches=2"]
 """)
@@ -248,7 +257,7 @@ RANKS = yaml.safe_load("""
 
 @pytest.mark.parametrize(("strategy", "ranks", "blocks", "words"), RANKS)
 def test_a_rank_holds_its_part_and_gathered_blocks_and_buckets(own_module, strategy, ranks, blocks, words):
-    words = [f"--trainer.strategy={strategy}", *words.split()]
+    words = [f"--trainer.strategy={strategy}", ONE_BY_ONE[strategy], *words.split()]
     forecast = predict("--model=hand_module.Stack", "--measure.zero_grad=after_step", *words)
     weights = 6 * 4 * 1024**2
     forward, backward, optimizer = (peak_of(forecast, phase) for phase in ("forward", "backward", "optimizer"))
