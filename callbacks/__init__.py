@@ -6,6 +6,7 @@ from lmbench.callbacks.dtype_recorder import DtypeRecorder as DtypeRecorder
 from lmbench.callbacks.gradient_norm import GradientNorm as GradientNorm
 from lmbench.callbacks.kernel_capture import KernelCapture as KernelCapture
 from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
+from lmbench.callbacks.learning_rate import LearningRate as LearningRate
 from lmbench.callbacks.memory_history import MemoryHistory as MemoryHistory
 from lmbench.callbacks.memory_recorder import MemoryRecorder as MemoryRecorder
 from lmbench.callbacks.observer import Observer as Observer

@@ -17,12 +17,15 @@ from lmbench.instruments.timeline import HOST_BOUND_LAG_S, ProbeMarks, Step, Tim
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
+from lmbench.records.field import mean_of
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, STAGES, Stage
 
 # Steps, and seconds of steps, that a SIGKILL may lose at most.
 FLUSH_STEPS = 50
 FLUSH_S = 1.0
+# Device scalars after which finished steps are read, so that the ring is not full: some 1000 copies at most are queued.
+FLUSH_SCALARS = 2000
 # Share of the window's median lag that the settling steps wait for; the rest follows during the lag probes.
 SETTLED_FRACTION = 0.8
 # No phase of a device-bound step uses up a lag as long as this, so the settling steps wait for no more.
@@ -115,12 +118,14 @@ class PhaseTimer(Observer):
         if self._scaler is not None and self._scaler._scale is not None:
             facts.scale_slot = self._ring.put(self._scaler._scale)
         self._since_flush += 1
+        self._scalars_since_flush += len(facts.loss_slots) + len(self.session.scalars)
         self._timeline.end_step(facts)
 
     def between_steps(self) -> None:
         if self.session.stage is Stage.PROBE:
             return
-        if self._since_flush >= FLUSH_STEPS or time.monotonic() - self._flushed_at >= FLUSH_S:
+        is_due = self._since_flush >= FLUSH_STEPS or self._scalars_since_flush >= FLUSH_SCALARS
+        if is_due or time.monotonic() - self._flushed_at >= FLUSH_S:
             self._timeline.border(EXCLUDED)
             self._deliver()
             self._timeline.border("other")
@@ -176,7 +181,7 @@ class PhaseTimer(Observer):
 
     def _restart(self) -> None:
         self._timeline.start(self.session.track.current)
-        self._since_flush, self._flushed_at = 0, time.monotonic()
+        self._since_flush, self._scalars_since_flush, self._flushed_at = 0, 0, time.monotonic()
 
     def _deliver(self) -> None:
         """Hand over the finished steps of warm-up and window."""
@@ -186,7 +191,7 @@ class PhaseTimer(Observer):
             self.records.extend(records)
             if records:
                 self.session.notify("steps_recorded", records)
-        self._since_flush, self._flushed_at = 0, time.monotonic()
+        self._since_flush, self._scalars_since_flush, self._flushed_at = 0, 0, time.monotonic()
 
     def _record(self, facts: Step) -> StepRecord:
         record = facts.record
@@ -194,7 +199,10 @@ class PhaseTimer(Observer):
         record.loss = self._micro_batches * sum(losses) / len(losses) if losses else None
         for name, slots in facts.scalars.items():
             values = [slot if isinstance(slot, float) else self._ring.get(slot) for slot in slots]
-            setattr(record, name, SCALARS[name].folded(values))
+            if name in SCALARS:
+                setattr(record, name, SCALARS[name].folded(values))
+            else:
+                record.scalars[name] = mean_of(values)
         # GradScaler lowers its scale exactly when it found an infinity and skipped the update.
         scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
         # Without a loss, Lightning skips the backward pass too.

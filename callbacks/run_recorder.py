@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import Strategy
 from torch.distributed import all_gather_object
 
 from lmbench.callbacks.communication_probe import CommunicationProbe
+from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
 from lmbench.errors import ExitCode, UsageError, tell
@@ -51,7 +52,8 @@ from lmbench.records.vocabulary import RUNNING, Stage
 class RunRecorder(Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer and a CommunicationProbe for the run if the Trainer has none. A full disk does not end the run:
+    It adds a PhaseTimer and a CommunicationProbe for the run if the Trainer has none, and a LearningRate if a scheduler
+    changes the rate. A full disk does not end the run:
     writing is tried again, and records that are lost in the end make the outcome `error`.
 
     Recorded beside the fields of all other callbacks:
@@ -107,6 +109,11 @@ class RunRecorder(Observer):
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
             self._open(run, trainer.strategy)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The schedulers exist from now on.
+        if trainer.lr_scheduler_configs:
+            self.session.attach(LearningRate(), pl_module, "fit")
 
     def run_started(self) -> None:
         run = self.run

@@ -15,10 +15,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.observer import LeanCallback, LoggerSink, Observer
-from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
-from lmbench.instruments.training import loss_scaler
+from lmbench.instruments.training import LoggedValues, loss_scaler
 from lmbench.instruments.window import (
     MAX_SETTLE_STEPS,
     PACE_STEPS,
@@ -96,6 +95,7 @@ class MeasurementSession(LeanCallback):
         self._optimizer_steps_seen = 0
         #: Logged scalars of the running step, by name and source.
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
+        self._logged = LoggedValues()
         self._probe_plan: list[ProbeKind] = []
         self._settle_steps = 0
         #: Number of window steps that several ranks agreed on; None where they need not.
@@ -189,22 +189,22 @@ class MeasurementSession(LeanCallback):
             if (method := getattr(observer, event, None)) is not None:
                 method(*facts)
 
-    def log_scalar(self, name: str, value: torch.Tensor | float, source: Hashable = None) -> None:
-        """Log a number of the running step to steps.jsonl, the run's summary, every logger, W&B and a table column.
+    def log_scalar(self, name: str, value: torch.Tensor | float, unit: str = "", source: Hashable = None) -> None:
+        """Log a number of the running step to steps.jsonl, the run's summary, every logger, W&B and a table's column.
 
         Logging does not wait for the device: the timer copies a device scalar behind the step's last kernel, and reads
-        the copy when the device has passed the step.
+        the copy when the device has passed the step. The column is `scalars.NAME`, the mean over the window.
 
         Args:
-            name: a field of `StepRecord` that is declared with a `fold` over sources, a unit and a title.
-            value: a number, or a tensor of one element on any device.
-            source: who logs the number; a later value of the same source in a step replaces the earlier one.
-
-        Raises:
-            UsageError: StepRecord declares no such scalar.
+            name: any name; a dot in it becomes a slash, since dots separate the parts of a record.
+            value: a number, or a tensor of one element on any device, which is kept in float32.
+            unit: unit of the number, for the heading of a column.
+            source: who logs the number. A later value of the same source in a step replaces the earlier one; values of
+                several sources become their mean, or what a field of `StepRecord` with this name declares.
         """
-        if name not in SCALARS:
-            raise UsageError(f"no scalar {name!r} is declared in StepRecord; declared: {', '.join(SCALARS)}")
+        name = name.replace(".", "/")
+        if unit:
+            self.run.scalar_units[name] = unit
         self.scalars[name, source] = value
 
     @property
@@ -266,6 +266,10 @@ class MeasurementSession(LeanCallback):
                 raise StopIteration
 
     def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
+        for name, value in self._logged.take(trainer):
+            # A name that StepRecord declares belongs to lmbench's own callbacks.
+            if name not in SCALARS:
+                self.log_scalar(name, value)
         self.notify("batch_ended", outputs, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:

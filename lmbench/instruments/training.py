@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from lightning.pytorch import Trainer
@@ -18,6 +18,26 @@ def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
     """The gradient scaler of the trainer; None in a precision without a loss scale."""
     plugin = trainer.precision_plugin
     return plugin.scaler if isinstance(plugin, MixedPrecision) else None
+
+
+class LoggedValues:
+    """Values that `self.log` keeps for each step, as tensors on their device.
+
+    Lightning 2.6 has them in a private collection. Its public `callback_metrics` waits for the device, and does not
+    tell an old value from a new one. A value logged for the epoch alone (`on_step=False`) has none for the step.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, torch.Tensor] = {}
+
+    def take(self, trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and values that were logged since the last call."""
+        for key, metric in (trainer._results or {}).items():
+            value = metric._forward_cache
+            # Every call of `self.log` makes a new tensor.
+            if type(value) is torch.Tensor and value.numel() == 1 and value is not self._taken.get(key):
+                self._taken[key] = value
+                yield metric.meta.name, value
 
 
 def norms(tensors: Mapping[str, torch.Tensor | None], dtype: torch.dtype = torch.float32) -> dict[str, float]:

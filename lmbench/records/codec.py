@@ -165,6 +165,8 @@ def encode_step(step: StepRecord) -> bytes:
     """A line of steps.jsonl, including its line feed."""
     values = zip(_STEP_FIELDS, _step_values(step), strict=True)
     nonfinite = {name: str(value) for name, value in values if type(value) is float and not math.isfinite(value)}
+    if step.scalars:
+        nonfinite |= _nonfinite(step.scalars, ".scalars")
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
 

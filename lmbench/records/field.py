@@ -9,7 +9,6 @@ for the phase that the field belongs to. A part that occurs more than once names
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,7 +75,12 @@ class About:
 
     def folded(self, values: Sequence[float]) -> float:
         """Join the values that several sources logged in one step."""
-        return math.hypot(*values) if self.fold == "norm" else statistics.fmean(values)
+        return math.hypot(*values) if self.fold == "norm" else mean_of(values)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean; nan for infinities of both signs, for which `statistics.fmean` raises."""
+    return sum(values) / len(values)
 
 
 def about(

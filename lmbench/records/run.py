@@ -47,7 +47,6 @@ from lmbench.records.measured import (
     Warmup,
     Window,
 )
-from lmbench.records.step import ScalarMeans
 from lmbench.records.vocabulary import Mode, Values
 
 
@@ -460,6 +459,10 @@ class RunRecord:
     strict: Flag = about("Whether a failed guard makes the exit code 4.")
     gc_policy: Text = about("What Python's garbage collector does in the window.", "gc")
     is_profiled: Flag = about("Whether a profiler was on. Tables of timings leave out the step times of such a run.")
+    scalars: dict[str, Number] = about(
+        "Means over the window's steps of all logged scalars, by name. As a column: `scalars.NAME`.", factory=dict
+    )
+    scalar_units: dict[str, str] = about("Units of the scalars that were logged with one, by name.", factory=dict)
     nonfinite: dict[str, str] = about(
         "Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.",
         "non-finite",
@@ -478,7 +481,6 @@ class RunRecord:
     phases: PerPhase[PhaseSummary] = part(PerPhase)
     throughput: Throughput = part(Throughput)
     loss: Loss = part(Loss)
-    scalars: ScalarMeans = part(ScalarMeans)
     memory: Memory = part(Memory)
     device_state: DeviceState = part(DeviceState)
     host_state: HostState = part(HostState)

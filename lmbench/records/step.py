@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 from lmbench.records.field import ABOUT, About, Count, Flag, Index, Nats, Number, Seconds, about, lower
 from lmbench.records.vocabulary import Stage
@@ -45,6 +45,9 @@ class StepRecord:
     )
     excluded_s: Seconds = about(
         "Time between this step and the one before for validation, checkpoints and writing records; already subtracted."
+    )
+    scalars: dict[str, Number] = about(
+        "Numbers of the step by name, which callbacks of yours or `self.log` of your module logged.", factory=dict
     )
     rank: Index = about("Rank of the process that measured.")
     nonfinite: dict[str, str] = about(
@@ -122,22 +125,7 @@ def select_window(records: Iterable[StepRecord], micro_batches: int | None = Non
     return WindowSteps(used, len(window) - len(updated), len(updated) - len(used))
 
 
-#: Documentation of the scalars that callbacks log by `session.log_scalar`, by name.
+#: Scalars that are fields of StepRecord, by name; every other logged scalar is in its `scalars`.
 SCALARS: dict[str, About] = {
     entry.name: entry.metadata[ABOUT] for entry in fields(StepRecord) if entry.metadata[ABOUT].fold is not None
 }
-
-if TYPE_CHECKING:
-
-    class ScalarMeans:
-        """Scalars: means over the window's steps, with a field for each name in SCALARS."""
-
-else:
-    ScalarMeans = make_dataclass(
-        "ScalarMeans",
-        [
-            (name, Number, about(f"Mean over the window: {scalar.meaning}", f"mean {scalar.title}"))
-            for name, scalar in SCALARS.items()
-        ],
-        namespace={"__doc__": "Scalars: values that callbacks logged, as means over the window's steps."},
-    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lmbench.records.field import PerPhase
+from lmbench.records.field import PerPhase, mean_of
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -20,7 +20,7 @@ from lmbench.records.statistics import (
     sample_std,
     trend,
 )
-from lmbench.records.step import SCALARS, ScalarMeans, StepRecord, select_window
+from lmbench.records.step import SCALARS, StepRecord, select_window
 from lmbench.records.vocabulary import SPANS, Values
 
 #: Quantiles of a summary: the share of values below, and the least number of values.
@@ -51,7 +51,9 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     # Scalars describe updates, which skipped steps do not have.
     updated = [step for step in measured if not step.is_skipped]
     series = {name: _values(updated, name) for name in SCALARS}
-    run.scalars = ScalarMeans(**{name: statistics.fmean(values) for name, values in series.items() if values})
+    for name in dict.fromkeys(name for step in updated for name in step.scalars):
+        series[name] = [value for step in updated if (value := step.scalars.get(name)) is not None]
+    run.scalars = {name: mean_of(values) for name, values in series.items() if values}
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
 

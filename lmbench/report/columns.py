@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -32,6 +32,8 @@ from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
+#: Begins the names of columns of logged scalars, whose units are in the records.
+_SCALARS = "scalars."
 #: The unit of a change relative to the baseline.
 CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
 #: The unit of a difference of losses.
@@ -90,7 +92,12 @@ class Quantity:
 
     def heading(self, frame: Frame) -> answer.Column:
         """The column of a table that shows this one."""
-        return answer.Column(self.title.replace(BASELINE, frame.base_name), self.unit, self.name)
+        unit = self.unit
+        if self.name.startswith(_SCALARS):
+            units_of_runs = (run.record.scalar_units for runs in frame.ok.values() for run in runs)
+            words = (units_of_run.get(self.name.removeprefix(_SCALARS)) for units_of_run in units_of_runs)
+            unit = replace(unit, word=next(filter(None, words), ""))
+        return answer.Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
 
     def text(self, cell: Cell) -> str:
         """A value as text in the heading's unit."""
@@ -240,13 +247,15 @@ RELATIVE = tuple(
 
 @cache
 def schema_column(name: str) -> Quantity | None:
-    """The column of a field of a run's record by its dotted name; None if there is no such field.
+    """The column of a field of a run's record by its dotted name, or of any logged scalar; None for other names.
 
     It shows the mean over runs, or what the field's `over` says.
 
     Raises:
         UsageError: the field is no number.
     """
+    if name.startswith(_SCALARS):
+        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, units.unit_of("1"))
     field = fields("run").get(name)
     if field is None:
         return None

@@ -1,7 +1,8 @@
 """A run's numbers for loggers: each is named `section/name`, is in a unit that people read, and its name ends in the
 unit.
 
-W&B, TensorBoard and others group charts by section: `time`, `host`, `lag`, `throughput`, `memory`, `train`. logged.csv
+W&B, TensorBoard and others group charts by section: `time`, `host`, `lag`, `throughput`, `memory`, `train`, and
+`scalars` for the user's own. logged.csv
 names the important numbers of a run's record. The mean of a phase has the same name as the series of its steps.
 """
 
@@ -13,7 +14,7 @@ from functools import cache
 
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
-from lmbench.records.step import StepRecord
+from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.summary import host_bound_fraction
 from lmbench.report import shipped
 
@@ -56,7 +57,7 @@ def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
     if step.tokens is not None and step.step_s:
         rate = step.tokens * (run.data_parallel_size or 1) / step.step_s
         logged |= _scaled({"throughput.tokens_per_s": rate}, run_names())
-    return logged
+    return logged | _scalars(step.scalars)
 
 
 def of_run(run: RunRecord) -> dict[str, float]:
@@ -67,7 +68,12 @@ def of_run(run: RunRecord) -> dict[str, float]:
     if run.kernels is not None and (step := run.kernels.phases.step) is not None:
         for grouping, times_s in (("kind", step.kinds), ("part", step.parts)):
             logged |= {kernel_name(grouping, name.removesuffix("_s")): value * 1e3 for name, value in times_s.items()}
-    return logged
+    return logged | _scalars({name: value for name, value in run.scalars.items() if name not in SCALARS})
+
+
+def _scalars(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Scalars of the user's by their logged names, each in the unit in which it was logged."""
+    return {f"scalars/{name}": value for name, value in values.items() if value is not None}
 
 
 def _scaled(values: Mapping[str, float | None], names: Mapping[str, str]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The gradient norm of every step, against the norm that a module computes itself, and other logged scalars."""
+"""The gradient norm of every step, against the norm that a module computes itself."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
-from lmbench.callbacks import GradientNorm, MeasurementSession, Observer
-from lmbench.errors import UsageError
+from lmbench.callbacks import GradientNorm
 from lmbench.instruments.training import total_norm
 from lmbench.instruments.window import Schedule
-from lmbench.records.field import About
 
 from conftest import measure
 
@@ -60,20 +58,3 @@ def test_norms_are_worked_out_in_float32_whatever_the_gradients_are():
         ([embedding.weight.grad], math.sqrt(8.0)),
     ):
         assert float(total_norm(gradients)) == pytest.approx(norm, rel=1e-5)
-
-
-class Logging(Observer):
-    """Logs a host number and a device scalar by two sources, and replaces the first number."""
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.session.log_scalar("gradient_norm", 99, source="first")
-        self.session.log_scalar("gradient_norm", 3, source="first")
-        self.session.log_scalar("gradient_norm", torch.full((1,), 4.0, requires_grad=True), source="second")
-
-
-def test_a_scalar_is_folded_over_its_sources_as_it_is_declared(sleeper):
-    assert [record.gradient_norm for record in measured(sleeper, Logging())] == [5.0] * 5
-    folds = {fold: About("", fold=fold).folded([3.0, 4.0]) for fold in ("mean", "norm")}
-    assert folds == {"mean": 3.5, "norm": 5.0}
-    with pytest.raises(UsageError, match="no scalar 'speed'"):
-        MeasurementSession().log_scalar("speed", 1.0)

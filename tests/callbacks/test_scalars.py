@@ -1,0 +1,114 @@
+"""Numbers that a callback or the module's `self.log` logs reach the steps, the summary, loggers, columns and `list`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from fit_process import measure_here
+from runs import make_sweep, section_of, table_rows
+from strangers import Data, Regression
+
+from lmbench.callbacks import Observer
+from lmbench.instruments.window import Schedule
+from lmbench.records.field import About
+from lmbench.report.logged import of_run, of_step
+
+from conftest import measure
+
+
+class Logging(Observer):
+    """Logs a host number and a device scalar by two sources, and replaces the first number."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.session.log_scalar(self.name, 99, source="first")
+        self.session.log_scalar(self.name, 3, source="first")
+        self.session.log_scalar(self.name, torch.full((1,), 4.0, requires_grad=True), "m", source="second")
+
+
+def test_a_declared_scalar_is_folded_over_its_sources_as_it_is_declared(sleeper):
+    steps, _ = measure(sleeper, Logging("gradient_norm"))
+    assert [step.gradient_norm for step in steps] == [5.0] * 8
+    assert About("", fold="norm").folded([3.0, 4.0]) == 5.0
+
+
+def test_any_other_scalar_is_the_mean_of_its_sources(sleeper):
+    steps, session = measure(sleeper, Logging("tread.depth"))
+    assert [step.scalars for step in steps] == [{"tread/depth": 3.5}] * 8
+    assert session.run.scalar_units == {"tread/depth": "m"}
+
+
+class Logs(Regression):
+    """Logs a value now and then, one for the epoch alone, and one that is not finite; a scheduler changes the rate."""
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step % 2:
+            self.log("odd.step", torch.tensor(float(self.global_step)))
+        self.log("gradient_norm", 7.0)
+        self.log("of_epoch", 1.0, on_step=False, on_epoch=True)
+        self.log("both", torch.tensor(math.nan), on_step=True, on_epoch=True)
+        self.seen = [*getattr(self, "seen", []), self.optimizers().param_groups[0]["lr"]]
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.fixture(scope="module")
+def logs():
+    module = Logs()
+    return module, measure_here(module, Data(), steps=8)
+
+
+def test_a_logged_value_is_in_the_steps_that_logged_it_and_in_no_other(logs):
+    _, run = logs
+    assert [step.scalars.get("odd/step") for step in run.steps] == [s.step if s.step % 2 else None for s in run.steps]
+    assert all(step.scalars["train_loss"] == pytest.approx(step.loss) for step in run.steps)
+    assert all(math.isnan(step.scalars["both"]) for step in run.steps)
+
+
+def test_a_value_of_the_epoch_or_with_a_name_of_lmbenchs_own_is_no_scalar_of_the_step(logs):
+    _, run = logs
+    assert {*run.record.scalars} == {"odd/step", "both", "train_loss", "learning_rate"}
+    assert {step.gradient_norm for step in run.steps} == {None}
+
+
+def test_a_scheduled_learning_rate_is_the_rate_that_the_step_updated_with(logs):
+    module, run = logs
+    assert [step.scalars["learning_rate"] for step in run.steps] == module.seen[: len(run.steps)]
+    assert len({*module.seen}) > 8
+
+
+def test_the_summary_and_the_loggers_have_the_means_of_the_window(logs):
+    _, run = logs
+    window = [step.loss for step in run.steps if step.stage == "window"]
+    assert run.record.scalars["train_loss"] == pytest.approx(sum(window) / len(window))
+    assert of_step(run.steps[0], run.record)["scalars/train_loss"] == run.steps[0].scalars["train_loss"]
+    assert of_run(run.record)["scalars/train_loss"] == run.record.scalars["train_loss"]
+
+
+class Many(Observer):
+    """Logs more values in a flush's steps than the ring of scalars holds."""
+
+    def batch_ended(self, outputs, batch):
+        for number in range(300):
+            self.session.log_scalar(f"value_{number}", torch.tensor(float(number)))
+
+
+def test_hundreds_of_scalars_a_step_are_read_before_they_are_overwritten(sleeper):
+    sleeper.forward_s = sleeper.backward_s = sleeper.optimizer_s = 0.0
+    steps, _ = measure(sleeper, Many(), schedule=Schedule(2, 40))
+    assert all(step.scalars[f"value_{number}"] == number for step in steps for number in range(300))
+
+
+def test_a_scalar_is_a_column_in_its_unit_and_a_condition_of_list(tmp_path, printed):
+    def change(run, _repeat):
+        return {"scalars": {"tread/depth": run["data"]["batch_size"] / 2}, "scalar_units": {"tread/depth": "m"}}
+
+    table = {"title": "Depth", "rows": ["batch"], "columns": ["scalars.tread/depth"]}
+    view = {"title": "Depth", "tables": [table]}
+    home = make_sweep(tmp_path / "s", {"data.batch_size": [1, 5]}, view=view, change=change)
+    assert [row["mean tread/depth"] for row in table_rows(section_of(home).tables[0])] == ["0.5", "2.5"]
+    assert "mean tread/depth (m)" in printed("report", home)
+    assert "batch 5" in printed("list", home, "--where", "scalars.tread/depth=2.5")
