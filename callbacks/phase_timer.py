@@ -190,7 +190,8 @@ class PhaseTimer(Observer):
             records = [self._record(step) for step in self._timeline.drain() if step.record.stage in STAGES]
             self.records.extend(records)
             if records:
-                self.session.notify("steps_recorded", records)
+                for observer in self.session.observers:
+                    observer.steps_recorded(records)
         self._since_flush, self._scalars_since_flush, self._flushed_at = 0, 0, time.monotonic()
 
     def _record(self, facts: Step) -> StepRecord:
@@ -207,5 +208,6 @@ class PhaseTimer(Observer):
         scale = self._scale if facts.scale_slot is None else self._ring.get(facts.scale_slot)
         # Without a loss, Lightning skips the backward pass too.
         is_due = self.module.automatic_optimization and self.session.run.mode in BACKWARD_MODES
-        record.is_skipped, self._scale = scale < self._scale or (is_due and record.backward_s is None), scale
+        record.is_skipped = scale < self._scale or (is_due and record.backward_s is None)
+        self._scale = scale
         return record

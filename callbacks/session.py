@@ -14,7 +14,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.distributed import distributed_c10d
 
-from lmbench.callbacks.observer import LeanCallback, LoggerSink, Observer
+from lmbench.callbacks.events import Events, LeanCallback
+from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.training import LoggedValues, loss_scaler
@@ -67,7 +68,7 @@ class MeasurementSession(LeanCallback):
         self._reset()
 
     def _reset(self) -> None:
-        self.observers: list[Observer] = []
+        self.observers: list[Events] = []
         self.track = PhaseTrack()
         self.stage = Stage.WARMUP
         self.probe_kind: ProbeKind | None = None
@@ -86,10 +87,15 @@ class MeasurementSession(LeanCallback):
         self.window_steps = 0
         self.stop_requested = False
         self.device = torch.device("cpu")
+        #: Folder for files of the run; a RunRecorder replaces it by the result folder.
+        self.folder = Path()
+        self._profiler: BorderProfiler | None = None
         self._has_started = False
-        self._attached: list[Observer] = []
+        self._attached: list[Events] = []
         self._bypass, self._collector = ExitStack(), QuietCollector()
         self._window_start_ns = 0
+        #: Seconds from the end of the window's last step to the window's end.
+        self._tail_s = 0.0
         #: Listeners of the track, kept aside during a validation within training.
         self._paused_listeners: list[Callable[[str], None]] = []
         self._optimizer_steps_seen = 0
@@ -128,12 +134,11 @@ class MeasurementSession(LeanCallback):
         self._close()
         self._reset()
         self._trainer = trainer
-        #: Folder for files of the run; a RunRecorder replaces it by the result folder.
         self.folder = Path(trainer.default_root_dir, f"rank{trainer.global_rank}" if trainer.global_rank else "")
         self._profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
         trainer.profiler = self._profiler  # type: ignore[attr-defined]
 
-    def attach(self, observer: Observer, pl_module: LightningModule, stage: str) -> None:
+    def attach(self, observer: Events, pl_module: LightningModule, stage: str) -> None:
         """Add an observer for this run only, in front of the session."""
         trainer = self._trainer
         assert trainer is not None
@@ -148,7 +153,7 @@ class MeasurementSession(LeanCallback):
             return
         self.track.listeners.clear()
         self._bypass.close()
-        if trainer.profiler is self._profiler:  # type: ignore[attr-defined]
+        if self._profiler is not None and trainer.profiler is self._profiler:  # type: ignore[attr-defined]
             trainer.profiler = self._profiler.inner  # type: ignore[attr-defined]
         attached: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
         trainer.callbacks = [c for c in trainer.callbacks if c not in attached]  # type: ignore[attr-defined]
@@ -181,13 +186,8 @@ class MeasurementSession(LeanCallback):
                 # After a device error nothing can be read from it, but other observers can still record their facts.
                 exception.add_note(f"{type(observer).__name__} could not leave its facts: {fault!r}")
         reach("stepped")
-        self.notify("run_ended", exception)
-
-    def notify(self, event: str, *facts: Any) -> None:
-        """Call the method named `event` of every observer that has one."""
         for observer in self.observers:
-            if (method := getattr(observer, event, None)) is not None:
-                method(*facts)
+            observer.run_ended(exception)
 
     def log_scalar(self, name: str, value: torch.Tensor | float, unit: str = "", source: Hashable = None) -> None:
         """Log a number of the running step to steps.jsonl, the run's summary, every logger, W&B and a table's column.
@@ -270,7 +270,8 @@ class MeasurementSession(LeanCallback):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
             if name not in SCALARS:
                 self.log_scalar(name, value)
-        self.notify("batch_ended", outputs, batch)
+        for observer in self.observers:
+            observer.batch_ended(outputs, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:
             self._optimizer_steps_seen = trainer.global_step
@@ -285,8 +286,9 @@ class MeasurementSession(LeanCallback):
         self._has_started = True
         if trainer.loggers:
             # Behind all other observers, so that it logs complete facts.
-            self.observers.append(LoggerSink(self, trainer))
-        self.notify("run_started")
+            self.observers.append(LoggerSink(trainer, self.run, self.records))
+        for observer in self.observers:
+            observer.run_started()
         reach("ready")
         if self.schedule.warmup_steps == 0:
             self._open_window()
@@ -301,7 +303,8 @@ class MeasurementSession(LeanCallback):
             self.window_steps += 1
             if self.window_steps == 1:
                 self._bypass.close()
-        self.notify("step_ended", stage, kind)
+        for observer in self.observers:
+            observer.step_ended(stage, kind)
         self.step, self.scalars = StepRecord(micro_batches=0), {}
         if self.steps_done == 1:
             reach("first_step")
@@ -312,7 +315,8 @@ class MeasurementSession(LeanCallback):
                     distributed_c10d._set_pg_timeout(timeout, group)
         self._advance(trainer)
         if self.stage is stage:
-            self.notify("between_steps")
+            for observer in self.observers:
+                observer.between_steps()
 
     def _advance(self, trainer: Trainer) -> None:
         if self.stage is Stage.WARMUP:
@@ -365,12 +369,14 @@ class MeasurementSession(LeanCallback):
             self.run.gc_policy = "collected and frozen, off in the window"
             environment = self.run.environment
             self._collector.begin(None if environment is None else environment.gc.frozen_count)
-        self.notify("before_window")
+        for observer in self.observers:
+            observer.before_window()
         if self._agreed_steps is not None:
             trainer.strategy.barrier()
         synchronize(self.device)
         self.stage = Stage.WINDOW
-        self.notify("window_opened")
+        for observer in self.observers:
+            observer.window_opened()
         reach("window_opened")
         self.run.window.first_step = self.steps_done
         self._window_start_ns = time.perf_counter_ns()
@@ -383,7 +389,8 @@ class MeasurementSession(LeanCallback):
         self.run.window.steps = self.window_steps
         self.stage = Stage.DONE
         self._collector.end()
-        self.notify("window_closed")
+        for observer in self.observers:
+            observer.window_closed()
         reach("window_closed")
 
     def _next_probe(self, trainer: Trainer) -> None:
@@ -408,10 +415,12 @@ class MeasurementSession(LeanCallback):
     def _switch_probe(self, kind: ProbeKind | None) -> None:
         """End the running probe steps, if any, and begin those of `kind`, if any."""
         if self.probe_kind is not None:
-            self.notify("probe_ended", self.probe_kind)
+            for observer in self.observers:
+                observer.probe_ended(self.probe_kind)
         self.probe_kind = kind
         if kind is not None:
-            self.notify("probe_begins", kind)
+            for observer in self.observers:
+                observer.probe_begins(kind)
 
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from lmbench.callbacks.observer import LeanCallback
+from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import RepairedMixedPrecision, fp8_precision
 from lmbench.instruments.compiling import CompileOptions, compile_targets

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lmbench.callbacks.observer import LeanCallback
+from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError
 from lmbench.instruments.subject import token_counter
 from lmbench.precision import PRECISIONS

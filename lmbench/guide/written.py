@@ -22,7 +22,7 @@ from lmbench.report.view import Catalogue
 #: The package, and the root of a checkout, in which `callbacks` lies beside it.
 _FOLDERS = Path(version.__file__).parents[:2]
 #: Methods that Lightning or the session calls are not written.
-_HOOK = re.compile(r"_|on_|setup$|teardown$|run_closing$")
+_HOOK = re.compile(r"_|on_|setup$|teardown$")
 
 
 def page(topic: str, catalogue: Catalogue) -> str:

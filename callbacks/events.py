@@ -1,0 +1,91 @@
+"""The events of a session, and callbacks that cost nothing in the hooks that they do not define."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from lmbench.instruments.window import ProbeKind
+from lmbench.records.step import StepRecord
+from lmbench.records.vocabulary import Stage
+
+#: The hooks that Lightning calls inside a training step.
+STEP_HOOKS = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
+
+
+class LeanCallback(Callback):
+    """A callback that sets every step hook its class does not define to None, which Lightning skips.
+
+    Lightning would otherwise call the empty hooks through its profiler, 54 times a step for lmbench's nine callbacks.
+    """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for hook in STEP_HOOKS:
+            if getattr(cls, hook) is getattr(Callback, hook):
+                setattr(cls, hook, None)
+
+
+class Events(LeanCallback):
+    """The events of which a run's `MeasurementSession` notifies its observers, in the order of a run.
+
+    An observer defines the methods of the events that it needs.
+    """
+
+    #: Probe steps that only this observer needs, one step an entry; they follow those of every run.
+    own_probes: tuple[ProbeKind, ...] = ()
+
+    def run_started(self) -> None:
+        """Prepare the run: its first batch is about to be fetched."""
+
+    def before_window(self) -> None:
+        """Do slow work: the window is about to open."""
+
+    def window_opened(self) -> None:
+        """Begin to measure, quickly: the device is idle, and the window's wall clock starts next."""
+
+    def batch_ended(self, outputs: Any, batch: Any) -> None:
+        """Look at a micro-batch that ended; `outputs` is the return value of the module's step."""
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        """Look at an optimizer step that ended; `kind` is that of a probe step, else None."""
+
+    def steps_recorded(self, records: list[StepRecord]) -> None:
+        """Take the records of finished steps, which the timer hands over between two steps."""
+
+    def between_steps(self) -> None:
+        """Work between two steps of the same stage; the time spent here is in neither."""
+
+    def window_closed(self) -> None:
+        """Read what was measured: the window's wall clock has stopped on an idle device."""
+
+    def probe_begins(self, kind: ProbeKind) -> None:
+        """Prepare the probe steps of a kind."""
+
+    def probe_ended(self, kind: ProbeKind) -> None:
+        """Read what the probe steps of a kind examined."""
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        """Record the last facts and remove every hook; called when the run is over, also after an exception."""
+
+    def run_ended(self, exception: BaseException | None) -> None:
+        """Use the record of the run, in which every observer has recorded its facts.
+
+        After an exception Lightning calls no other hook.
+        """
+
+    def since_step_s(self) -> float | None:
+        """Seconds from the end of the last step to now, on an idle device; None from observers that time no steps."""
+        return None
+
+    def is_settled(self) -> bool:
+        """Whether the run is in the window's steady state again, after the synchronize at the window's end."""
+        return True
