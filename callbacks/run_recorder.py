@@ -26,10 +26,11 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COLLECTIVE_FAILED,
     COMPLETE,
+    ClosingFacts,
     Ending,
+    ending_of,
     failed,
     failed_collective,
-    interrupted,
     is_usage_error,
     judge,
 )
@@ -158,14 +159,14 @@ class RunRecorder(Observer):
                 all_gather_object(ranks, rank_record(self.run, session.records))
                 if self.trainer.is_global_zero:
                     join_ranks(self.run, ranks)
-            self._finish(COMPLETE)
+            self.close(COMPLETE)
         else:
             message = (
                 f"nothing was measured: training ended at step {session.steps_done}, the window begins after "
                 f"{session.schedule.warmup_steps}; lift max_steps, max_epochs, max_time or limits, or lower "
                 "warmup_steps"
             )
-            self._finish(failed("EmptyWindow", message, None, ExitCode.USAGE))
+            self.close(failed("EmptyWindow", message, None, ExitCode.USAGE))
 
     def take_over(self, path: Path, ending: Ending | None) -> None:
         """Take over the record of a run that other processes measured.
@@ -182,7 +183,7 @@ class RunRecorder(Observer):
         self.run.window.steps = sum(step.stage == "window" for step in run.steps)
         complete_run(self.run, run.steps)
         self.exit_code = None
-        self._finish(ending)
+        self.close(ending)
 
     def end_by(self, exception: BaseException) -> None:
         """Record the exception that ended the run, also where Lightning reported none; the first one recorded stays.
@@ -219,7 +220,7 @@ class RunRecorder(Observer):
                 # Probe steps take more memory than the window, which was complete before them.
                 session.run.probe.error = ending.error
                 ending = COMPLETE
-            self._finish(ending)
+            self.close(ending)
 
     def _judge(self, exception: BaseException) -> Ending:
         """The ending of a run that an exception ended; writes the traceback file if code failed."""
@@ -327,30 +328,32 @@ class RunRecorder(Observer):
             setattr(self.run, field, part)
             self.run.guards += guards
             if self.exit_code is ExitCode.OK:
-                self._note(self._by_guards())
+                self._note(ending_of(ClosingFacts(COMPLETE, has_failed_guard=self._has_failed_guard)))
             self.folder.write_run(self.run)
 
-    def _by_guards(self) -> Ending:
-        """The ending of a complete run: under `strict` a failed guard sets the exit code."""
-        has_failed = self.run.strict and any(guard.status == "fail" for guard in self.run.guards)
-        return Ending("ok", ExitCode.GUARD_FAILED) if has_failed else COMPLETE
-
-    def _note(self, ending: Ending) -> None:
-        self.exit_code = ending.exit_code
-        self.run.outcome, self.run.error = ending.outcome, ending.error
-        self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
-
-    def _finish(self, ending: Ending) -> None:
+    def close(self, ending: Ending) -> None:
         """Close the record, or change its ending where something failed after it was closed."""
         assert self.folder is not None
         with held():
-            is_first = self.exit_code is None
-            self._note(ending)
-            if is_first:
+            if self.exit_code is None:
+                self._note(ending)
                 if ending is not COMPLETE:
                     # Summarizing takes time, and a kill meanwhile must not lose the outcome.
                     self._write()
-                self._note(self._close(ending))
+                self.folder.close()
+                self.run.unwritten_step_count = self.folder.unwritten_count
+                fault = self._summarize(ending) if self._session is not None else None
+                facts = ClosingFacts(
+                    ending,
+                    fault,
+                    received(),
+                    self.folder.unwritten_count,
+                    self.folder.error,
+                    self.run.profile.trace_error if self.run.profile is not None else None,
+                    self._has_failed_guard,
+                )
+                ending = ending_of(facts)
+            self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.
             self.folder.release()
@@ -358,38 +361,37 @@ class RunRecorder(Observer):
                 message = "run.json could not be written, and this summary is from memory"
                 self._note(failed("OSError", message, "recording"))
 
-    def _close(self, ending: Ending) -> Ending:
-        """Write the waiting steps and summarize all; returns `ending`, or how this work failed."""
-        folder, run = self.folder, self.run
+    def _note(self, ending: Ending) -> None:
+        self.exit_code = ending.exit_code
+        self.run.outcome, self.run.error = ending.outcome, ending.error
+        self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
+
+    @property
+    def _has_failed_guard(self) -> bool:
+        """Whether a guard failed in a run under `strict`."""
+        return bool(self.run.strict) and any(guard.status == "fail" for guard in self.run.guards)
+
+    def _summarize(self, ending: Ending) -> Exception | None:
+        """Summarize the steps in the record; returns how that failed, after printing the traceback."""
+        session, folder, run = self.session, self.folder, self.run
         assert folder is not None
-        folder.close()
-        run.unwritten_step_count = folder.unwritten_count
-        if self._session is not None:
-            run.window.steps = self._session.window_steps
-            try:
-                try:
-                    steps = load_run(folder.path).steps + folder.waiting_steps()
-                except (OSError, UsageError):
-                    # Somebody removed the folder; the session still has the latest records.
-                    steps = list(self._session.records)
-                if ending.outcome != "ok":
-                    # A signal may come between the end of a step and its record.
-                    run.window.steps = sum(step.stage == "window" for step in steps)
-                run.loss = loss_facts(steps)
-                complete_run(run, steps, self._session.raw_wall_s)
-            except Exception as fault:
-                traceback.print_exc()
-                if ending.outcome == "ok":
-                    ending = failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
-        if ending.outcome != "ok":
-            return ending
-        if (signum := received()) is not None:
-            return interrupted(signum, "summary")
-        if folder.unwritten_count or folder.error is not None:
-            reason = (folder.error and folder.error.strerror) or "memory for records that wait was used up"
-            message = f"{reason}: {folder.unwritten_count} steps are not in steps.jsonl; the summary has them"
-            return failed("OSError", message, "recording")
-        if run.profile is not None and run.profile.trace_error:
-            message = f"{run.profile.trace_error}: the trace is lost, the steps are there"
-            return failed("OSError", message, "recording")
-        return self._by_guards()
+        run.window.steps = session.window_steps
+        try:
+            steps = self._steps()
+            if ending.outcome != "ok":
+                # A signal may come between the end of a step and its record.
+                run.window.steps = sum(step.stage == "window" for step in steps)
+            run.loss = loss_facts(steps)
+            complete_run(run, steps, session.raw_wall_s)
+        except Exception as fault:
+            traceback.print_exc()
+            return fault
+        return None
+
+    def _steps(self) -> list[StepRecord]:
+        """The steps in the folder and those that wait; the session's latest where somebody removed the folder."""
+        assert self.folder is not None
+        try:
+            return load_run(self.folder.path).steps + self.folder.waiting_steps()
+        except (OSError, UsageError):
+            return list(self.session.records)

@@ -117,6 +117,40 @@ def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = Exi
     return Ending("error", exit_code, error_facts(kind, message, phase))
 
 
+class ClosingFacts(NamedTuple):
+    """Facts that decide how a run ended, known once its record is summarized.
+
+    `ending` is how measuring ended, `summary_fault` how lmbench's own summary failed, `signum` a signal that came
+    meanwhile. `unwritten_count` steps and the `write_error` of the folder are of steps.jsonl.
+    """
+
+    ending: Ending
+    summary_fault: Exception | None = None
+    signum: int | None = None
+    unwritten_count: int = 0
+    write_error: OSError | None = None
+    trace_error: str | None = None
+    has_failed_guard: bool = False
+
+
+def ending_of(facts: ClosingFacts) -> Ending:
+    """The ending of a run: the first failure that it has; under `strict` a failed guard sets the exit code."""
+    if facts.ending.outcome != "ok":
+        return facts.ending
+    if facts.summary_fault is not None:
+        fault = facts.summary_fault
+        return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
+    if facts.signum is not None:
+        return interrupted(facts.signum, "summary")
+    if facts.unwritten_count or facts.write_error is not None:
+        reason = (facts.write_error and facts.write_error.strerror) or "memory for records that wait was used up"
+        message = f"{reason}: {facts.unwritten_count} steps are not in steps.jsonl; the summary has them"
+        return failed("OSError", message, "recording")
+    if facts.trace_error:
+        return failed("OSError", f"{facts.trace_error}: the trace is lost, the steps are there", "recording")
+    return Ending("ok", ExitCode.GUARD_FAILED if facts.has_failed_guard else ExitCode.OK)
+
+
 def error_facts(kind: str, message: str, phase: str | None) -> RunError:
     """The record's `error`, with the message in one line of at most 2000 characters."""
     lines = [line for line in message.splitlines() if line.strip() and not line.startswith(_DYNAMO_ADVICE)]
