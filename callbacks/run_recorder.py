@@ -316,7 +316,7 @@ class RunRecorder(Observer):
         """Add to the closed record what a pass's reader found in the trace, the history or a prediction.
 
         Args:
-            field: name of the record's field.
+            field: name of the record's field; `rooms.NAME` is a key of its open mapping.
             part: value of the field.
             guards: further guards; under `strict` one that fails changes the exit code.
 
@@ -325,7 +325,11 @@ class RunRecorder(Observer):
         """
         assert self.folder is not None
         with held():
-            setattr(self.run, field, part)
+            name, _, room = field.partition(".")
+            if room:
+                getattr(self.run, name)[room] = part
+            else:
+                setattr(self.run, name, part)
             self.run.guards += guards
             if self.exit_code is ExitCode.OK:
                 self._note(ending_of(ClosingFacts(COMPLETE, has_failed_guard=self._has_failed_guard)))

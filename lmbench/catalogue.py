@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from lmbench.attention import ATTENTION
-from lmbench.convergence.in_report import CONVERGENCE
-from lmbench.kernels.in_report import KERNELS
-from lmbench.memory.timeline import MEMORY
+from pkgutil import resolve_name
+
 from lmbench.report.charts import CORE
 from lmbench.report.over import OVER
 from lmbench.report.published import reference_feature
 from lmbench.report.view import Catalogue
+from lmbench.rooms import ROOMS
 
 
 def make_catalogue(reference: str | None = None) -> Catalogue:
     """The Catalogue of the report and of all rooms, with the figures of a `reference`."""
     references = [reference_feature(reference)] if reference else []
-    return Catalogue(CORE, ATTENTION, CONVERGENCE, KERNELS, MEMORY, OVER, *references)
+    features = [resolve_name(room.columns) for room in ROOMS if room.columns]
+    return Catalogue(CORE, *features, OVER, *references)

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from lmbench.configs import placed, shipped_configs
 from lmbench.errors import UsageError, suggest
+from lmbench.rooms import ROOMS
 
 _NAMES = """
 config seed_everything ckpt_path weights_only verbose help print_config json quiet repeats compare gate
@@ -62,7 +63,8 @@ def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems
     """
     options = dict.fromkeys(_options(words))
     shipped = {name: path.read_text("utf-8") for name, path in shipped_configs().items()}
-    class_groups = {"optimizer", "lr_scheduler"}
+    # The parser knows the settings of installed packages' rooms.
+    class_groups = {"optimizer", "lr_scheduler", *(room.name for room in ROOMS if room.settings)} - {*OPTIONS}
     for name, value in options:
         if name in ("model", "data") or (name == "config" and "class_path" in shipped.get(value, "class_path")):
             class_groups |= {"model", "data"}

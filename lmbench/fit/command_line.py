@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache, partial
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +21,12 @@ from lmbench.data.datamodule import TokenData
 from lmbench.errors import UsageError, suggest
 from lmbench.fit.choice import DEFAULTS, choose
 from lmbench.fit.measurement import usual_mode
-from lmbench.fit.settings import DtypeSettings, MeasureSettings, MemorySettings, check_settings
+from lmbench.fit.settings import MeasureSettings, check_settings
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.subject import path_of
 from lmbench.masking import MASK, is_secret, keep_secret, masked, secrets_of, to_fill_in
 from lmbench.records.vocabulary import Values
+from lmbench.rooms import ROOMS
 from lmbench.wandb.publish import WandbSettings
 
 #: Settings that model and data share: the group that is set, the group that follows it, and the setting's name.
@@ -34,8 +36,8 @@ FOLLOWING = (
     ("model", "data", "vocab_size"),
 )
 _GROUPS: dict[str, type] = {
-    "measure": MeasureSettings, "memory": MemorySettings, "dtypes": DtypeSettings, "wandb": WandbSettings,
-    "timer": PhaseTimer,
+    "measure": MeasureSettings, **{room.name: resolve_name(room.settings) for room in ROOMS if room.settings},
+    "wandb": WandbSettings, "timer": PhaseTimer,
 }  # fmt: skip
 
 #: LightningCLI's options `optimizer` and `lr_scheduler`: the allowed base classes, and the constructor argument that

@@ -15,6 +15,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import repeat
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -31,7 +32,7 @@ from lmbench.fit.choice import LOADERS, NO_MODULE
 from lmbench.fit.command_line import settings_of
 from lmbench.fit.measurement import Measurement, complete_record, usual_mode
 from lmbench.fit.ranks import count_to_start
-from lmbench.fit.settings import MeasureSettings, MemorySettings, check_limits
+from lmbench.fit.settings import MeasureSettings, check_limits
 from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, as_list, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_traceback
@@ -40,6 +41,7 @@ from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.passes import PASS
 from lmbench.records.vocabulary import Mode, Values
+from lmbench.rooms import ROOMS
 from lmbench.runs import Run, read_run
 
 # Attributes that a mode, compilation and Lightning itself set on a module.
@@ -140,7 +142,7 @@ def measure(
     compile: bool | Mapping[str, Any] = False,
     zero_grad: Literal["auto", "after_step", "native"] = "auto",
     gradient_norm: bool = False,
-    instrument: Literal["timing", "sync", "kernels", "memory", "dtypes"] = "timing",
+    instrument: str = "timing",
     seed: int = 0,
     trainer: Mapping[str, Any] | None = None,
     results_dir: str | Path | None = None,
@@ -170,7 +172,7 @@ def measure(
         zero_grad: after_step frees gradients as soon as they are used, native is Lightning's order; auto is after_step
             for lmbench's own models and native for all others.
         gradient_norm: record the gradient norm of every step.
-        instrument: the instrument beside the step times, as in a sweep's passes. kernels records a trace, memory the
+        instrument: the pass, as in a sweep's passes, or that of an installed room. kernels records a trace, memory the
             allocator's history, dtypes the dtypes of a probe step; sync synchronizes at every phase. All but timing and
             dtypes slow the steps down, so that step times are no longer the model's own.
         seed: the run's seed.
@@ -211,7 +213,8 @@ def measure(
         raise UsageError("several devices need a process each: `lmbench fit` starts them, or torchrun your own program")
     if instrument not in PASS:
         raise unknown("instrument", str(instrument), PASS)
-    groups = {"memory": vars(MemorySettings()), "dtypes": {}, "timer": {}, "trainer": flags}
+    rooms = {room.name: vars(resolve_name(room.settings)()) for room in ROOMS if room.settings}
+    groups = {**rooms, "timer": {}, "trainer": flags}
     for option, value in PASS[instrument].options.items():
         group, _, name = option.partition(".")
         groups[group][name] = value

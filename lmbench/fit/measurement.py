@@ -41,12 +41,14 @@ from lmbench.model.attention_layer import AttentionLayer
 from lmbench.python_process import ProcessFailed
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard, MemoryPrediction
-from lmbench.records.passes import PASSES
+from lmbench.records.passes import recording_of
 from lmbench.records.process import reach
+from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Mode, Values
 from lmbench.report.answer import Answer
 from lmbench.report.render import Output, give
 from lmbench.report.run import banner
+from lmbench.rooms import ROOMS
 
 
 def usual_mode(model: type) -> Mode:
@@ -130,7 +132,7 @@ class Measurement:
         model: the class of the model.
         settings: the settings of the measurement itself.
         flags: the Trainer's flags.
-        passes: settings of passes, by group: `{"memory": {"history": True, "steps": 3}}`.
+        rooms: settings of rooms, by the room's name: `{"memory": {"history": True, "steps": 3}}`.
         facts: further fields of the record, such as the command line.
         text: YAML that repeats the run.
         mode: the mode that is measured; `validate` sets inference.
@@ -145,7 +147,7 @@ class Measurement:
     model: type
     settings: MeasureSettings
     flags: Values
-    passes: Values = field(default_factory=dict)
+    rooms: Values = field(default_factory=dict)
     facts: Values = field(default_factory=dict)
     text: str | None = None
 
@@ -228,14 +230,13 @@ class Measurement:
         """All callbacks of the Trainer, in their order."""
         schedule = settings = self.settings
         instruments: list[Callback] = []
-        for pass_ in PASSES:
-            group, _, switch = pass_.switch.partition(".")
-            options = self.passes.get(group, {})
-            if pass_.callback and options.get(switch):
-                instrument = resolve_name(pass_.callback)(**{name: options[name] for name in pass_.arguments})
-                instruments.append(instrument)
-                if not pass_.has_timing:
-                    schedule = replace(schedule, steps=instrument.steps, min_window_s=0.0)
+        for room in ROOMS:
+            options = self.rooms.get(room.name, {})
+            if room.observer and options.get(room.switch):
+                arguments = {name: options[name] for name in room.arguments}
+                instruments.append(resolve_name(room.observer)(**arguments))
+                if "steps" in arguments:
+                    schedule = replace(schedule, steps=arguments["steps"], min_window_s=0.0)
         return [
             # First, so that the timer does not see them switch on and off.
             *instruments,
@@ -260,11 +261,11 @@ def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
     run = recorder.run
     if recorder.folder is None:
         return
-    for pass_ in PASSES:
-        if pass_.reader and run.outcome in pass_.outcomes and pass_.recorded(run):
-            record = getattr(run, pass_.field) or pass_.content()
-            failure = f"the {pass_.noun} could not be examined"
-            _complete(recorder, pass_.field, record, failure, resolve_name(pass_.reader))
+    for room in ROOMS:
+        if room.reader and run.outcome in room.outcomes and recording_of(run, room):
+            record = value_at(run, room.field) or (resolve_name(room.record)() if room.record else {})
+            failure = f"the {room.noun} could not be examined"
+            _complete(recorder, room.field, record, failure, resolve_name(room.reader))
     if is_predicted and run.outcome in ("ok", "oom"):
         failure = "its memory could not be predicted"
         _complete(recorder, "memory_prediction", MemoryPrediction(), failure, lambda path: _prediction(recorder, path))
@@ -289,8 +290,8 @@ def _complete(
         except Exception as error:
             is_expected = isinstance(error, UsageError | ProcessFailed)
             reason = " ".join((str(error) if is_expected else f"{type(error).__name__}: {error}").split())
-            empty.reason = f"{failure}: {reason[:200]}"
-            content, guards = empty, []
+            noted = {"reason": f"{failure}: {reason[:200]}"}
+            content, guards = ({**empty, **noted} if isinstance(empty, dict) else replace(empty, **noted)), []
         recorder.complete(field, content, guards)
     except OSError as error:
         reason = f"run.json cannot be written: {error.strerror}"

@@ -47,6 +47,7 @@ from lmbench.records.store import new_run_id
 from lmbench.records.vocabulary import Values
 from lmbench.report.render import Output, give
 from lmbench.report.run import run_answer
+from lmbench.rooms import ROOMS
 from lmbench.standard_output import abandon_result, write_result
 from lmbench.wandb.publish import publish_run
 
@@ -81,7 +82,8 @@ def run(args: list[str]) -> int:
             line.write()
             write_result(line.text)
             return ExitCode.OK
-        settings, memory, dtypes, wandb = (line.build(group) for group in ("measure", "memory", "dtypes", "wandb"))
+        settings, wandb = line.build("measure"), line.build("wandb")
+        rooms = {room.name: vars(line.build(room.name)) for room in ROOMS if room.settings}
         if settings.run_id is not None:
             # A replay is a run of its own, outside of the sweep that named this run and its folder.
             line.config.measure.run_id, line.config.measure.results_dir = None, MeasureSettings.results_dir
@@ -93,8 +95,7 @@ def run(args: list[str]) -> int:
             "command": command, "argv": masked_words([command, *line.words]), "config": masked(line.content),
             "wandb": wandb.filing(),
         }  # fmt: skip
-        passes = {"memory": vars(memory), "dtypes": vars(dtypes)}
-        measurement = Measurement(command, line.model, settings, {}, passes, facts, line.text)
+        measurement = Measurement(command, line.model, settings, {}, rooms, facts, line.text)
 
         def build() -> tuple[LightningModule, Any, list[Callback]]:
             module, data, timer = (line.build(key) for key in ("model", "data", "timer"))
@@ -103,7 +104,8 @@ def run(args: list[str]) -> int:
 
         options = {name: line.config[name] for name in ("ckpt_path", "weights_only", "verbose") if name in line.config}
         recorder = measurement.recorder
-        measure = partial(_measure, measurement, build, line.config.seed_everything, is_loud, memory.predict, options)
+        is_predicted, seed = rooms["memory"]["predict"], line.config.seed_everything
+        measure = partial(_measure, measurement, build, seed, is_loud, is_predicted, options)
         code = measure() if rank_count == 1 else _measure_by_ranks(recorder, rank_count, measure)
         if recorder.folder is None or rank_of_process():
             return code

@@ -462,6 +462,7 @@ class RunRecord:
     scalars: dict[str, Number] = about(
         "Means over the window's steps of all logged scalars, by name. As a column: `scalars.NAME`.", factory=dict
     )
+    rooms: dict[str, Values] = about("What rooms of installed packages recorded, by the room's name.", factory=dict)
     scalar_units: dict[str, str] = about("Units of the scalars that were logged with one, by name.", factory=dict)
     nonfinite: dict[str, str] = about(
         "Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.",

@@ -34,6 +34,8 @@ from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
 BASELINE = "{baseline}"
 #: Begins the names of columns of logged scalars, whose units are in the records.
 _SCALARS = "scalars."
+#: Begins the names of what rooms of installed packages recorded.
+_ROOMS = "rooms."
 #: The unit of a change relative to the baseline.
 CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
 #: The unit of a difference of losses.
@@ -254,8 +256,9 @@ def schema_column(name: str) -> Quantity | None:
     Raises:
         UsageError: the field is no number.
     """
-    if name.startswith(_SCALARS):
-        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, units.unit_of("1"))
+    if name.startswith((_SCALARS, _ROOMS)):
+        title = f"mean {name.removeprefix(_SCALARS)}" if name.startswith(_SCALARS) else name.removeprefix(_ROOMS)
+        return Quantity(name, title, name, units.unit_of("1"))
     field = fields("run").get(name)
     if field is None:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 from lmbench.masking import masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
-from lmbench.records.passes import PASSES
+from lmbench.records.passes import PASS
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import leaves, value_at
 from lmbench.records.vocabulary import MODES, Values
@@ -182,7 +182,7 @@ _FACT_OF: Mapping[str, str] = {option: fact.name for fact in reversed([*FACT.val
 SEEDS = ("seed_everything", "data.seed")
 
 #: Axes that make no rows: seeds, and the options of passes, since the passes of a cell are joined.
-NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASSES for option in run_pass.options))
+NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASS.values() for option in run_pass.options))
 
 
 def read_facts(run: RunRecord, plan: Plan | None = None) -> dict[str, Value]:

@@ -16,7 +16,7 @@ from lmbench.masking import masked_message
 from lmbench.records.load import Run
 from lmbench.records.measured import Guard
 from lmbench.records.named import shown_path
-from lmbench.records.passes import PASSES, pass_of
+from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
 from lmbench.report import answer
 from lmbench.report.answer import Answer, Line, Table
@@ -187,7 +187,7 @@ def _notes(frame: Frame) -> Iterator[str]:
     if frame.facts and not any(baseline.items() <= facts.items() for facts in frame.facts.values()):
         yield f"no run is the baseline {frame.base_name}; what compares with it is left out"
     passes = Counter(pass_of(row.run.record).name for row in frame.runs)
-    for run_pass in PASSES:
+    for run_pass in PASS.values():
         if passes[run_pass.name] and not run_pass.has_timing:
             hint = f"; `lmbench {run_pass.command} RUN` shows it" if run_pass.command else ""
             yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import KernelSummary, MemoryHistoryRecord, PhaseSummary, RefusedAllocation, RunError
-from lmbench.records.passes import PASSES, pass_of
+from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
@@ -346,7 +346,7 @@ def _checked(check: AttentionCheck) -> list[Line]:
 
 def _folder_and_commands(run: RunRecord, path: Path) -> list[Line]:
     """The folder, the commands that analyse what the run recorded, and the command that repeats it, each labelled."""
-    commands = [run_pass.command for run_pass in PASSES if run_pass.recorded(run)]
+    commands = [run_pass.command for run_pass in PASS.values() if recording_of(run, run_pass)]
     if run.outcome == "oom" and run.memory.refused is not None:
         commands.append("memory")
     next_steps = [("next", f"lmbench {command} {shlex.quote(str(path))}") for command in dict.fromkeys(commands)]

@@ -1,0 +1,153 @@
+"""The rooms: every feature that is recorded beside a run's times, each declared once.
+
+A room with a pass is a way to look at a cell: a sweep sets its options, `lmbench fit` and `lmbench.measure` attach its
+observer and complete the record with its reader. Classes and functions are names (`module:name`), so that rooms are
+known without PyTorch. An installed package adds a room by an entry point of the group `lmbench.rooms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+from msgspec import Struct
+
+from lmbench.errors import UsageError
+
+#: The group of entry points by which installed packages bring rooms.
+GROUP = "lmbench.rooms"
+
+
+class Room(Struct, frozen=True, forbid_unknown_fields=True):
+    """One feature.
+
+    A room of an installed package has its part of the record in `RunRecord.rooms`, under its name: `rooms.NAME`.
+
+    Attributes:
+        name: name of the room, of the group of its settings (`--NAME.*`), and in a sweep's `passes`.
+        settings: class of its settings, a dataclass; empty without settings.
+        switch: the setting that attaches the observer.
+        observer: class of the callback that records.
+        arguments: names of the observer's arguments; each is a setting too. An observer that takes `steps` looks at
+            these alone: they are the run's window.
+        options: options that the pass sets, by dotted names.
+        label: words that follow "3 runs" in a sentence: `under a profiler`.
+        has_timing: whether the run's step times are undisturbed by the observer.
+        evidence: field of a run's record that is set if the run was of this pass, or the field and its value
+            (`clock=sync`); empty where no field shows it.
+        recording: field of the record with the name of the file that the run leaves in its folder.
+        command: command that shows the recording; empty where there is none.
+        reader: function that completes the record from the recording. It takes the run's folder and returns the value
+            of the record's `field`, and guards.
+        field: field of the record that the reader fills.
+        record: class of that field; without one it is a mapping.
+        outcomes: outcomes of runs whose recording is read when they end.
+        noun: word for the recording in the message that it cannot be read.
+        columns: the `lmbench.report.view.Feature` that the room adds to reports.
+    """
+
+    name: str
+    settings: str = ""
+    switch: str = ""
+    observer: str = ""
+    arguments: tuple[str, ...] = ()
+    options: dict[str, Any] = {}
+    label: str = ""
+    has_timing: bool = False
+    evidence: str = ""
+    recording: str = ""
+    command: str = ""
+    reader: str = ""
+    field: str = ""
+    record: str = ""
+    outcomes: tuple[str, ...] = ("ok",)
+    noun: str = "recording"
+    columns: str = ""
+
+    @property
+    def is_pass(self) -> bool:
+        return bool(self.options or self.evidence)
+
+
+_OWN = (
+    Room("attention", columns="lmbench.attention:ATTENTION"),
+    Room("convergence", columns="lmbench.convergence.in_report:CONVERGENCE"),
+    # The measurement itself, which every run is. A run belongs to the last pass whose evidence it has.
+    Room("timing", has_timing=True, evidence="schema_version"),
+    Room(
+        "sync",
+        options={"timer.clock": "sync"},
+        label="with clock sync (synchronized at every phase)",
+        evidence="clock=sync",
+    ),
+    Room(
+        "kernels",
+        options={"trainer.profiler": "kernels"},
+        label="under a profiler",
+        evidence="is_profiled",
+        recording="profile.trace_file",
+        command="kernels",
+        reader="lmbench.kernels.findings:examine_run",
+        field="kernels",
+        record="lmbench.records.measured:KernelSummary",
+        noun="trace",
+        columns="lmbench.kernels.in_report:KERNELS",
+    ),
+    Room(
+        "memory",
+        settings="lmbench.fit.settings:MemorySettings",
+        switch="history",
+        observer="lmbench.callbacks:MemoryHistory",
+        arguments=("steps", "max_entries"),
+        # The timing pass predicts the memory already.
+        options={"memory.history": True, "memory.predict": False},
+        label="with the allocator's history",
+        evidence="memory_history",
+        recording="memory_history.snapshot_file",
+        command="memory",
+        reader="lmbench.memory.findings:examine_run",
+        field="memory_history",
+        record="lmbench.records.measured:MemoryHistoryRecord",
+        outcomes=("ok", "oom"),
+        noun="snapshot",
+        columns="lmbench.memory.timeline:MEMORY",
+    ),
+    Room(
+        "dtypes",
+        settings="lmbench.fit.settings:DtypeSettings",
+        switch="record",
+        observer="lmbench.callbacks:DtypeRecorder",
+        options={"dtypes.record": True},
+        label="with dtypes noted",
+        # Dtypes are recorded in a probe step, so the window's steps run at their own speed.
+        has_timing=True,
+        recording="dtypes.notes_file",
+        command="dtypes",
+    ),
+)
+
+
+def _installed() -> Iterator[Room]:
+    """The rooms of installed packages.
+
+    Raises:
+        UsageError: one cannot be loaded, is no Room, or has the name of another.
+    """
+    names = {room.name for room in _OWN}
+    for entry in sorted(entry_points(group=GROUP)):
+        origin = f"the room {entry.value} of {entry.dist.name if entry.dist else 'a package'}"
+        try:
+            room = entry.load()
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UsageError(f"{origin} cannot be loaded ({reason}); repair or uninstall the package") from error
+        if not isinstance(room, Room):
+            raise UsageError(f"{origin} is {type(room).__name__}; it must be a lmbench.rooms.Room")
+        if room.name in names:
+            raise UsageError(f"{origin} is called {room.name!r} as another one; rename or uninstall it")
+        names.add(room.name)
+        yield room
+
+
+ROOMS = (*_OWN, *_installed())
