@@ -249,16 +249,18 @@ RELATIVE = tuple(
 
 @cache
 def schema_column(name: str) -> Quantity | None:
-    """The column of a field of a run's record by its dotted name, or of any logged scalar; None for other names.
+    """The column of a field of a run's record by its dotted name, of any logged scalar or of what a room
+    recorded; None for other names.
 
     It shows the mean over runs, or what the field's `over` says.
 
     Raises:
         UsageError: the field is no number.
     """
-    if name.startswith((_SCALARS, _ROOMS)):
-        title = f"mean {name.removeprefix(_SCALARS)}" if name.startswith(_SCALARS) else name.removeprefix(_ROOMS)
-        return Quantity(name, title, name, units.unit_of("1"))
+    if name.startswith(_SCALARS):
+        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, units.unit_of("1"))
+    if name.startswith(_ROOMS):
+        return Quantity(name, name.removeprefix(_ROOMS), beside(name), units.unit_of("1"), None)
     field = fields("run").get(name)
     if field is None:
         return None

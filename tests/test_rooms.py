@@ -1,0 +1,90 @@
+"""A package that is installed beside lmbench adds a metric and a pass; the package is the guide's example."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from paths import ROOT
+
+STUDY = {
+    "base": {"config": "smoke", "measure.steps": 3, "measure.min_window_s": 0, "measure.probe_steps": 0},
+    "matrix": {"data.batch_size": [2]},
+    "passes": ["timing", "spread"],
+    "repeats": 1,
+    "view": {"title": "Losses", "tables": [
+        {"title": "Losses", "columns": ["step_s", "rooms.spread.largest_nat"]},
+    ]},
+}  # fmt: skip
+
+
+def block(language, holding):
+    page = (ROOT / "lmbench" / "guide" / "extending.md").read_text("utf-8")
+    (text,) = [text for text in re.findall(rf"^```{language}\n(.*?)^```", page, re.S | re.M) if holding in text]
+    return text
+
+
+def install(folder, **files):
+    """An environment of a process that sees the package, which pip installed from its sources."""
+    source, target = folder / "source", folder / "installed"
+    source.mkdir()
+    for name, text in files.items():
+        (source / name.replace("__", ".")).write_text(text)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", target, source], check=True)
+    return {**os.environ, "PYTHONPATH": str(target)}
+
+
+def lmbench(folder, environment, *words):
+    command = [sys.executable, "-P", "-m", "lmbench", *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spread")
+    modules = {
+        "loss_spread__py": block("python", "ROOM ="),
+        "loss_spread_observer__py": block("python", "class LossSpread"),
+    }
+    return folder, install(folder, pyproject__toml=block("toml", "entry-points"), **modules)
+
+
+def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
+    folder, environment = spread
+    (folder / "losses.yaml").write_text(yaml.safe_dump(STUDY))
+    done = lmbench(folder, environment, "sweep", "losses.yaml")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(path.read_text()) for path in folder.glob("results/losses/runs/*/run.json")]
+    (record,) = [record for record in records if record["rooms"]]
+    assert record["rooms"]["spread"]["largest_nat"] > 0
+    assert (len(records), record["scalar_units"]) == (2, {"squared_loss": "nat²"})
+    assert record["scalars"]["squared_loss"] > record["loss"]["mean"]
+    shown = lmbench(folder, environment, "report", "results/losses")
+    assert "spread.largest_nat" in shown.stdout, shown.stdout + shown.stderr
+
+
+def test_a_result_of_an_installed_room_is_read_where_the_package_is_not(spread):
+    folder, _ = spread
+    shown = lmbench(folder, dict(os.environ), "list", "results/losses")
+    assert shown.returncode == 0, shown.stderr
+
+
+@pytest.mark.parametrize(("module", "message"), [
+    ("raise ImportError('half of it\\nis gone')", "cannot be loaded (ImportError: half of it is gone)"),
+    ("ROOM = 3", "is int; it must be a lmbench.rooms.Room"),
+    ("from lmbench.rooms import Room\nROOM = Room('memory')", "is called 'memory' as another one"),
+])  # fmt: skip
+def test_a_room_that_cannot_be_used_is_one_line(module, message, tmp_path):
+    project = block("toml", "entry-points").replace(', "loss_spread_observer"', "")
+    environment = install(tmp_path, pyproject__toml=project, loss_spread__py=module)
+    done = lmbench(tmp_path, environment, "list", "--limit", "1")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"the room loss_spread:ROOM of loss-spread {message}" in done.stderr
