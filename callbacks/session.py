@@ -266,7 +266,7 @@ class MeasurementSession(LeanCallback):
                 raise StopIteration
 
     def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
-        for name, value in self._logged.take(trainer):
+        for name, value in self._logged.take(trainer._results or {}):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
             if name not in SCALARS:
                 self.log_scalar(name, value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -30,14 +31,16 @@ class LoggedValues:
     def __init__(self) -> None:
         self._taken: dict[str, torch.Tensor] = {}
 
-    def take(self, trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and values that were logged since the last call."""
-        for key, metric in (trainer._results or {}).items():
+    def take(self, results: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+        """Names and values that were logged since the last call, from the Trainer's `_results`."""
+        values: list[tuple[str, torch.Tensor]] = []
+        for key, metric in results.items():
             value = metric._forward_cache
             # Every call of `self.log` makes a new tensor.
             if type(value) is torch.Tensor and value.numel() == 1 and value is not self._taken.get(key):
                 self._taken[key] = value
-                yield metric.meta.name, value
+                values.append((metric.meta.name, value))
+        return values
 
 
 def norms(tensors: Mapping[str, torch.Tensor | None], dtype: torch.dtype = torch.float32) -> dict[str, float]:
