@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from datetime import timedelta
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.events import Events, LeanCallback
 from lmbench.callbacks.logger_sink import LoggerSink
+from lmbench.errors import UsageError
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.training import LoggedValues, loss_scaler
@@ -201,7 +203,15 @@ class MeasurementSession(LeanCallback):
             unit: unit of the number, for the heading of a column.
             source: who logs the number. A later value of the same source in a step replaces the earlier one; values of
                 several sources become their mean, or what a field of `StepRecord` with this name declares.
+
+        Raises:
+            UsageError: the value is no single number.
         """
+        is_number = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
+        if not is_number:
+            shape = f" of {value.numel()} elements" if isinstance(value, torch.Tensor) else ""
+            kind = type(value).__name__
+            raise UsageError(f"log_scalar({name!r}) was given a {kind}{shape}; give one number, such as a mean")
         name = name.replace(".", "/")
         if unit:
             self.run.scalar_units[name] = unit

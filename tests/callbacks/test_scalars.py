@@ -10,7 +10,8 @@ from fit_process import measure_here
 from runs import make_sweep, section_of, table_rows
 from strangers import Data, Regression
 
-from lmbench.callbacks import Observer
+from lmbench.callbacks import MeasurementSession, Observer
+from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.field import About
 from lmbench.report.logged import of_run, of_step
@@ -40,6 +41,12 @@ def test_any_other_scalar_is_the_mean_of_its_sources(sleeper):
     steps, session = measure(sleeper, Logging("tread.depth"))
     assert [step.scalars for step in steps] == [{"tread/depth": 3.5}] * 8
     assert session.run.scalar_units == {"tread/depth": "m"}
+
+
+@pytest.mark.parametrize(("value", "kind"), [(torch.ones(3), "Tensor of 3 elements"), ("fast", "str")])
+def test_what_is_no_single_number_is_refused_where_it_is_logged(value, kind):
+    with pytest.raises(UsageError, match=rf"log_scalar\('speed'\) was given a {kind}; give one number"):
+        MeasurementSession().log_scalar("speed", value)
 
 
 class Logs(Regression):
