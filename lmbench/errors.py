@@ -98,6 +98,12 @@ def check_at_least(limit: int, **values: float) -> None:
             raise UsageError(f"{name} is {value}; it must be at least {limit}")
 
 
+def check_one_line(what: str, text: str) -> None:
+    """Raises UsageError for a text with a line feed or another unprintable character, which a script would obey."""
+    if not text.isprintable():
+        raise UsageError(f"{what} is {text!r}; it reaches a script, and may only have printable characters")
+
+
 def check_groups(size: int, devices: int) -> None:
     """Raises UsageError where a number of devices cannot be split into groups of `size`, each for one batch."""
     if devices % size:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lmbench.records.vocabulary import SPANS, Span
 
@@ -31,7 +31,10 @@ Number: TypeAlias = float | None
 Index: TypeAlias = Annotated[int | None, "index"]
 Bytes: TypeAlias = Annotated[int | None, "bytes"]
 FlopCount: TypeAlias = Annotated[int | None, "FLOP"]
-Seconds: TypeAlias = Annotated[float | None, "s"]
+#: A time in a damaged record may be infinite or far below zero; a remainder may be a little below.
+Seconds: TypeAlias = Annotated[Annotated[float, Meta(ge=-0.1, le=1e12)] | None, "s"]
+#: Seconds before or after something else.
+Offset: TypeAlias = Annotated[float | None, "s"]
 Fraction: TypeAlias = Annotated[float | None, "fraction"]
 Nats: TypeAlias = Annotated[float | None, "nat"]
 Hertz: TypeAlias = Annotated[float | None, "Hz"]

@@ -52,8 +52,12 @@ def reference_feature(name: str) -> Feature:
         text = read_file(path, _MOST_BYTES, follows_links=True).decode(errors="replace")
     except Unreadable as error:
         raise UsageError(f"--reference {name}: {error}") from None
-    rows = list(csv.DictReader(text.splitlines()))
-    if not rows or not {"gpu", STEP.name} <= rows[0].keys():
+    try:
+        # A row that is too short lacks its last fields.
+        rows = [{key: text for key, text in row.items() if text} for row in csv.DictReader(text.splitlines())]
+    except csv.Error as error:
+        raise UsageError(f"--reference {name}: {error}; write one with `lmbench report --format csv`") from None
+    if not any({"gpu", STEP.name} <= row.keys() for row in rows):
         raise UsageError(f"--reference {name} is no report's table; write one with `lmbench report --format csv`")
     return _feature(partial(_report, rows))
 
