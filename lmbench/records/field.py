@@ -28,6 +28,8 @@ Text: TypeAlias = str | None
 Flag: TypeAlias = bool | None
 Count: TypeAlias = int | None
 Number: TypeAlias = float | None
+#: A rate in a damaged record may be infinite or below zero.
+_Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e24)]
 Index: TypeAlias = Annotated[int | None, "index"]
 Bytes: TypeAlias = Annotated[int | None, "bytes"]
 FlopCount: TypeAlias = Annotated[int | None, "FLOP"]
@@ -41,7 +43,8 @@ Hertz: TypeAlias = Annotated[float | None, "Hz"]
 Watts: TypeAlias = Annotated[float | None, "W"]
 Joules: TypeAlias = Annotated[float | None, "J"]
 Celsius: TypeAlias = Annotated[float | None, "°C"]
-FlopsPerSecond: TypeAlias = Annotated[float | None, "FLOP/s"]
+FlopsPerSecond: TypeAlias = Annotated[_Rate | None, "FLOP/s"]
+TokensPerSecond: TypeAlias = Annotated[_Rate | None, "tokens/s"]
 
 #: Units of plain types; every other type without a unit of its own is a `tree`.
 UNITS: dict[Any, str] = {str: "text", bool: "flag", int: "count", float: "1"}

@@ -27,6 +27,7 @@ from lmbench.records.field import (
     PhaseBytes,
     Seconds,
     Text,
+    TokensPerSecond,
     Watts,
     about,
     higher,
@@ -185,9 +186,7 @@ class PhaseSummary:
 class Throughput:
     """Throughput: rates of the window."""
 
-    tokens_per_s: Annotated[float | None, "tokens/s"] = higher(
-        "Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s"
-    )
+    tokens_per_s: TokensPerSecond = higher("Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s")
     model_flops_per_s: FlopsPerSecond = higher(
         "Model FLOPs per second: tokens per second times `flops.per_token_flops`.", "model FLOP/s"
     )
