@@ -66,6 +66,14 @@ def tell(line: str) -> None:
     print(f"lmbench: {one_line(masked_message(line))}", file=sys.stderr, flush=True)
 
 
+def message_of(error: BaseException) -> str:
+    """An exception's message, also where its own `__str__` raises."""
+    try:
+        return str(error)
+    except (Exception, SystemExit) as second:
+        return f"its message cannot be read: {type(second).__name__} in __str__"
+
+
 def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
     """`; did you mean sdpa?`, to follow a line about a misspelt name; empty where no known name is similar.
 

@@ -5,6 +5,7 @@ Command lines, cells of sweeps and `lmbench.measure` all come through here. A mo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,13 +30,13 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
-from lmbench.errors import UsageError, tell
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ending import is_checkpoint_mismatch
-from lmbench.interruption import held, received
+from lmbench.interruption import exits_raised, held, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.python_process import ProcessFailed
@@ -121,6 +122,25 @@ class Announcement(Observer):
             give(Answer(banner(self.session.run)), Output())
 
 
+class OneProcess(Callback):
+    """Ends a process that the user's code forked within the training, before it trains on and writes to the record.
+
+    Args:
+        pid: the id of the process that measures.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def check(self, *arguments: Any) -> None:
+        """Takes and ignores the arguments of Lightning's hooks."""
+        if os.getpid() != self._pid:
+            tell(f"your code forked process {os.getpid()}, which came back to the training; it was ended")
+            os._exit(ExitCode.USER_CODE)
+
+    on_train_batch_end = on_validation_batch_end = on_exception = check
+
+
 @dataclass
 class Measurement:
     """One measurement, from settings to the closed record.
@@ -165,6 +185,7 @@ class Measurement:
         # Made before the model, so that a failure to build the model is recorded too.
         self.recorder = RunRecorder(settings.results_dir, facts, self.text, settings.run_id)
 
+    @exits_raised()
     def run(
         self,
         build: Callable[[], tuple[LightningModule, Any, Sequence[Callback]]],
@@ -186,12 +207,13 @@ class Measurement:
         Raises:
             UsageError: no result folder exists yet, and it cannot be made.
         """
+        one_process = OneProcess(os.getpid())
         try:
             if seed is not None and seed is not False:
                 seed_everything(None if seed is True else seed, workers=True, verbose=False)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
             module, data, callbacks = build()
-            trainer = BenchTrainer(**{**self.flags, "callbacks": self._callbacks(callbacks, announces)})
+            trainer = BenchTrainer(**{**self.flags, "callbacks": [one_process, *self._callbacks(callbacks, announces)]})
             reach("parsed")
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
@@ -215,6 +237,7 @@ class Measurement:
                 # Without a batch Lightning calls no hook of the loop, so no callback noticed.
                 raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
         except BaseException as error:
+            one_process.check()
             failure = error
             if received() is None and is_checkpoint_mismatch(error):
                 reason = str(error).splitlines()[:2][-1].strip()
