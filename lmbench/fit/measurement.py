@@ -5,7 +5,10 @@ Command lines, cells of sweeps and `lmbench.measure` all come through here. A mo
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -122,15 +125,25 @@ class Announcement(Observer):
             give(Answer(banner(self.session.run)), Output())
 
 
+#: man 2 prctl
+_PR_SET_PDEATHSIG = 1
+
+
 class OneProcess(Callback):
     """Ends a process that the user's code forked within the training, before it trains on and writes to the record.
 
-    Args:
-        pid: the id of the process that measures.
+    Such a process may also wait for ever, since it lacks the threads of its parent. So it ends with its parent.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self) -> None:
+        self._pid, self._thread, self.is_over = os.getpid(), threading.get_ident(), False
+        self._prctl = ctypes.CDLL(None).prctl
+        os.register_at_fork(after_in_child=self._end_with_parent)
+
+    def _end_with_parent(self) -> None:
+        # The kernel takes the end of the forking thread for the parent's.
+        if not self.is_over and (os.getppid(), threading.get_ident()) == (self._pid, self._thread):
+            self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
     def check(self, *arguments: Any) -> None:
         """Takes and ignores the arguments of Lightning's hooks."""
@@ -138,7 +151,7 @@ class OneProcess(Callback):
             tell(f"your code forked process {os.getpid()}, which came back to the training; it was ended")
             os._exit(ExitCode.USER_CODE)
 
-    on_train_batch_end = on_validation_batch_end = on_exception = check
+    on_train_batch_end = on_validation_batch_end = on_exception = check  # type: ignore[assignment]
 
 
 @dataclass
@@ -207,7 +220,7 @@ class Measurement:
         Raises:
             UsageError: no result folder exists yet, and it cannot be made.
         """
-        one_process = OneProcess(os.getpid())
+        one_process = OneProcess()
         try:
             if seed is not None and seed is not False:
                 seed_everything(None if seed is True else seed, workers=True, verbose=False)
@@ -245,6 +258,8 @@ class Measurement:
             with held():
                 self.recorder.end_by(failure)
             return failure
+        finally:
+            one_process.is_over = True
         return None
 
     def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:
