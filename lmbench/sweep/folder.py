@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from shlex import quote
 
 import psutil
 import yaml
@@ -223,7 +224,7 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
         tell(f"{path} was not begun here by you, or was changed since; going on would use")
         for line in dict.fromkeys(_actions(path, content, contents)):
             tell(f"  {line}")
-        raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {path} --trust` takes it over")
+        raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {quote(str(path))} --trust` takes it over")
     return file
 
 
