@@ -139,9 +139,11 @@ def test_a_fork_ends_like_a_new_python(code, exit_code, last_line, shared):
         (f"on(signal.SIGTERM, 143); {CHILD} {SLEEP}", 0.3, 143, "timeout"),
         (f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {CHILD} {SLEEP}", 0.3, -signal.SIGKILL, "timeout"),
         (CHILD, 30, 0, "itself"),
+        (CHILD.replace('"60"]', '"60"], start_new_session=True'), 30, 0, "itself"),
+        (f"{CHILD.replace('"60"]', '"60"], start_new_session=True')} {SLEEP}", 0.3, -signal.SIGTERM, "timeout"),
     ],
 )
-def test_a_fork_may_close_its_record_at_its_time_limit_and_nothing_of_its_group_is_left(
+def test_a_fork_may_close_its_record_at_its_time_limit_and_nothing_of_it_is_left(
     code, timeout_s, exit_code, by, shared, monkeypatch
 ):
     monkeypatch.setattr(local, "GRACE_S", 0.5)
