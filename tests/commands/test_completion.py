@@ -55,8 +55,9 @@ def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, monkeypatch, prin
     call = SHELLS["bash"].format(words="lmbench show results/", last=2)
     # What the shell makes of the word that was completed.
     script = f'{printed("completion", "bash")}\n{call} >/dev/null\neval "printf %s ${{COMPREPLY[0]}}"'
-    process = subprocess.run(["bash", "-c", script], env={"PATH": PATH}, capture_output=True, text=True, cwd=tmp_path)
-    assert (process.stdout, sorted(path.name for path in tmp_path.iterdir())) == (f"results/{name}", ["results"])
+    words = ["bash", "-c", script]
+    output = subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    assert (output, sorted(path.name for path in tmp_path.iterdir())) == (f"results/{name}", ["results"])
 
 
 @pytest.mark.parametrize("name", ["line\nfeed", "\x1b[31mred", "right\u202eleft", "caf\udce9"])

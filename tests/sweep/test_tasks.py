@@ -230,7 +230,7 @@ def test_a_merge_is_whole_or_nothing(study, capsys):
     with (run / "large.bin").open("wb") as file:
         file.truncate(2**40)
     os.mkfifo(run / "pipe")
-    words = ["sweep", "a/study", "--rounds", "0", "--merge", "b/study"]
+    words = ["sweep", "a/study", "--merge", "b/study"]
     assert main(words) == 2
     assert f"{run.name}/pipe is no file, link or folder" in capsys.readouterr().err
     assert len(rows("a/study")) == 2
