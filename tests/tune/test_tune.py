@@ -115,9 +115,9 @@ def test_a_folder_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tune):
     for pattern, text, message in DAMAGES:
         shutil.rmtree(folder)
         shutil.copytree("sound", folder)
-        path = next(folder.glob(pattern), folder / pattern)
-        path.unlink(missing_ok=True)
-        path.mkdir() if text is None else path.write_text(text)
+        for path in [*folder.glob(pattern)] or [folder / pattern]:
+            path.unlink(missing_ok=True)
+            path.mkdir() if text is None else path.write_text(text)
         code, _, err = tune(*words, "--trust")
         assert (code, message in err.splitlines()[-1]) == (2, True), err
     # A cost below zero would be a budget without an end.
