@@ -66,6 +66,14 @@ def tell(line: str) -> None:
     print(f"lmbench: {one_line(masked_message(line))}", file=sys.stderr, flush=True)
 
 
+def message_of(error: BaseException) -> str:
+    """An exception's message, also where its own `__str__` raises."""
+    try:
+        return str(error)
+    except (Exception, SystemExit) as second:
+        return f"its message cannot be read: {type(second).__name__} in __str__"
+
+
 def suggest(name: str, known: Iterable[str], form: str = "{}") -> str:
     """`; did you mean sdpa?`, to follow a line about a misspelt name; empty where no known name is similar.
 
@@ -96,6 +104,12 @@ def check_at_least(limit: int, **values: float) -> None:
     for name, value in values.items():
         if value < limit:
             raise UsageError(f"{name} is {value}; it must be at least {limit}")
+
+
+def check_one_line(what: str, text: str) -> None:
+    """Raises UsageError for a text with a line feed or another unprintable character, which a script would obey."""
+    if not text.isprintable():
+        raise UsageError(f"{what} is {text!r}; it reaches a script, and may only have printable characters")
 
 
 def check_groups(size: int, devices: int) -> None:

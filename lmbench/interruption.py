@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 #: Seconds after the first signal from which a further one ends the process at once.
 PATIENCE_S = 5.0
@@ -66,6 +66,29 @@ def interrupt(signum: int) -> None:
     raise Terminated(exit_code(signum))
 
 
+_leave = os._exit
+
+
+@contextmanager
+def exits_raised() -> Iterator[None]:
+    """Within the block, `os._exit` called by this thread of this process raises SystemExit, so that it can be recorded.
+
+    A fork, such as a loader's worker, still ends by it.
+    """
+    owner = os.getpid(), threading.get_ident()
+
+    def leave(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) == owner:
+            raise SystemExit(status)
+        _leave(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = _leave
+
+
 @contextmanager
 def listening(until_exit: bool = False) -> Iterator[None]:
     """Let signals raise within the block, at once or when a `held` block ends; a nested block changes nothing.
@@ -87,7 +110,7 @@ def listening(until_exit: bool = False) -> Iterator[None]:
         yield
     finally:
         for signum, handler in replaced.items():
-            signal.signal(signum, (lambda signum, _: os._exit(exit_code(signum))) if until_exit else handler)
+            signal.signal(signum, (lambda signum, _: _leave(exit_code(signum))) if until_exit else handler)
         _state.is_listening = False
 
 
@@ -141,4 +164,4 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
         else:
             interrupt(signum)
     elif time.monotonic() - _state.received_at_s > PATIENCE_S:
-        os._exit(exit_code(signum))
+        _leave(exit_code(signum))

@@ -200,8 +200,20 @@ def masked_text(text: str) -> str:
     if "://" in text:
         text = _UNBROKEN.sub(_without_user, text)
     if len(text) > _MIN_LENGTH:
-        text = _SCHEME.sub(_masked_scheme, _LOOKS.sub(MASK, text))
+        keys_masked = _LOOKS.sub(lambda match: match[0] if _is_class_path(match[0]) else MASK, text)
+        text = _SCHEME.sub(_masked_scheme, keys_masked)
     return _masked_values(text) if any(sign in text for sign in ("=", ":", "--")) else text
+
+
+def _is_class_path(text: str) -> bool:
+    """Whether a text that begins like a key is a class with its module: `sl.models_v2.LargeModel`.
+
+    Its words have three letters and more on average; those in a random key are shorter, or all in one case.
+    """
+    parts = text.split(".")
+    words = [word for word in _WORDS.findall(text) if word.isalpha()]
+    is_named = len(parts) > 1 and all(map(str.isidentifier, parts)) and parts[-1][0].isupper()
+    return is_named and not parts[-1].isupper() and sum(map(len, words)) >= 3 * len(words)
 
 
 def _without_user(match: re.Match[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from textwrap import shorten
 
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
@@ -22,9 +22,11 @@ from lmbench.compare.sides import typical_step_s
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
-from lmbench.files import read_file
+from lmbench.files import Unreadable, read_file
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
+from lmbench.records.codec import DamagedRecord, indented_json, read_packed
+from lmbench.records.field import Bytes
 from lmbench.records.load import Run, is_run_folder, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -34,6 +36,7 @@ from lmbench.report.units import duration, percent_short, times
 from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
+from lmbench.sweep.folder import is_trusted
 from lmbench.sweep.local import LastingExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.tune.answer import Tuning, tuned_config
@@ -86,12 +89,16 @@ class Stages:
     settings: Values = field(default_factory=dict)
     step_tokens: float | None = None
 
-    def tune(self, axes: Sequence[Axis]) -> Tuning:
+    def tune(self, axes: Sequence[Axis], trusts: bool = False) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.
 
+        Args:
+            trusts: go on with a folder that this user did not begin.
+
         Raises:
-            UsageError: the given configuration does not run.
+            UsageError: the given configuration does not run, the folder is another user's, or a file in it is damaged.
         """
+        self.begin(trusts)
         if gives_way(os.environ):
             os.environ[WAITING] = "passive"
         with result_alone(), self.cache, ExitStack() as stack:
@@ -104,8 +111,29 @@ class Stages:
         changes = {**self.base, **tuning.answer.trial.options}
         config = str(changes.pop(CONFIG))
         content = make_plan(self.path.name, sweep_from({"base": self.base, "include": [{}]})).contents[config]
-        write_whole(self.path / "tuned.yaml", tuned_config(content, changes))
+        self.write("tuned.yaml", tuned_config(content, changes))
         return tuning
+
+    def begin(self, trusts: bool) -> None:
+        """Make the folder, or go on with one that this user began or trusts; raises UsageError for any other."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            names = sorted(path.name for path in self.path.iterdir())
+        except OSError as error:
+            raise UsageError(f"{str(self.path)!r} cannot be written: {error.strerror}; give another --name") from error
+        if not is_trusted(self.path, {}, adds=trusts or not names) and names:
+            contents = shorten(", ".join(names), 200, placeholder=" ...")
+            raise UsageError(
+                f"{self.path} was not begun here by you: it would take {contents} for its own; nothing was run; "
+                "--trust takes it over, another --name begins anew"
+            )
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the folder. Raises UsageError where that fails."""
+        try:
+            write_whole(self.path / name, text)
+        except OSError as error:
+            raise UsageError(f"{self.path / name} cannot be written: {error.strerror}; remove it") from error
 
     def costs_s(self, *stages: str) -> list[float]:
         """The device time of every run so far, or of those in stage folders that match these patterns."""
@@ -176,7 +204,13 @@ class Stages:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
-        config = parse_yaml(read_file(ended.path / "config.yaml", MAX_YAML_BYTES).decode(), str(ended.path))
+        path = ended.path / "config.yaml"
+        try:
+            config = parse_yaml(read_file(path, MAX_YAML_BYTES).decode(errors="replace"), str(path))
+        except Unreadable as error:
+            raise UsageError(f"{path} is not read: {error}; remove {ended.path} to run it again") from None
+        if not isinstance(config, dict):
+            raise UsageError(f"{path} has no settings; remove {ended.path} to run it again")
         self.settings = with_arguments(config)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings)
@@ -236,7 +270,12 @@ class Stages:
     def predict(self, candidates: Sequence[Candidate]) -> None:
         """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit."""
         gpu, path = gpu_for(None), self.path / _PREDICTED
-        predicted: dict[str, int | None] = json.loads(path.read_text()) if path.is_file() else {}
+        predicted = dict[str, Bytes]()
+        if os.path.lexists(path):
+            try:
+                predicted = read_packed(path, dict[str, Bytes])
+            except DamagedRecord as error:
+                raise UsageError(f"{path}: {error}; remove it") from None
         new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
 
         def forecast_bytes(cell: GridCell) -> int | None:
@@ -251,7 +290,7 @@ class Stages:
             with ThreadPoolExecutor(len(new)) as pool:
                 forecasts = pool.map(forecast_bytes, make_plan("", file).cells)
                 predicted |= {str(candidate.trial): size for candidate, size in zip(new, forecasts, strict=True)}
-            write_whole(path, json.dumps(predicted))
+            self.write(_PREDICTED, indented_json(predicted))
         for candidate in candidates:
             candidate.predicted_bytes = peak = predicted.get(str(candidate.trial))
             if peak and not (self.is_allowed(peak) and (gpu is None or gpu.fits(peak))):

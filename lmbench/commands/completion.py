@@ -50,7 +50,9 @@ def run(args: list[str]) -> int:
     *words, current = (word.removeprefix("=") for word in args[2:])
     option, equals, current = current.rpartition("=")
     offered = candidates([*filter(None, (*words, option)), current])
-    write_result("".join(f"{option}{equals}{word}\n" for word in dict.fromkeys(offered) if word.startswith(current)))
+    # A name that a terminal would obey, or that reads as an option, can only come from a foreign folder.
+    words = [word for word in dict.fromkeys(offered) if word.startswith(current) and word.isprintable()]
+    write_result("".join(f"{option}{equals}{word}\n" for word in words))
     return ExitCode.OK
 
 

@@ -19,6 +19,7 @@ def tune(
     at_most: str | None = None,
     results_dir: Path = Path("results"),
     name: str | None = None,
+    trust: bool = False,
     settings: list[str],
 ) -> Answer:
     """Finds the fastest configuration of a space that trains the same, at the same tokens a step, and proves it.
@@ -39,6 +40,7 @@ def tune(
         at_most: no more memory than this, such as 40GiB
         results_dir: where its folder goes
         name: name of the folder, tune-CONFIG by default
+        trust: go on with a folder that you did not begin here
         settings: options of `lmbench fit` for every run
     """
     # Imported here because these modules take long to import, and help does not need them.
@@ -53,4 +55,4 @@ def tune(
     folder = name or f"tune-{Path(str(options[CONFIG])).stem}"
     check_name("--name", folder)
     stages = Stages(results_dir / folder, options, goal, budget_s, read_size(at_most))
-    return tune_answer(stages.tune(axes), stages.path)
+    return tune_answer(stages.tune(axes, trust), stages.path)

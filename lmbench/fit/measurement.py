@@ -5,6 +5,10 @@ Command lines, cells of sweeps and `lmbench.measure` all come through here. A mo
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,13 +33,13 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
-from lmbench.errors import UsageError, tell
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ending import is_checkpoint_mismatch
-from lmbench.interruption import held, received
+from lmbench.interruption import exits_raised, held, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.python_process import ProcessFailed
@@ -123,6 +127,35 @@ class Announcement(Observer):
             give(Answer(banner(self.session.run)), Output())
 
 
+#: man 2 prctl
+_PR_SET_PDEATHSIG = 1
+
+
+class OneProcess(Callback):
+    """Ends a process that the user's code forked within the training, before it trains on and writes to the record.
+
+    Such a process may also wait for ever, since it lacks the threads of its parent. So it ends with its parent.
+    """
+
+    def __init__(self) -> None:
+        self._pid, self._thread, self.is_over = os.getpid(), threading.get_ident(), False
+        self._prctl = ctypes.CDLL(None).prctl
+        os.register_at_fork(after_in_child=self._end_with_parent)
+
+    def _end_with_parent(self) -> None:
+        # The kernel takes the end of the forking thread for the parent's.
+        if not self.is_over and (os.getppid(), threading.get_ident()) == (self._pid, self._thread):
+            self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+    def check(self, *arguments: Any) -> None:
+        """Takes and ignores the arguments of Lightning's hooks."""
+        if os.getpid() != self._pid:
+            tell(f"your code forked process {os.getpid()}, which came back to the training; it was ended")
+            os._exit(ExitCode.USER_CODE)
+
+    on_train_batch_end = on_validation_batch_end = on_exception = check  # type: ignore[assignment]
+
+
 @dataclass
 class Measurement:
     """One measurement, from settings to the closed record.
@@ -167,6 +200,7 @@ class Measurement:
         # Made before the model, so that a failure to build the model is recorded too.
         self.recorder = RunRecorder(settings.results_dir, facts, self.text, settings.run_id)
 
+    @exits_raised()
     def run(
         self,
         build: Callable[[], tuple[LightningModule, Any, Sequence[Callback]]],
@@ -188,12 +222,13 @@ class Measurement:
         Raises:
             UsageError: no result folder exists yet, and it cannot be made.
         """
+        one_process = OneProcess()
         try:
             if seed is not None and seed is not False:
                 seed_everything(None if seed is True else seed, workers=True, verbose=False)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
             module, data, callbacks = build()
-            trainer = BenchTrainer(**{**self.flags, "callbacks": self._callbacks(callbacks, announces)})
+            trainer = BenchTrainer(**{**self.flags, "callbacks": [one_process, *self._callbacks(callbacks, announces)]})
             reach("parsed")
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
@@ -217,6 +252,7 @@ class Measurement:
                 # Without a batch Lightning calls no hook of the loop, so no callback noticed.
                 raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
         except BaseException as error:
+            one_process.check()
             failure = error
             if received() is None and is_checkpoint_mismatch(error):
                 reason = str(error).splitlines()[:2][-1].strip()
@@ -224,6 +260,8 @@ class Measurement:
             with held():
                 self.recorder.end_by(failure)
             return failure
+        finally:
+            one_process.is_over = True
         return None
 
     def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:

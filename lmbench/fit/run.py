@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule
 
 from lmbench.callbacks import RunRecorder
-from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, tell
+from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, message_of, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement, complete_record
 from lmbench.fit.ranks import (
@@ -210,7 +210,7 @@ def _print_own_lines(error: BaseException, recorder: RunRecorder | None = None) 
         facts = recorder.run.error
         if facts is not None and facts.traceback_file:
             all_frames = f" (all frames: {recorder.folder.path / facts.traceback_file})"
-    facts = facts or error_facts(type(error).__name__, str(error), "setup")
+    facts = facts or error_facts(type(error).__name__, message_of(error), "setup")
     lines = user_lines(error)
     notes = [f"{note}\n" for note in getattr(error, "__notes__", ())]
     _print_lines("".join([*traceback.format_list(lines), *notes]))

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import DistError, DistNetworkError
 
 from lmbench.code_owners import INSTALLED, code_owner
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode, UsageError, message_of
 from lmbench.interruption import Terminated, exit_code, received
 from lmbench.records.measured import RunError
 
@@ -48,7 +48,7 @@ COMPLETE = Ending("ok", ExitCode.OK)
 
 def is_usage_error(exception: BaseException) -> bool:
     """Whether an exception is a mistake of the user's, of which its message says everything."""
-    is_port_taken = isinstance(exception, DistNetworkError) and "EADDRINUSE" in str(exception)
+    is_port_taken = isinstance(exception, DistNetworkError) and "EADDRINUSE" in message_of(exception)
     is_refused = isinstance(exception, UsageError | MisconfigurationException)
     return is_refused or is_port_taken or is_checkpoint_mismatch(exception)
 
@@ -57,7 +57,7 @@ def is_checkpoint_mismatch(exception: BaseException) -> bool:
     """Whether `load_state_dict`, or Lightning's sharded one, refused a checkpoint that does not fit."""
     # `str` puts the message of a KeyError in quotes.
     beginnings = ("Error(s) in loading state_dict", "loaded state dict", '"The model contains a key')
-    return isinstance(exception, RuntimeError | ValueError | KeyError) and str(exception).startswith(beginnings)
+    return isinstance(exception, RuntimeError | ValueError | KeyError) and message_of(exception).startswith(beginnings)
 
 
 def judge(exception: BaseException, phase: str, is_lmbench_subject: bool = True) -> Ending:
@@ -79,7 +79,7 @@ def judge(exception: BaseException, phase: str, is_lmbench_subject: bool = True)
     if (shortage := out_of_memory(exception)) is not None:
         shortage.phase = phase
         return Ending("oom", ExitCode.OUT_OF_MEMORY, shortage)
-    lines, message = user_lines(exception), str(exception)
+    lines, message = user_lines(exception), message_of(exception)
     if isinstance(exception, SystemExit):
         message = f"somebody's code asked to exit with {exception.code}"
     elif message.startswith(_DDP_UNUSED_PARAMETER):
@@ -196,10 +196,10 @@ def out_of_memory(exception: BaseException) -> RunError | None:
     chain: list[BaseException] = [exception]
     for link in chain:
         if (where := _exhausted_memory(link)) is not None:
-            amount = _AMOUNT.search(str(link))
+            amount = _AMOUNT.search(message_of(link))
             size = amount and round(float(amount["number"]) * 1024 ** _POWERS.index(amount["power"] or " "))
             # Keep the line about memory, else the first line, else the exception's name.
-            lines = [" ".join(line.split()) for line in str(link).splitlines() if line.strip()]
+            lines = [" ".join(line.split()) for line in message_of(link).splitlines() if line.strip()]
             memory_lines = [line for line in lines if _HOST.search(line) or _DEVICE.search(line)]
             message = next(iter(memory_lines or lines), type(link).__name__)[:500]
             return RunError(type(exception).__name__, message, requested_bytes=size, where=where)
@@ -211,7 +211,7 @@ def out_of_memory(exception: BaseException) -> RunError | None:
 
 def _exhausted_memory(exception: BaseException) -> str | None:
     """Whose memory ran out, `host` or `device`; None if the exception is about something else."""
-    text = str(exception)
+    text = message_of(exception)
     if isinstance(exception, MemoryError) or getattr(exception, "errno", None) == errno.ENOMEM:
         return "host"
     # PyTorch raises RuntimeErrors; other exceptions may quote these messages.
@@ -239,8 +239,8 @@ def user_lines(exception: BaseException) -> list[FrameSummary]:
     # New summaries have no columns, which Python would underline.
     frames = traceback.extract_tb(exception.__traceback__)
     lines = [FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line) for frame in frames]
-    if "Original Traceback (most recent call last):" in str(exception):
-        quoted = _QUOTED_FRAME.findall(str(exception))
+    if "Original Traceback (most recent call last):" in message_of(exception):
+        quoted = _QUOTED_FRAME.findall(message_of(exception))
         lines = [FrameSummary(file, int(number), name, line=text) for file, number, name, text in quoted]
     users = [line for line in lines if code_owner(line.filename) == "user"]
     return [line for line in users if not INSTALLED & set(Path(line.filename).parts)] or users
@@ -266,7 +266,7 @@ def is_lmbench_failure(exception: BaseException) -> bool:
 def failed_collective(exception: BaseException) -> str | None:
     """The collective that failed, by PyTorch's flight recorder; None where the exception is about no collective."""
     dump: Callable[..., bytes] | None = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None or not (isinstance(exception, DistError) or re.search("gloo|pair closure", str(exception))):
+    if dump is None or not (isinstance(exception, DistError) or re.search("gloo|pair closure", message_of(exception))):
         return None
     entries = json.loads(dump(True, False)).get("entries", [])
     # Gloo's entries all stay `scheduled`, and the last one failed. NCCL marks the running one as `started`.

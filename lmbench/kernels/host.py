@@ -13,6 +13,7 @@ from itertools import pairwise, takewhile
 import numpy as np
 import pandas as pd
 
+from lmbench.errors import UsageError
 from lmbench.kernels.events import MODULE_CALL, Events, is_range, starting, take, users_ranges, where
 from lmbench.kernels.names import is_users_function, module_path, operator_part, part_of
 from lmbench.records.intervals import NONE, Flags, Integers
@@ -29,11 +30,19 @@ _PRODUCT = re.compile(r"^aten::(matmul|bmm|baddbmm|einsum)$")
 _SUM = re.compile(r"^aten::(add|add_)$")
 
 
+#: The most levels of events that are read: Python allows as many nested calls, and PyTorch's operators have some ten.
+#: Each event is looked up through the levels around it.
+_MAX_LEVELS = 1000
+
+
 class Nesting:
     """The nesting of host events, which are ordered by thread, then start, then the longer first.
 
     `parent` has the index of the innermost event around each event, NONE at the top. An event that begins inside
     another and ends after it counts as its child, too.
+
+    Raises:
+        UsageError: events are nested deeper than in any real trace.
     """
 
     def __init__(self, events: Events) -> None:
@@ -47,6 +56,8 @@ class Nesting:
                 opened.pop()
             parent.append(opened[-1] if opened else NONE)
             opened.append(index)
+            if len(opened) > _MAX_LEVELS:
+                raise UsageError(f"the trace is damaged: its events are nested more than {_MAX_LEVELS:,} levels deep")
         self.parent = np.array(parent, dtype=np.int64)
 
     def around(self, thread: Integers, moments: Integers) -> Integers:

@@ -75,7 +75,7 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
     """
     phases = clocks.phases
     if phases.empty:
-        return phases
+        return phases.assign(lag_verdict=None, min_lag_s=np.nan, verdict=None, advice=None)
     # Nothing tells why kernels without launches ran.
     is_long = phases.window_s >= max(_LONG_FRACTION * phases.window_s.sum(), np.finfo(float).tiny)
     is_judged = is_long & (phases.index != UNLINKED)

@@ -140,7 +140,7 @@ def _largest_table(findings: Findings) -> Table:
     rows = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
     rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
     # Keep the file's name and line, without the folder and the function.
-    rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.partition(" ")[0]
+    rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.split(" ").str[0]
     return table("memory/largest", rows.loc[:, (rows != "").any()])
 
 

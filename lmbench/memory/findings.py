@@ -112,7 +112,7 @@ class Findings:
         stacks = self.played.stacks
         folders = recorded_folders(frame.filename for frames in stacks for frame in frames)
         lines = {stack: user_frame(stacks[stack], folders) for stack in self.held["stack"].unique().tolist()}
-        held = self.held.assign(user_frame=self.held["stack"].map(lines))
+        held = self.held.assign(user_frame=self.held["stack"].map(lines).astype(object))
         keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
         rows = held.groupby(keys, sort=False).size().rename("count").reset_index()
         rows.insert(0, "total_bytes", rows["size_bytes"] * rows["count"])

@@ -158,7 +158,20 @@ def encode_run(record: RunRecord) -> bytes:
 
 def indented_json(value: object, indent: int = 1) -> str:
     """A value that msgspec can encode, as readable JSON with one item per line and a line feed at its end."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode() + "\n"
+    try:
+        data = msgspec.json.encode(value, enc_hook=_builtin)
+    except UnicodeEncodeError:
+        data = msgspec.json.encode(_with_escapes(as_dict(value)))
+    return msgspec.json.format(data, indent=indent).decode() + "\n"
+
+
+def _with_escapes(tree: Any) -> Any:
+    r"""A tree with what is not UTF-8 in its texts, such as in the name of a folder, escaped as in Python: `\udce9`."""
+    if isinstance(tree, dict):
+        return {_with_escapes(key): _with_escapes(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_with_escapes(value) for value in tree]
+    return tree.encode(errors="backslashreplace").decode() if isinstance(tree, str) else tree
 
 
 def encode_step(step: StepRecord) -> bytes:

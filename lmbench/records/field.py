@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lmbench.records.vocabulary import SPANS, Span
 
@@ -27,17 +27,23 @@ Text: TypeAlias = str | None
 Flag: TypeAlias = bool | None
 Count: TypeAlias = int | None
 Number: TypeAlias = float | None
+#: A rate in a damaged record may be infinite or below zero.
+_Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e24)]
 Index: TypeAlias = Annotated[int | None, "index"]
 Bytes: TypeAlias = Annotated[int | None, "bytes"]
 FlopCount: TypeAlias = Annotated[int | None, "FLOP"]
-Seconds: TypeAlias = Annotated[float | None, "s"]
+#: A time in a damaged record may be infinite or far below zero; a remainder may be a little below.
+Seconds: TypeAlias = Annotated[Annotated[float, Meta(ge=-0.1, le=1e12)] | None, "s"]
+#: Seconds before or after something else.
+Offset: TypeAlias = Annotated[float | None, "s"]
 Fraction: TypeAlias = Annotated[float | None, "fraction"]
 Nats: TypeAlias = Annotated[float | None, "nat"]
 Hertz: TypeAlias = Annotated[float | None, "Hz"]
 Watts: TypeAlias = Annotated[float | None, "W"]
 Joules: TypeAlias = Annotated[float | None, "J"]
 Celsius: TypeAlias = Annotated[float | None, "°C"]
-FlopsPerSecond: TypeAlias = Annotated[float | None, "FLOP/s"]
+FlopsPerSecond: TypeAlias = Annotated[_Rate | None, "FLOP/s"]
+TokensPerSecond: TypeAlias = Annotated[_Rate | None, "tokens/s"]
 
 #: Units of plain types; every other type without a unit of its own is a `tree`.
 UNITS: dict[Any, str] = {str: "text", bool: "flag", int: "count", float: "1"}

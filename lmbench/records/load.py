@@ -109,6 +109,8 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
             if {RUN_FILE, STEPS_FILE} & {*files, *subfolders}:
                 subfolders.clear()
                 below.add(Path(folder).resolve())
+            # A hidden folder holds runs that are being copied.
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         if not below:
             raise UsageError(f"{str(path)!r} holds no lmbench result; give a run's folder or a folder of runs")
         folders |= below

@@ -22,10 +22,12 @@ from lmbench.records.field import (
     Joules,
     Nats,
     Number,
+    Offset,
     PerPhase,
     PhaseBytes,
     Seconds,
     Text,
+    TokensPerSecond,
     Watts,
     about,
     higher,
@@ -132,9 +134,9 @@ class HostSpan:
 class Lag:
     """Phases: lag of the device behind the host."""
 
-    min_s: Seconds = about("Smallest lag of the device behind the host at the end of <phase>.", "lag min", over="min")
-    median_s: Seconds = about("Median lag of the device behind the host at the end of <phase>.", "lag median")
-    max_s: Seconds = about("Largest lag of the device behind the host at the end of <phase>.", "lag max", over="max")
+    min_s: Offset = about("Smallest lag of the device behind the host at the end of <phase>.", "lag min", over="min")
+    median_s: Offset = about("Median lag of the device behind the host at the end of <phase>.", "lag median")
+    max_s: Offset = about("Largest lag of the device behind the host at the end of <phase>.", "lag max", over="max")
 
 
 @dataclass(slots=True)
@@ -184,9 +186,7 @@ class PhaseSummary:
 class Throughput:
     """Throughput: rates of the window."""
 
-    tokens_per_s: Annotated[float | None, "tokens/s"] = higher(
-        "Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s"
-    )
+    tokens_per_s: TokensPerSecond = higher("Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s")
     model_flops_per_s: FlopsPerSecond = higher(
         "Model FLOPs per second: tokens per second times `flops.per_token_flops`.", "model FLOP/s"
     )
@@ -385,7 +385,7 @@ class LagVerdict:
         "it.",
         "<phase> verdict",
     )
-    min_lag_s: Seconds = about(
+    min_lag_s: Offset = about(
         "Smallest lag within <phase>: the median of the probe steps.", "<phase> min lag", over="min"
     )
     agree_fraction: Fraction = about("Share of probe steps that agree on the verdict for <phase>.", "<phase> agreement")

@@ -14,7 +14,7 @@ from lmbench.records.load import find_runs, load_known
 from lmbench.records.store import RESULTS, RUNS_FOLDER, SWEEP_FILE
 
 _LAST = re.compile(r"(?P<folder>[^@]*/)?last(?:~(?P<back>\d+))?(?P<rest>[/@].*)?")
-_NAME = re.compile(r"(?P<name>[A-Za-z0-9_-][A-Za-z0-9_.-]*)(?P<rest>[/@].*)?")
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?P<rest>[/@].*)?")
 
 
 class Result(NamedTuple):
@@ -59,7 +59,8 @@ def given_names() -> dict[str, Path]:
     """The results with a name of the user's, by name: the links in the folder of results."""
     if not RESULTS.is_dir():
         return {}
-    return {path.name: path.readlink() for path in sorted(RESULTS.iterdir()) if path.is_symlink()}
+    links = (path for path in sorted(RESULTS.iterdir()) if path.is_symlink() and _NAME.fullmatch(path.name))
+    return {path.name: path.readlink() for path in links}
 
 
 def find_result(text: str) -> str:
@@ -74,11 +75,12 @@ def find_result(text: str) -> str:
     if os.path.lexists(text):
         return text
     if match := _LAST.fullmatch(text):
-        folder, back = Path(match["folder"] or RESULTS), int(match["back"] or 0)
+        # Python refuses to convert a number of thousands of digits.
+        folder, back = Path(match["folder"] or RESULTS), float(match["back"] or 0)
         results = results_in([folder]) if folder.is_dir() else []
         if back >= len(results):
-            raise UsageError(f"{text!r}: {str(folder)!r} holds {len(results)} results; `lmbench list` shows them")
-        return shown_path(results[back].path) + (match["rest"] or "")
+            raise UsageError(f"{text[:80]!r}: {str(folder)!r} holds {len(results)} results; `lmbench list` shows them")
+        return shown_path(results[int(back)].path) + (match["rest"] or "")
     match, names = _NAME.fullmatch(text), given_names()
     if match is None or match["name"] not in names:
         return text
@@ -97,7 +99,7 @@ def name_result(name: str, path: Path) -> Path | None:
     link = RESULTS / name
     match = _NAME.fullmatch(name)
     if match is None or match["rest"] or _LAST.fullmatch(name):
-        raise UsageError(f"--name {name!r}: only letters, digits and '_.-' are allowed, no '.' first, and not 'last'")
+        raise UsageError(f"--name {name!r}: only letters, digits and '_.-', no '.' or '-' first, and not 'last'")
     if os.path.lexists(link) and not link.is_symlink():
         raise UsageError(f"--name {name!r}: {link} is a result itself; give another name")
     earlier = given_names().get(name)

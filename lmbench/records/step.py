@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from lmbench.records.field import ABOUT, About, Count, Flag, Index, Nats, Number, Seconds, about, lower
+from lmbench.records.field import ABOUT, About, Count, Flag, Index, Nats, Number, Offset, Seconds, about, lower
 from lmbench.records.vocabulary import Stage
 
 
@@ -89,14 +89,14 @@ class StepRecord:
     optimizer_host_s: Seconds = _host_time()
     zero_grad_host_s: Seconds = _host_time()
     other_host_s: Seconds = _host_time()
-    lag_data_s: Seconds = _lag()
-    lag_transfer_s: Seconds = _lag()
-    lag_forward_s: Seconds = _lag()
-    lag_backward_s: Seconds = _lag()
-    lag_clip_s: Seconds = _lag()
-    lag_optimizer_s: Seconds = _lag()
-    lag_zero_grad_s: Seconds = _lag()
-    lag_step_s: Seconds = _lag()
+    lag_data_s: Offset = _lag()
+    lag_transfer_s: Offset = _lag()
+    lag_forward_s: Offset = _lag()
+    lag_backward_s: Offset = _lag()
+    lag_clip_s: Offset = _lag()
+    lag_optimizer_s: Offset = _lag()
+    lag_zero_grad_s: Offset = _lag()
+    lag_step_s: Offset = _lag()
 
 
 @dataclass(frozen=True)

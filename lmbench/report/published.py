@@ -6,7 +6,8 @@ The figures are those of five write-ups, or of a report's CSV file: the shipped 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,10 @@ _CIRCUMSTANCES = {"gpu", "warmup", "environment", "torch", "commit", "host"}
 #: Columns shown of another report; all of its columns would double each table.
 _COMPARED = (STEP.name, "tokens_per_s", "peak_bytes")
 _MOST_BYTES = 2**24
+#: A table has a column for each GPU.
+_MOST_GPUS = 100
+#: No time, rate or size of a report is larger.
+_LARGEST = 1e15
 
 #: The labels of the sources of a column, and the function that finds a source's figure for a cell by its label.
 Sources = tuple[set[str], Callable[[str, Frame, int], Cell | None]]
@@ -52,9 +57,19 @@ def reference_feature(name: str) -> Feature:
         text = read_file(path, _MOST_BYTES, follows_links=True).decode(errors="replace")
     except Unreadable as error:
         raise UsageError(f"--reference {name}: {error}") from None
-    rows = list(csv.DictReader(text.splitlines()))
-    if not rows or not {"gpu", STEP.name} <= rows[0].keys():
-        raise UsageError(f"--reference {name} is no report's table; write one with `lmbench report --format csv`")
+    advice = "write one with `lmbench report --format csv`"
+    reader = csv.DictReader(text.splitlines())
+    rows = defaultdict[str, list[dict[str, str]]](list)
+    try:
+        if not {"gpu", STEP.name} <= {*(reader.fieldnames or ())}:
+            raise UsageError(f"--reference {name} is no report's table; {advice}")
+        for row in reader:
+            # A row that is too short lacks its last fields.
+            rows[row["gpu"] or "no GPU named"].append({field: text for field, text in row.items() if text})
+    except csv.Error as error:
+        raise UsageError(f"--reference {name}: {error}; {advice}") from None
+    if len(rows) > _MOST_GPUS:
+        raise UsageError(f"--reference {name} has {len(rows):,} GPUs; give the rows of at most {_MOST_GPUS}")
     return _feature(partial(_report, rows))
 
 
@@ -71,22 +86,29 @@ def _feature(sources_of: Callable[[str], Sources]) -> Feature:
     return Feature(beside=beside)
 
 
-def _report(rows: list[dict[str, str]], column: str) -> Sources:
-    """The GPUs for which rows of a report have a number in this column."""
+def _report(rows: Mapping[str, list[dict[str, str]]], column: str) -> Sources:
+    """The GPUs for which rows of a report have a number in this column; `rows` are by GPU."""
     configuration = FACT.keys() - _CIRCUMSTANCES
-    stated_facts = [{name: row[name] for name in configuration if row.get(name)} for row in rows]
 
     def find(label: str, frame: Frame, cell: int) -> Cell | None:
         facts = {name: str(value) for name, value in frame.facts[cell].items()}
-        for row, stated in zip(rows, stated_facts, strict=True):
-            if row["gpu"] == label and stated.items() <= facts.items():
-                # Rows of cells without a value, such as those that ran out of memory, have no number.
-                with suppress(ValueError, KeyError):
-                    std = row.get(f"{column.removesuffix('_s')}_std_s")
-                    return Cell(float(row[column]), float(std) if std else None)
+        for row in rows[label]:
+            stated = {name: row[name] for name in configuration & row.keys()}
+            # Rows of cells without a value, such as those that ran out of memory, have no number.
+            if stated.items() <= facts.items() and (value := _number(row.get(column))) is not None:
+                return Cell(value, _number(row.get(f"{column.removesuffix('_s')}_std_s")))
         return None
 
-    return {row["gpu"] for row in rows if column in _COMPARED and row.get(column)}, find
+    has_column = column in _COMPARED
+    return {label for label, own in rows.items() if has_column and any(column in row for row in own)}, find
+
+
+def _number(text: str | None) -> float | None:
+    """The number in a field; None where there is none, or none that was measured."""
+    with suppress(ValueError):
+        number = float(text or "")
+        return number if 0 <= number <= _LARGEST else None
+    return None
 
 
 def _write_ups(column: str) -> Sources:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from lmbench.errors import UsageError, tell, unknown
 from lmbench.masking import masked_message, one_line, shown, shown_json
+from lmbench.records.codec import indented_json
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
 from lmbench.report.answer import BLANK, Answer, Column, Line, Table
@@ -232,8 +231,7 @@ def csv_field(value: Any) -> Any:
 
 def _json(answer: Answer) -> str:
     # msgspec writes null for NaN and infinity, which JSON lacks. NumPy scalars become Python's.
-    text = msgspec.json.encode(_plain(answer), enc_hook=lambda scalar: scalar.item())
-    return shown_json(msgspec.json.format(text, indent=1).decode()) + "\n"
+    return shown_json(indented_json(_plain(answer)))
 
 
 def _plain(answer: Answer) -> Values:

@@ -1,8 +1,8 @@
 """A sweep's folder: its files, who began it, which of its runs are done, and which process may write into it.
 
 Going on with a sweep runs the programs and imports the code that its files name. So the user's own state folder keeps a
-digest of the files of each sweep that the user began: a folder from elsewhere has none there. Paths in a sweep's folder
-are relative, so that a moved folder keeps its digest.
+digest of each sweep's files and of its folder's inode: a folder from elsewhere, and a copy, have none there. A folder
+that is moved within its file system keeps its digest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from shlex import quote
 
 import psutil
 import yaml
@@ -134,7 +135,7 @@ class SweepFolder:
         for name in set(_FILES) - texts.keys():
             (self.path / name).unlink(missing_ok=True)
         # The digest comes first, so that a sweep that is killed here can go on later.
-        _is_trusted({name: text.encode() for name, text in texts.items()}, adds=True)
+        is_trusted(self.path, {name: text.encode() for name, text in texts.items()}, adds=True)
         for name, text in texts.items():
             write_whole(self.path / name, text)
 
@@ -219,11 +220,11 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
         file = sweep_from(content)
     except (UsageError, DamagedRecord) as error:
         raise UsageError(f"{str(path)!r} holds no sweep: {SWEEP_FILE}: {error}") from error
-    if not _is_trusted(contents, adds=trusts):
+    if not is_trusted(path, contents, adds=trusts):
         tell(f"{path} was not begun here by you, or was changed since; going on would use")
         for line in dict.fromkeys(_actions(path, content, contents)):
             tell(f"  {line}")
-        raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {path} --trust` takes it over")
+        raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {quote(str(path))} --trust` takes it over")
     return file
 
 
@@ -232,22 +233,23 @@ def _actions(path: Path, file: Values, contents: Mapping[str, bytes]) -> Iterato
     copies = {f"base.{CONFIG}", f"sides.A.{CONFIG}", f"sides.B.{CONFIG}"}
     for source, text in contents.items():
         tree = file if source == SWEEP_FILE else parse_yaml(text.decode(errors="replace"), source)
-        for name, value in leaves(masked(tree)):
+        for name, value in leaves(tree):
             # The command line also accepts a class by its name without the module.
             is_code = may_run(value, path) or (isinstance(value, str) and value[:1].isupper())
+            shown_value = masked(value, name)
             if name.startswith("environments."):
-                yield f"program {name.removeprefix('environments.')}: {value}"
+                yield f"program {name.removeprefix('environments.')}: {shown_value}"
             elif "wandb" in name and value is not None:
-                yield f"W&B {name}: {value}"
+                yield f"W&B {name}: {shown_value}"
             elif is_code and not name.startswith("view") and name not in copies:
-                yield f"code {name}: {value} ({source})"
+                yield f"code {name}: {shown_value} ({source})"
 
 
-def _is_trusted(contents: Mapping[str, bytes], adds: bool = False) -> bool:
-    """Whether this user began or took over the sweep with these files. With `adds` the user takes it over now."""
-    digest = hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()
+def is_trusted(folder: Path, contents: Mapping[str, bytes], adds: bool = False) -> bool:
+    """Whether this user began or took over the folder with these files. With `adds` the user takes it over now."""
     # A user may have no home (RuntimeError).
     with suppress(OSError, RuntimeError):
+        digest = hashlib.sha256(repr((folder.stat().st_ino, sorted(contents.items()))).encode()).hexdigest()
         state = Path(os.environ.get("XDG_STATE_HOME", ""))
         path = (state if state.is_absolute() else Path.home() / ".local" / "state") / "lmbench" / "sweeps"
         if path.is_file() and digest in path.read_text().split():

@@ -34,6 +34,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
+_PR_SET_CHILD_SUBREAPER = 36
+
 
 def end_with(fd: int) -> None:
     """Let this process's group end as soon as the other end of a pipe closes, also when the other process is killed.
@@ -44,6 +46,11 @@ def end_with(fd: int) -> None:
     tie = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     fcntl.fcntl(tie, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(tie, fcntl.F_SETFL, fcntl.fcntl(tie, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process whose own parent has ended (`man 2 prctl`), so that the sweep finds it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def import_everything() -> str:
@@ -158,5 +165,6 @@ def end_after(run: Callable[[], object]) -> NoReturn:
 if __name__ == "__main__":
     connection, tie_fd = Connection(int(sys.argv[1])), int(sys.argv[2])
     end_with(tie_fd)
+    adopt_orphans()
     connection.send(import_everything())
     be_lmbench(serve(connection, tie_fd))

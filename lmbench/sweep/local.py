@@ -18,6 +18,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from lmbench.interruption import Terminated, held
 from lmbench.records.process import clock_s
 from lmbench.sweep import fork_server
@@ -95,6 +97,17 @@ class Server:
             self._connection.send((launch.words, launch.variables, str(launch.log)))
         return int(self.receive())
 
+    def end_all(self, pid: int) -> None:
+        """Kill the group of a fork, and all processes below it, also those with a session of their own.
+
+        When their parent ends, the server adopts them.
+        """
+        _kill_group(pid)
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    process.kill()
+
     def receive(self, timeout_s: float | None = None) -> Any:
         """The server's next message, None if none comes in time. Raises ServerLost where the server has ended."""
         try:
@@ -134,6 +147,9 @@ class _Ranks:
 
     def fork(self, launch: Launch) -> int:
         return self._launcher.pid
+
+    def end_all(self, pid: int) -> None:
+        _kill_group(pid)
 
     def receive(self, timeout_s: float | None = None) -> int | None:
         with suppress(subprocess.TimeoutExpired):
@@ -190,7 +206,7 @@ class LocalExecutor:
     def run(self, launch: Launch, timeout_s: float, tick: Callable[[], object]) -> End:
         """Fork a process from its environment's server and wait for its end. `tick` is called twice a second meanwhile.
 
-        No process of its group outlives the call. If the process cannot be started, `End.lost` says why. After an
+        No process that it started outlives the call. If the process cannot be started, `End.lost` says why. After an
         interruption, which gives the process time to close its record, `End.cause` is the exception to raise.
         """
         by: Literal["itself", "timeout", "interruption"] = "itself"
@@ -205,7 +221,7 @@ class LocalExecutor:
                 with held():
                     server = _Ranks(launch, self._mark) if launch.launcher else server
                     pid = server.fork(launch)
-                    stack.callback(_kill_group, pid)
+                    stack.callback(server.end_all, pid)
                 while code is None and (left_s := launched_s + timeout_s - clock_s()) > 0:
                     if (code := server.receive(min(_TICK_S, left_s))) is None:
                         tick()

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert, to_builtins
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, check_one_line
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.engine import Needs, TaskState
 
@@ -53,6 +53,10 @@ class Slurm:
         except ValidationError as error:
             names = ", ".join(SlurmOptions.__struct_fields__)
             raise UsageError(f"--slurm: {error}; options are {names}") from None
+        for name, value in self._options.items():
+            # A setup is lines of the script by its meaning.
+            if name != "setup":
+                check_one_line(f"--slurm.{name}", str(value))
         if shutil.which("sbatch") is None:
             raise UsageError("--on slurm: there is no SLURM here (no `sbatch`); submit from a machine of the cluster")
         try:

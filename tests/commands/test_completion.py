@@ -49,6 +49,25 @@ def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     assert process.stdout.split() == ["bf16-mixed"]
 
 
+@pytest.mark.parametrize("name", ["x;touch PWNED;#", "$(touch PWNED)", "`touch PWNED`*", "a'b\"c", "~", "a b"])
+def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, monkeypatch, printed):
+    make_run(tmp_path / "results" / name, {})
+    call = SHELLS["bash"].format(words="lmbench show results/", last=2)
+    # What the shell makes of the word that was completed.
+    script = f'{printed("completion", "bash")}\n{call} >/dev/null\neval "printf %s ${{COMPREPLY[0]}}"'
+    words = ["bash", "-c", script]
+    output = subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    assert (output, sorted(path.name for path in tmp_path.iterdir())) == (f"results/{name}", ["results"])
+
+
+@pytest.mark.parametrize("name", ["line\nfeed", "\x1b[31mred", "right\u202eleft", "caf\udce9"])
+def test_a_name_that_a_terminal_would_obey_is_not_offered(name, tmp_path, monkeypatch, printed):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "results" / name, {})
+    (tmp_path / "results" / "--json").symlink_to(name)
+    assert printed("completion", "--words", "show", "").split() == ["last", "last~1"]
+
+
 def test_every_option_that_the_real_parser_has_is_known_without_it():
     actual = CommandLine("validate", ["--config=smoke"])._parser._option_string_actions
     known = {option for option in OPTIONS if "." in option}

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import planted_faults
 import pytest
-from fit_process import bench, plant
+from fit_process import bench, plant, start_fit
 from tables import rows
 
 import lmbench
+from lmbench.records.load import load_run
 from lmbench.records.measured import RunError
 
 RAISING_LINE = inspect.getsourcelines(planted_faults.Planted._raise)[1] + 1
@@ -53,9 +54,22 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, p
     assert ("tokens/s" in printed.out) == (window == 20)
 
 
-def test_code_that_exits_is_no_success(tmp_path):
-    run = bench(tmp_path, QUICK, *plant("on_train_batch_end", "exit", 8), code=5)
-    assert (run.outcome, len(run.steps), "exit with 0" in run.record.error.message) == ("error", 8, True)
+@pytest.mark.parametrize(
+    ("deed", "message"),
+    [("exit", "exit with 0"), ("leave", "exit with 0"), ("speechless", "cannot be read: SystemExit in __str__")],
+)
+def test_code_that_exits_or_says_nothing_is_an_error(deed, message, tmp_path):
+    run = bench(tmp_path, QUICK, *plant("on_train_batch_end", deed, 8), code=5)
+    assert (run.outcome, len(run.steps), message in run.record.error.message) == ("error", 8, True)
+
+
+def test_a_fork_of_a_step_neither_trains_on_nor_writes(tmp_path):
+    process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "fork", 8))
+    assert process.wait() == 0
+    (folder,) = (tmp_path / "results").iterdir()
+    run = load_run(folder)
+    assert (run.outcome, len(run.steps), run.damage) == ("ok", WINDOW, None)
+    assert "came back to the training; it was ended" in (tmp_path / "err").read_text()
 
 
 OWN = f"--model=planted_faults.Net --data=planted_faults.Data {QUICK}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import signal
 from contextlib import suppress
@@ -16,11 +17,19 @@ from torch.utils.data import DataLoader
 M_MMAP_THRESHOLD = -3
 
 
+class Speechless(RuntimeError):
+    """An exception whose message cannot be read."""
+
+    def __str__(self):
+        raise SystemExit(3)
+
+
 class Planted(Callback):
     """Does its `deed` the `at`-th time (from 0) that Lightning calls the hook.
 
-    Deeds: `raise`, `exit`, a signal such as `sigint`, `swallowed_sigint`, and `exhaust`, which leaves the process 2 MiB
-    more address space than it has.
+    Deeds: `raise`, `exit`, `leave` (`os._exit`), `speechless` (an exception without a message), `fork` (of a process
+    that raises), a signal such as `sigint`, `swallowed_sigint`, and `exhaust`, which leaves the process 2 MiB more address
+    space than it has.
     """
 
     def __init__(self, hook: str, deed: str, at: int = 0):
@@ -38,6 +47,16 @@ class Planted(Callback):
 
     def _exit(self):
         raise SystemExit(0)
+
+    def _leave(self):
+        os._exit(0)
+
+    def _speechless(self):
+        raise Speechless
+
+    def _fork(self):
+        if not os.fork():
+            raise ValueError("planted in a fork")
 
     def _swallowed_sigint(self):
         with suppress(KeyboardInterrupt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -91,6 +92,9 @@ class: [{matrix: {case: [{model: {class_path: evil.Model}}]}}, {}, "class_path: 
 callback: [{}, {trainer: {callbacks: [{class_path: evil.Call}]}}, evil.Call (base.yaml)]
 function: [{}, {model: {attention: "evil:attend"}}, "model.attention: evil:attend"]
 settings: [{}, {trainer: {callbacks: dl, compile: true}}, "trainer.callbacks: dl"]
+"a key's form": [{}, {model: sl.a1b2c3d4e5f6a1b2c3d4e5f6.Model}, "model: ***"]
+"a class in a key's form": [{}, {model: sl.models_v2_large.LargeModel}, "model: sl.models_v2_large.LargeModel"]
+"behind a secret's name": [{}, {model: {hf_token: evil.Model}}, "model.hf_token: ***"]
 logger: [{base: {trainer.logger: WandbLogger}}, {}, "trainer.logger: WandbLogger"]
 destination: [{}, {wandb: {mode: online, entity: thief}}, "wandb.entity: thief"]
 """)
@@ -138,6 +142,9 @@ def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run
     assert "--trust" in str(refusal())
     assert read_sweep_folder(folder, trusts=True).repeats == 2
     assert refusal() is None
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    with pytest.raises(UsageError, match="--trust"):
+        read_sweep_folder(copy)
     # For another user, or one without a home.
     monkeypatch.setenv("XDG_STATE_HOME", "moved")
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))

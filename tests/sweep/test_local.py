@@ -39,6 +39,7 @@ LMBENCH = {
 }
 SLEEP = "time.sleep(60)"
 CHILD = "(here / 'child').write_text(f'{subprocess.Popen([\"sleep\", \"60\"]).pid}\\n');"
+OWN_SESSION = CHILD.replace("])", "], start_new_session=True)")
 
 
 def environment(folder, **variables):
@@ -139,9 +140,11 @@ def test_a_fork_ends_like_a_new_python(code, exit_code, last_line, shared):
         (f"on(signal.SIGTERM, 143); {CHILD} {SLEEP}", 0.3, 143, "timeout"),
         (f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {CHILD} {SLEEP}", 0.3, -signal.SIGKILL, "timeout"),
         (CHILD, 30, 0, "itself"),
+        (OWN_SESSION, 30, 0, "itself"),
+        (f"{OWN_SESSION} {SLEEP}", 0.3, -signal.SIGTERM, "timeout"),
     ],
 )
-def test_a_fork_may_close_its_record_at_its_time_limit_and_nothing_of_its_group_is_left(
+def test_a_fork_may_close_its_record_at_its_time_limit_and_nothing_of_it_is_left(
     code, timeout_s, exit_code, by, shared, monkeypatch
 ):
     monkeypatch.setattr(local, "GRACE_S", 0.5)

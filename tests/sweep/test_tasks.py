@@ -14,7 +14,10 @@ from simulated_cells import SimulatedServers
 from test_task_progress import Terminal
 
 from lmbench.cli import main
+from lmbench.errors import UsageError
+from lmbench.records.load import find_runs
 from lmbench.sweep import tasks
+from lmbench.sweep.slurm import Slurm
 from lmbench.sweep.tasks import TaskState, become_task
 
 STUDY = """
@@ -213,8 +216,48 @@ def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study,
     assert outcomes("a/study")[1] == {}
     assert main(["sweep", "a/study", "--merge", "b/study"]) == 0
     assert (len(servers.started), outcomes("a/study")) == (8, ALL_OK)
+    for path in Path("c/study/runs").glob("*/run.json"):
+        path.write_text(f"{path.read_text()} ")
     assert main(["sweep", "a/study", "--merge", "c/study"]) == 2
     assert "is here already; one would hide the other" in capsys.readouterr().err
     Path("study.yaml").write_text(STUDY.replace("[1, 2]", "[1, 4]"))
     assert main(["sweep", "study.yaml", "--merge", "b/study"]) == 2
     assert "is no run of this sweep" in capsys.readouterr().err
+
+
+def test_a_merge_is_whole_or_nothing(study, capsys):
+    for rounds, place in (("0", "a"), ("1,2", "b")):
+        assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
+    run, *_ = sorted(Path("b/study/runs").iterdir())
+    with (run / "large.bin").open("wb") as file:
+        file.truncate(2**40)
+    os.mkfifo(run / "pipe")
+    words = ["sweep", "a/study", "--merge", "b/study"]
+    assert main(words) == 2
+    assert f"{run.name}/pipe is no file, link or folder" in capsys.readouterr().err
+    assert len(rows("a/study")) == 2
+    (run / "pipe").unlink()
+    # A kill leaves runs in part, here one with its record.
+    part = Path("a/study/runs/.merge", run.name)
+    part.mkdir(parents=True)
+    (part / "run.json").write_bytes((run / "run.json").read_bytes())
+    assert len(find_runs(["a/study"])) == 2
+    # The same again adds nothing, and a sparse file keeps its holes.
+    for _ in range(2):
+        assert main(words) == 0
+        assert sorted(path.name for path in Path("a/study/runs").glob(".*")) == []
+        assert len(find_runs(["a/study"])) == 6
+    assert Path("a/study/runs", run.name, "large.bin").stat().st_blocks < 100
+
+
+@pytest.mark.parametrize("name", ["line\nfeed", "\x1b[2J", "caf\udce9"])
+def test_a_name_that_is_more_than_a_line_reaches_no_engine(name, study, capsys):
+    assert sweep("--results_dir", name) == 2
+    assert "it reaches a script" in capsys.readouterr().err
+    assert study[0].submitted == []
+
+
+@pytest.mark.parametrize("option", ["partition", "constraint", "account", "additional"])
+def test_an_option_that_is_more_than_a_line_reaches_no_script(option):
+    with pytest.raises(UsageError, match=rf"--slurm.{option} is 'a\\ntouch PWNED'; it reaches a script"):
+        Slurm({option: "a\ntouch PWNED"})

@@ -91,6 +91,46 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     assert "tune: left out: model.dealy_ms: this configuration has no such option, or the value already" in err
 
 
+DAMAGES = [
+    ("predicted_bytes.json", "[]", "Expected object"),
+    ("predicted_bytes.json", "{", "it is no JSON"),
+    ("predicted_bytes.json", '{"as given": "x"}', "Expected int"),
+    ("predicted_bytes.json", None, "it is no regular file"),
+    ("given-*/runs/*/config.yaml", "", "has no settings"),
+    ("given-*/runs/*/config.yaml", "[", "is no YAML"),
+    ("given-*/runs/*/config.yaml", None, "it is no regular file"),
+    ("tuned.yaml", None, "cannot be written"),
+]
+
+
+def test_a_folder_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tune):
+    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [18]}\n")
+    words = ("given.yaml", *WORDS, "--budget=60s")
+    assert tune(*words)[0] == 0
+    folder = Path("results/tune-given")
+    Path("results/tune-given").rename("sound")
+    shutil.copytree("sound", folder)
+    code, _, err = tune(*words)
+    assert (code, "was not begun here by you" in err) == (2, True)
+    for pattern, text, message in DAMAGES:
+        shutil.rmtree(folder)
+        shutil.copytree("sound", folder)
+        for path in [*folder.glob(pattern)] or [folder / pattern]:
+            path.unlink(missing_ok=True)
+            path.mkdir() if text is None else path.write_text(text)
+        code, _, err = tune(*words, "--trust")
+        assert (code, message in err.splitlines()[-1]) == (2, True), err
+    # A cost below zero would be a budget without an end.
+    shutil.rmtree(folder)
+    shutil.copytree("sound", folder)
+    for path in folder.glob("*/runs/*/run.json"):
+        record = json.loads(path.read_text())
+        record["sweep"]["cost"]["total_s"] = -1e6
+        path.write_text(json.dumps(record))
+    _, _, err = tune(*words, "--trust")
+    assert "-1,000,000" not in err.replace("-1000000", "-1,000,000")
+
+
 def test_other_tokens_a_step_are_another_training(tune):
     Path("space.yaml").write_text("only: true\naxes: {data.batch_size: [4, 8]}\n")
     _, answer, err = tune("smoke", "--data.batch_size=4", *WORDS)
