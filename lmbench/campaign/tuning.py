@@ -15,7 +15,6 @@ from pathlib import Path
 
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
-from lmbench.campaign.waiting import WAITING, gives_way
 from lmbench.compare.comparison import FASTER, UNDECIDED
 from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import typical_step_s
@@ -92,8 +91,6 @@ class Stages:
         Raises:
             UsageError: the given configuration does not run.
         """
-        if gives_way(os.environ):
-            os.environ[WAITING] = "passive"
         with result_alone(), self.cache, ExitStack() as stack:
             stack.callback(self.executor.end)
             tuning = self.search(axes)
