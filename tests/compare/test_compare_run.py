@@ -47,7 +47,6 @@ def compare_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text(CONFIG)
     Path("b.yaml").write_text(CONFIG.replace("tiny", "small"))
-    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
 
     def run(step_s, *words):
         servers = Measured(step_s)
