@@ -72,7 +72,7 @@ class ProgressLine(Observer):
         if window_left is not None and step_s:
             elapsed_s = session.window_elapsed_s if session.stage is Stage.WINDOW else 0.0
             remaining_s = schedule.min_window_s - elapsed_s
-            window_left = max(schedule.steps - done, round(remaining_s / step_s), 0)
+            window_left = max(window_left - done, round(remaining_s / step_s), 0)
         if session.stage is Stage.PROBE:
             # Further kinds of an observer follow those of the plan.
             window_left, plan = 0, plan[plan.index(self._probe) :] if self._probe in plan else [self._probe]

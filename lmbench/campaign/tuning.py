@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -270,6 +269,11 @@ class Stages:
         if tuning.finalists == [tuning.baseline]:
             return
         self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
+        ended, planned = len(self.runs("finals-*")), _ROUNDS * len(tuning.finalists)
+        if ended < planned:
+            tuning.left_out.append(
+                f"{planned - ended} of {planned} runs of the finals: by their end {_FINALS:.0%} of the budget may be spent"
+            )
         alike, unclear = standing(tuning.finalists, self.goal, GATE_FRACTION)
         best, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
         tuning.answer = best
@@ -298,7 +302,10 @@ class Stages:
             elif path.is_dir():
                 comparison = rounds.compare()
             else:
-                raise UsageError(f"no time for its {FIRST_LOOK} rounds, of {duration(least_s)} together")
+                raise UsageError(
+                    f"no time for its {FIRST_LOOK} rounds of {duration(least_s)} together; {duration(max(rest_s, 0.0))} are "
+                    f"left for it, since {1 - _VERDICT:.0%} of the budget are for the trainings that prove the answer"
+                )
         except UsageError as error:
             # A side may have no run, if an earlier start was interrupted too soon.
             tuning.left_out.append(f"a verdict between {a.trial} and {b.trial}: {error}")

@@ -17,8 +17,10 @@ _BUSY_PERCENT, _BUSY_INTERVAL_S = 25.0, 0.3
 
 
 def give_way_when_busy() -> None:
-    """Let the threads of this process and of all that it starts give their cores away while they wait, if other
-    processes take some; that is told. The user's own variable stays, and PyTorch reads it when it is imported."""
+    """Let threads of this process and of those that it starts give their cores away while they wait, and tell it.
+
+    This happens only if other processes take cores. The user's own variable stays. PyTorch reads it when imported.
+    """
     if WAITING in os.environ or "torch" in sys.modules:
         return
     busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)

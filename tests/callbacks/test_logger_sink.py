@@ -25,7 +25,11 @@ class Kept(DummyLogger):
 
     @property
     def steps(self):
-        return [step for step, metrics in self.metrics if {"lmbench/warmup/time/step_ms", "lmbench/time/step_ms"} & {*metrics}]
+        return [
+            step
+            for step, metrics in self.metrics
+            if {"lmbench/warmup/time/step_ms", "lmbench/time/step_ms"} & {*metrics}
+        ]
 
 
 class Broken(DummyLogger):
