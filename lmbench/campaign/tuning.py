@@ -272,7 +272,7 @@ class Stages:
         ended, planned = len(self.runs("finals-*")), _ROUNDS * len(tuning.finalists)
         if ended < planned:
             tuning.left_out.append(
-                f"{planned - ended} of {planned} runs of the finals: by their end {_FINALS:.0%} of the budget may be spent"
+                f"{planned - ended} of {planned} runs of the finals: they end at {_FINALS:.0%} of the budget"
             )
         alike, unclear = standing(tuning.finalists, self.goal, GATE_FRACTION)
         best, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
@@ -303,8 +303,8 @@ class Stages:
                 comparison = rounds.compare()
             else:
                 raise UsageError(
-                    f"no time for its {FIRST_LOOK} rounds of {duration(least_s)} together; {duration(max(rest_s, 0.0))} are "
-                    f"left for it, since {1 - _VERDICT:.0%} of the budget are for the trainings that prove the answer"
+                    f"no time for its {FIRST_LOOK} rounds of {duration(least_s)} together: {duration(max(rest_s, 0.0))} "
+                    f"are left, since {1 - _VERDICT:.0%} of the budget are for the trainings that prove the answer"
                 )
         except UsageError as error:
             # A side may have no run, if an earlier start was interrupted too soon.
