@@ -107,7 +107,8 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         if not wants_help and (args[0] in _STARTS_RUNS or {"--run", "--config"} & options):
             # Importing Lightning under a launcher's variable that holds no number ends in a traceback.
             check_launcher(10**6 if args[0] in MEASURING else 1)
-            if not {"--print_config", "--dry_run"} & options:
+            is_run = args[0] in _STARTS_RUNS or "--run" in options
+            if is_run and not {"--print_config", "--dry_run"} & options:
                 from lmbench.campaign.waiting import give_way_when_busy
 
                 give_way_when_busy()

@@ -303,8 +303,8 @@ class Stages:
                 comparison = rounds.compare()
             else:
                 raise UsageError(
-                    f"no time for its {FIRST_LOOK} rounds of {duration(least_s)} together: {duration(max(rest_s, 0.0))} "
-                    f"are left, since {1 - _VERDICT:.0%} of the budget are for the trainings that prove the answer"
+                    f"no time for its {FIRST_LOOK} rounds, {duration(least_s)} together: it has {duration(max(rest_s, 0.0))}, "
+                    f"since {1 - _VERDICT:.0%} of the budget are for the trainings that prove the answer"
                 )
         except UsageError as error:
             # A side may have no run, if an earlier start was interrupted too soon.
