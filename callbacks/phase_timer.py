@@ -19,7 +19,9 @@ from lmbench.instruments.window import ProbeKind
 from lmbench.interruption import held
 from lmbench.records.field import mean_of
 from lmbench.records.step import SCALARS, StepRecord
-from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, STAGES, Stage
+from lmbench.records.summary import summarize_steps
+from lmbench.records.vocabulary import BACKWARD_MODES, EXCLUDED, SPANS, STAGES, Stage
+from lmbench.report.units import milliseconds
 
 # Steps, and seconds of steps, that a SIGKILL may lose at most.
 FLUSH_STEPS = 50
@@ -64,6 +66,14 @@ class PhaseTimer(Observer):
     def __init__(self, clock: Literal["events", "sync"] = "events") -> None:
         self.clock = clock
         self.records = deque[StepRecord]()
+
+    def __repr__(self) -> str:
+        phases = summarize_steps(self.records)
+        if phases.step is None:
+            return f"{type(self).__name__}: no step of a window yet"
+        means = {span: phases.get(span) for span in SPANS}
+        texts = [f"{span} {milliseconds(part.mean_s)}" for span, part in means.items() if part]
+        return f"{type(self).__name__}, mean of {phases.step.n} steps in ms: {', '.join(texts)}"
 
     def prepare(self) -> None:
         self.records = self.session.records

@@ -18,7 +18,7 @@ _LONG_STEP_S = 5.0
 
 
 class ProgressLine(Observer):
-    """Shows the step number, the time left and the time of a step on standard error.
+    """Shows on standard error which stage of four a run is in, what of it is done, and the time left of the run.
 
     In the window the line changes only when the timer hands over records, about once a second. That moment is excluded
     from the steps and the window (`excluded_s`). Before the window a thread shows the elapsed time, since a first step
@@ -32,46 +32,63 @@ class ProgressLine(Observer):
         self._line, self._thread = StatusLine(stream), ExitStack()
 
     def run_started(self) -> None:
-        self._began_s = self._step_began_s = time.monotonic()
-        self._warmup_step_s: float | None = None
+        self._began_s = time.monotonic()
+        self._step_s: float | None = None
+        self._probe = ProbeKind.SETTLE
         self._thread.close()
-        self._thread.enter_context(refreshing(self._line, self._show_elapsed))
+        self._thread.enter_context(refreshing(self._line, self._show))
 
     def before_window(self) -> None:
-        if (self._warmup_step_s or 0.0) < _LONG_STEP_S:
+        if (self._step_s or 0.0) < _LONG_STEP_S:
             self._thread.close()
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
-        session, schedule = self.session, self.session.schedule
-        self._warmup_step_s, self._step_began_s = records[-1].step_s, time.monotonic()
-        steps = session.window_steps
-        if session.stage is not Stage.WINDOW or not steps:
-            return
-        # Estimate the time left from the whole window: the steps of one second vary too much.
-        elapsed_s, recorded_s = session.window_elapsed_s, sum(record.step_s or 0.0 for record in records)
-        status, step_s = f"step {steps}", elapsed_s / steps
-        if schedule.steps:
-            window_left_s = max((schedule.steps - steps) * step_s, schedule.min_window_s - elapsed_s, 0.0)
-            # A probe step takes as long as a step of the window.
-            probes_s = len(schedule.probe_plan()) * step_s
-            status += f"/{schedule.steps}, {duration(window_left_s + probes_s)} left"
-        self._line.show(f"{status}, {recorded_s / len(records) * 1e3:.4g} ms/step")
+        session = self.session
+        # Estimate from the whole window: the steps of one second vary too much. The first step may have compiled.
+        if session.stage is Stage.WINDOW and session.window_steps:
+            self._step_s = session.window_elapsed_s / session.window_steps
+        elif session.steps_done > 1:
+            self._step_s = records[-1].step_s
+        if session.stage is Stage.WINDOW:
+            self._show()
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._line.show(f"probe steps: {kind.value}")
+        self._probe = kind
+        self._show()
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        self._thread.close()
+        self._line.show("4/4 closing")
 
     def run_ended(self, exception: BaseException | None) -> None:
-        self._thread.close()
         self._line.clear()
 
-    def _show_elapsed(self) -> None:
-        """Show, from the thread, how long the warm-up takes so far, or in the window the running step."""
-        session, warmup = self.session, self.session.schedule.warmup_steps
-        so_far = f"{duration(time.monotonic() - self._began_s)} so far"
-        if session.stage is Stage.WINDOW:
-            step_s = time.monotonic() - self._step_began_s
-            self._line.show(f"step {session.window_steps + 1}, {duration(step_s)} so far")
-        elif session.steps_done and self._warmup_step_s is not None:
-            self._line.show(f"warm-up {session.steps_done}/{warmup}, {so_far}")
+    def _show(self) -> None:
+        session, schedule, step_s = self.session, self.session.schedule, self._step_s
+        if session.stage is Stage.DONE:
+            return
+        warmup_left = max(schedule.warmup_steps - session.steps_done, 0)
+        done, window_left, plan = session.window_steps, schedule.steps, schedule.probe_plan()
+        if window_left is not None and step_s:
+            elapsed_s = session.window_elapsed_s if session.stage is Stage.WINDOW else 0.0
+            remaining_s = schedule.min_window_s - elapsed_s
+            window_left = max(window_left - done, round(remaining_s / step_s), 0)
+        if session.stage is Stage.PROBE:
+            # Further kinds of an observer follow those of the plan.
+            window_left, plan = 0, plan[plan.index(self._probe) :] if self._probe in plan else [self._probe]
+            text = f"3/4 probe: {self._probe.value}"
+        elif session.stage is Stage.WINDOW:
+            text = f"2/4 window: step {done}" + (f" of {done + window_left}" if window_left is not None else "")
+        elif session.steps_done == 0:
+            text = f"1/4 warm-up: {'compiling' if session.run.compile.is_enabled else 'first step'}"
+        elif warmup_left:
+            text = f"1/4 warm-up: step {session.steps_done} of {schedule.warmup_steps}"
         else:
-            self._line.show(f"{'compiling' if session.run.compile.is_enabled else 'first step'}, {so_far}")
+            # Several ranks agree on the window's steps once the pace is steady.
+            text = f"1/4 warm-up: step {session.steps_done}, until the pace is steady"
+        words = [text, f"{duration(time.monotonic() - self._began_s)} so far"]
+        if window_left is not None and step_s:
+            words.append(f"{duration((warmup_left + window_left + len(plan)) * step_s)} left")
+        if session.stage is Stage.WINDOW and step_s:
+            words.append(f"{step_s * 1e3:.4g} ms/step")
+        self._line.show(", ".join(words))

@@ -18,6 +18,16 @@ def shipped_configs() -> dict[str, Path]:
     return _shipped("*.yaml")
 
 
+def find_config(name: str) -> Path:
+    """The configuration file that a command line names: a path, or a shipped configuration's name.
+
+    Raises:
+        UsageError: there is no such configuration.
+    """
+    complaint = f"config {name!r} is no file and no shipped configuration"
+    return find_shipped(name, shipped_configs(), "configs", complaint)
+
+
 def shipped_studies() -> dict[str, Path]:
     """The sweep files of studies, by name."""
     return _shipped("sweeps/*.yaml")

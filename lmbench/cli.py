@@ -19,7 +19,7 @@ from lmbench.standard_output import abandon_result, replace_unencodable, result_
 from lmbench.version import __version__
 
 #: Commands that start runs. Other commands may start some with `--run` or `--config`.
-_STARTS_RUNS = {*MEASURING, "sweep", "overhead", "selfcheck", "nsys"}
+_STARTS_RUNS = {*MEASURING, "sweep", "tune", "overhead", "selfcheck", "nsys"}
 #: With one of these options a program reads standard output, so it holds the result alone.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
@@ -107,6 +107,11 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         if not wants_help and (args[0] in _STARTS_RUNS or {"--run", "--config"} & options):
             # Importing Lightning under a launcher's variable that holds no number ends in a traceback.
             check_launcher(10**6 if args[0] in MEASURING else 1)
+            is_run = args[0] in _STARTS_RUNS or "--run" in options
+            if is_run and not {"--print_config", "--dry_run"} & options:
+                from lmbench.campaign.waiting import give_way_when_busy
+
+                give_way_when_busy()
         with result_alone(is_whole_process) if is_for_programs else nullcontext():
             if hasattr(module := module_of(args[0]), "run"):
                 return int(module.run(args))

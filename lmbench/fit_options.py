@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
-from lmbench.configs import placed, shipped_configs
+from lmbench.configs import find_config, placed, shipped_configs
 from lmbench.errors import UsageError, suggest
 from lmbench.rooms import ROOMS
 
@@ -53,19 +53,21 @@ def group_options(group: str) -> list[str]:
 
 
 def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems: Sequence[str] = ()) -> None:
-    """Check the words of `lmbench fit` for misspelt options. Options of a user's class are not checked.
+    """Check the words of `lmbench fit` for misspelt options and configurations, but not options of a user's class.
 
     `places` says where options stand in a file. `problems` are other mistakes in that file.
 
     Raises:
-        UsageError: there are problems, or unknown options. Each of these is named with its place and the most similar
-            option.
+        UsageError: there are problems, a configuration that does not exist, or unknown options. Each of these is named
+            with its place and the most similar option.
     """
     options = dict.fromkeys(_options(words))
     shipped = {name: path.read_text("utf-8") for name, path in shipped_configs().items()}
     # The parser knows the settings of installed packages' rooms.
     class_groups = {"optimizer", "lr_scheduler", *(room.name for room in ROOMS if room.settings)} - {*OPTIONS}
     for name, value in options:
+        if name == "config" and value:
+            find_config(value)
         if name in ("model", "data") or (name == "config" and "class_path" in shipped.get(value, "class_path")):
             class_groups |= {"model", "data"}
     lines = []

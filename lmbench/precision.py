@@ -8,6 +8,7 @@ The module works without torch.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec import Struct
@@ -155,8 +156,10 @@ def named_gpu(name: str) -> Gpu:
     rows = [gpu for gpu in GPUS if name.strip() and name.casefold() in gpu.name.casefold()]
     gpu = find_gpu(name) or (rows[0] if len(rows) == 1 else None)
     if gpu is None:
-        known = ", ".join(row.name for row in rows or GPUS)
-        raise UsageError(f"{'several GPUs are called' if rows else 'no GPU is known as'} {name!r}; known: {known}")
+        if rows:
+            options = " or ".join(f"--gpu {shlex.quote(row.name)}" for row in rows)
+            raise UsageError(f"several GPUs are called {name!r}; say {options}")
+        raise UsageError(f"no GPU is known as {name!r}; known: {', '.join(row.name for row in GPUS)}")
     return gpu
 
 

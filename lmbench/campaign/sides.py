@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lmbench.campaign.waiting import WAITING, gives_way
 from lmbench.errors import UsageError
 from lmbench.masking import is_secret
 from lmbench.records.store import SWEEP_FILE, check_name
@@ -74,8 +72,6 @@ def find_sides(
         return first, file.changed({}, None, options.timeout_s)
     name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_name("--name", name)
-    if gives_way({*os.environ, *variables}):
-        variables[WAITING] = ("passive", "passive")
     file = _two_sides(sides, settings, options, variables)
     path = (options.results_dir or Path("results")) / name
     if (path / SWEEP_FILE).is_file():

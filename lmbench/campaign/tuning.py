@@ -15,7 +15,6 @@ from textwrap import shorten
 
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
-from lmbench.campaign.waiting import WAITING, gives_way
 from lmbench.compare.comparison import FASTER, UNDECIDED
 from lmbench.compare.rounds import FIRST_LOOK
 from lmbench.compare.sides import typical_step_s
@@ -99,8 +98,6 @@ class Stages:
             UsageError: the given configuration does not run, the folder is another user's, or a file in it is damaged.
         """
         self.begin(trusts)
-        if gives_way(os.environ):
-            os.environ[WAITING] = "passive"
         with result_alone(), self.cache, ExitStack() as stack:
             stack.callback(self.executor.end)
             tuning = self.search(axes)
@@ -312,6 +309,11 @@ class Stages:
         if tuning.finalists == [tuning.baseline]:
             return
         self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
+        ended, planned = len(self.runs("finals-*")), _ROUNDS * len(tuning.finalists)
+        if ended < planned:
+            tuning.left_out.append(
+                f"{planned - ended} of {planned} runs of the finals: they end at {_FINALS:.0%} of the budget"
+            )
         alike, unclear = standing(tuning.finalists, self.goal, GATE_FRACTION)
         best, *others = sorted(alike, key=lambda candidate: len(candidate.trial.choices))
         tuning.answer = best
@@ -340,7 +342,10 @@ class Stages:
             elif path.is_dir():
                 comparison = rounds.compare()
             else:
-                raise UsageError(f"no time for its {FIRST_LOOK} rounds, of {duration(least_s)} together")
+                raise UsageError(
+                    f"no time for its {FIRST_LOOK} rounds, {duration(least_s)} together: it has "
+                    f"{duration(max(rest_s, 0.0))}, since {1 - _VERDICT:.0%} of the budget are for the trainings that prove the answer"
+                )
         except UsageError as error:
             # A side may have no run, if an earlier start was interrupted too soon.
             tuning.left_out.append(f"a verdict between {a.trial} and {b.trial}: {error}")

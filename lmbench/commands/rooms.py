@@ -153,6 +153,7 @@ def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, settings: list[str]) -> 
     from lmbench.files import ScratchFolder
     from lmbench.overhead import measure_overhead
 
+    check_options(settings)
     repeat = shlex.join(masked_words(["lmbench", "overhead", "--rounds", str(rounds), *settings]))
     with ScratchFolder("overhead") as folder:
         return measure_overhead(settings, rounds, Path(folder), repeat)

@@ -244,7 +244,13 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
         return
     cell.busy, cell.is_apart = busy_reason({"runs of A": a, "runs of B": b}), are_apart(a, b)
     if not is_invalid and step.noise_floor_fraction is None:
-        cell.notes.append("no A/A noise floor is known; `lmbench noise` measures it")
+        key, unlike = noise_key(a[0].record), list[list[str]]()
+        for other in floors:
+            unlike.append([name for name in key.__struct_fields__ if getattr(key, name) != getattr(other, name)])
+        fewest = min(unlike, key=lambda names: len(names)) if unlike else []
+        nearest = " and ".join(fewest).replace("settings_digest", "settings")
+        known = f"of these runs is known, only of other {nearest}" if nearest else "is known"
+        cell.notes.append(f"no A/A noise floor {known}; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)) if not is_invalid else ():
         if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from lmbench.configs import find_shipped, lines_of, parse_yaml, read_yaml, shipped_configs
+from lmbench.configs import find_config, lines_of, parse_yaml, read_yaml, shipped_configs
 from lmbench.data.datamodule import ShapeData, TokenData
 from lmbench.errors import UsageError, import_named
 from lmbench.fit.strategies import name_classes
@@ -87,8 +87,7 @@ def choose(command: str, words: list[str]) -> Choice:
     # Configurations before `--model` and `--data`, which override them wherever they stand.
     for option, value in sorted(_pairs(words), key=lambda pair: pair[0] in ("--model", "--data")):
         if option == "--config":
-            complaint = f"config {value!r} is no file and no shipped configuration"
-            text, content = read_yaml(find_shipped(value, shipped_configs(), "configs", complaint), f"config {value!r}")
+            text, content = read_yaml(find_config(value), f"config {value!r}")
             if not isinstance(content, dict):
                 raise UsageError(
                     f"a configuration is YAML with a setting a line (`key: value`); given: {text.strip()[:80]!r}"

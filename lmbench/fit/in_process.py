@@ -159,9 +159,9 @@ def measure(
         data: a LightningDataModule, a loader (any iterable of batches, or a list of batches), or one batch (a tensor,
             tuple, mapping or list of tensors) for every step. None takes the module's own train_dataloader
             (val_dataloader for inference); lmbench's models get random tokens.
-        steps: least number of steps in the window.
+        steps: least number of steps in the window, which also lasts `min_window_s`: steps=10 of 40 ms become 75.
         warmup_steps: steps before the window.
-        min_window_s: least length of the window in seconds.
+        min_window_s: least length of the window in seconds; with 0 the window has exactly `steps`.
         probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
             kind.
         mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step. None

@@ -114,6 +114,11 @@ def name_result(name: str, path: Path) -> Path | None:
     return earlier
 
 
+def typed_here(command: str) -> str:
+    """A command as a person here types it, and a page that is sent shows it: paths begin at the working directory."""
+    return re.sub(rf"(?<![^\s'\"=]){re.escape(str(Path.cwd()))}/", "", command)
+
+
 def shown_path(path: Path) -> str:
     """A result's path, relative to the working directory if it lies below it."""
     here = Path.cwd()

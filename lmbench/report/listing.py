@@ -70,7 +70,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
             f"--where {where}: no run is so; give NAME=VALUE of a fact ({fact_names}), an option or a field"
         )
     # Runs whose model was never built record few facts; a missing one is no difference.
-    built = [entry.facts for entry in entries if "precision" in entry.facts]
+    built = [entry.facts for entry in entries if any("precision" in row.facts for row in entry.frame.runs)]
     common = [name for name in _FACTS[2:] if len({facts.get(name) for facts in built}) == 1]
     words = built and describe(built[0], [name for name in common if is_notable(name, built[0].get(name))])
     caption = f"all {words}" if words else ""

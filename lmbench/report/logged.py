@@ -52,12 +52,19 @@ def _scale(name: str) -> float:
 
 
 def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
-    """A step's measured numbers by the names of their series, and its tokens/s over all ranks."""
+    """A step's measured numbers by the names of their series, and its tokens/s over all ranks.
+
+    Times of a warm-up step have series of their own (`warmup/time/step_ms`), so that no chart or mean mixes them in.
+    """
     logged = _scaled({field: getattr(step, field) for field in step_names()}, step_names())
     if step.tokens is not None and step.step_s:
         rate = step.tokens * (run.data_parallel_size or 1) / step.step_s
         logged |= _scaled({"throughput.tokens_per_s": rate}, run_names())
-    return logged | _scalars(step.scalars)
+    logged |= _scalars(step.scalars)
+    if step.is_warmup:
+        is_timing = {name: not name.startswith(("train/", "scalars/")) for name in logged}
+        return {f"warmup/{name}" if is_timing[name] else name: value for name, value in logged.items()}
+    return logged
 
 
 def of_run(run: RunRecord) -> dict[str, float]:

@@ -26,6 +26,9 @@ from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 Over = Literal["commit", "time"]
 
+#: Fewer points show no change (`level_changes`).
+_LEAST_POINTS = 4
+
 _NOTE = (
     "a change point parts two levels at 5 % over all places, for noise that is independent from point to point; what a "
     "busy or warm machine does for days looks the same, and only both sides measured in turn can tell: "
@@ -109,16 +112,20 @@ _COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_p
 
 
 def _headline(frame: Frame) -> Iterator[str]:
-    """For each configuration its changes, or the statement that it has none."""
+    """For each configuration its changes, or that it has none; a line for all those with too few points."""
     names, (over,) = [name for name in frame.differing() if name not in frame.course], frame.course
-    for part in _courses(frame):
+    parts = [*_courses(frame)]
+    if short := sum(len(part.facts) < _LEAST_POINTS for part in parts):
+        yield f"{short} of {len(parts)} configurations have fewer than the {_LEAST_POINTS} points that a change takes"
+    for part in parts:
+        if len(part.facts) < _LEAST_POINTS:
+            continue
         changes = [
             f"{column.title} {change.text} at {part.facts[cell][over]}"
             for column in _COLUMNS
             for cell, change in column.of(part).items()
         ]
-        hint = ", and it takes four" if len(part.facts) < 4 else ""
-        text = ", ".join(changes) or f"no change over {len(part.facts)} points{hint}"
+        text = ", ".join(changes) or f"no change over {len(part.facts)} points"
         yield ": ".join(filter(None, [part.describe(next(iter(part.facts)), names), text]))
 
 

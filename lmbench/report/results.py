@@ -15,7 +15,7 @@ from lmbench.errors import UsageError
 from lmbench.masking import masked_message
 from lmbench.records.load import Run
 from lmbench.records.measured import Guard
-from lmbench.records.named import shown_path
+from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
 from lmbench.report import answer
@@ -81,7 +81,7 @@ def report_on(
         frame = frame.select(frame.ordered([*group_view.tables[0].rows, *frame.varying()]))
         sections.append(_Section(group, group_view, frame, note))
     rows = [
-        (run.run_id, run.outcome, masked_message(run.record.replay_command or ""))
+        (run.run_id, run.outcome, typed_here(masked_message(run.record.replay_command or "")))
         for section in sections
         for run, *_ in section.frame.runs
     ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import KernelSummary, MemoryHistoryRecord, PhaseSummary, RefusedAllocation, RunError
+from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
@@ -349,6 +350,6 @@ def _folder_and_commands(run: RunRecord, path: Path) -> list[Line]:
     commands = [run_pass.command for run_pass in PASS.values() if recording_of(run, run_pass)]
     if run.outcome == "oom" and run.memory.refused is not None:
         commands.append("memory")
-    next_steps = [("next", f"lmbench {command} {shlex.quote(str(path))}") for command in dict.fromkeys(commands)]
-    texts = [("result", str(path)), *next_steps, ("repeat", run.replay_command)]
+    next_steps = [("next", f"lmbench {command} {shlex.quote(shown_path(path))}") for command in dict.fromkeys(commands)]
+    texts = [("result", shown_path(path)), *next_steps, ("repeat", typed_here(run.replay_command or ""))]
     return [Line(label, text, is_whole=True) for label, text in texts if text]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from lmbench.configs import placed
@@ -192,13 +193,20 @@ class Execution:
             launcher = srun if nodes > 1 and "SLURM_JOB_ID" in os.environ else []
             launch = Launch(words, log, job.cell.environment, variables, launcher)
             timeout_s = min(self.plan.file.timeout_s, self.pace.left_s())
-            end = self.executor.run(launch, timeout_s, self.rows.progress.show)
+            end = self.executor.run(launch, timeout_s, partial(self._relay, log))
         with held():
             try:
                 return self.rows.close(job, words, end, started_at)
             finally:
                 if end.cause is not None:
                     raise end.cause
+
+    def _relay(self, log: Path) -> None:
+        """Show the progress of the running process, by the last line in its log that tells it."""
+        lines = [line for line in last_lines(log) if line.startswith("lmbench: ")]
+        if lines:
+            self.rows.progress.note(lines[-1].removeprefix("lmbench: "))
+        self.rows.progress.show()
 
     def _words(self, job: Job) -> list[str]:
         words = job.cell.words(self.folder.config_path(job.cell))

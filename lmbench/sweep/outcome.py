@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ from lmbench.sweep.environments import Environment
 _MOST_MESSAGE = 2000
 _PREFIX = "lmbench: "
 # Colours and cursor movements.
+#: The end of a log that is read.
+_TAIL_BYTES = 2**14
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 # Exit codes from here on stand for a signal.
@@ -158,6 +160,8 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -
 
 def last_lines(log: Path, count: int = 3) -> list[str]:
     """The last lines of a process's output, without empty ones, colours and cursor movements."""
-    with suppress(OSError), log.open(errors="replace") as file:
-        return list(deque(filter(None, (_ESCAPES.sub("", line).strip() for line in file)), count))
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+        return [*filter(None, (_ESCAPES.sub("", line).strip() for line in lines))][-count:]
     return []

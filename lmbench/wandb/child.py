@@ -13,11 +13,12 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from lmbench.records.load import load_run
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, WandbFiling
 from lmbench.records.schema import recorded, value_at
+from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Values
 from lmbench.report import logged
 from lmbench.report.facts import Value, describe, fact_of, other_axes, read_facts
@@ -180,11 +182,15 @@ def write_run(result: Path) -> None:
     )
     run.define_metric(STEP, summary="none")
     run.define_metric("*", step_metric=STEP, summary="none")
-    for step in loaded.steps:
-        run.log({STEP: step.step, **logged.of_step(step, record)})
-    run.summary.update(summary_of(record, loaded.outcome))
+    ended_s = lasted_s = None
     if record.ended_at is not None and (lasted_s := record.milestones.closed_s) is not None:
         ended_s = datetime.fromisoformat(record.ended_at).timestamp()
+    for step, time_s in zip(loaded.steps, step_times(record, loaded.steps), strict=True):
+        # wandb sets `_runtime` of a row itself, to the time of this writing.
+        times = {} if ended_s is None or lasted_s is None else {"_timestamp": ended_s - lasted_s + time_s}
+        run.log({STEP: step.step, **times, **logged.of_step(step, record)})
+    run.summary.update(summary_of(record, loaded.outcome))
+    if ended_s is not None and lasted_s is not None:
         run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_timestamp": ended_s})
     for name, rows in tables_of(record).items():
         run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
@@ -195,6 +201,14 @@ def write_run(result: Path) -> None:
             artifact.add_file(str(path), policy="immutable")
         run.log_artifact(artifact)
     run.finish(exit_code=0 if loaded.outcome == "ok" else 1)
+
+
+def step_times(record: RunRecord, steps: Sequence[StepRecord]) -> list[float]:
+    """The end of each step in seconds since the process began: the steps before the window end with its opening."""
+    lengths_s = [(step.step_s or 0.0) + (step.excluded_s or 0.0) for step in steps]
+    before_s = sum(length_s for step, length_s in zip(steps, lengths_s, strict=True) if step.is_warmup)
+    opened_s = record.milestones.window_opened_s or record.milestones.stepped_s or before_s
+    return [opened_s - before_s + end_s for end_s in accumulate(lengths_s)]
 
 
 def artifact_files(result: Path) -> list[Path]:

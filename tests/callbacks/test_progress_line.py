@@ -6,11 +6,12 @@ import threading
 import time
 from types import SimpleNamespace
 
+import pytest
 from test_task_progress import Terminal
 
 from lmbench import progress
 from lmbench.callbacks.progress_line import ProgressLine
-from lmbench.instruments.window import Schedule
+from lmbench.instruments.window import ProbeKind, Schedule
 from lmbench.records.run import Compile, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
@@ -31,7 +32,7 @@ def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
 
 
 # The time left is the rest of the window's 3 s, and 10 probe steps of 0.1 s as in the window.
-WINDOW = "step 12/20, 2.8 s left, 200 ms/step"
+WINDOW = "2/4 window: step 12 of 30, 0.0 s so far, 2.8 s left, 100 ms/step"
 
 
 def test_a_dumb_terminal_gets_a_line_now_and_then_that_says_all(monkeypatch):
@@ -57,3 +58,27 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
     assert "compiling, 0.0 s so far" in terminal.getvalue()
     line.before_window()
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "text"),
+    [
+        (Stage.WARMUP, {"steps_done": 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.3 s left"),
+        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, until the pace is steady, 0.0 s so far, 4.0 s left"),
+        (Stage.WINDOW, {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
+        (Stage.PROBE, {"steps_done": 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"),
+        (Stage.PROBE, {"steps_done": 56, "probe": ProbeKind.DTYPES}, "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
+        # Between two stages the line stays.
+        (Stage.DONE, {"steps_done": 56}, ""),
+    ],
+)
+def test_every_stage_says_what_is_done_and_what_is_left_in_that_order(monkeypatch, stage, changes, text):
+    monkeypatch.setenv("TERM", "xterm")
+    line = in_a_run(terminal := Terminal(), stage)
+    line.run_started()
+    line.before_window()
+    line._probe = changes.pop("probe", ProbeKind.MEMORY)
+    vars(line.session).update(window_elapsed_s=0.0, **changes)
+    line._step_s = 0.1
+    line._show()
+    assert terminal.getvalue().removeprefix("\r") == text

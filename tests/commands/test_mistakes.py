@@ -52,7 +52,6 @@ def folder(tmp_path_factory):
 )
 def test_a_mistake_gets_one_line_and_exit_code_2_and_leaves_nothing(words, message, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     before = sorted([*folder.iterdir(), *(folder / "results").iterdir()])
     assert main(shlex.split(words)) == 2

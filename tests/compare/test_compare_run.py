@@ -47,7 +47,6 @@ def compare_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text(CONFIG)
     Path("b.yaml").write_text(CONFIG.replace("tiny", "small"))
-    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
 
     def run(step_s, *words):
         servers = Measured(step_s)
@@ -91,13 +90,6 @@ def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_
     chosen = compare_run(noisy(), "a.yaml", "--measure.steps=7", "--name=e", "--budget=0.001s")
     assert "--measure.steps=7" in chosen.launches["A0"].words
     assert chosen.window_s("A0") is None
-
-
-def test_on_a_busy_machine_threads_that_wait_give_their_cores_away(compare_run, monkeypatch):
-    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 100.0)
-    servers = compare_run(noisy(), "a.yaml", "--name=c", "--budget=0.001s")
-    assert [launch.variables["OMP_WAIT_POLICY"] for launch in servers.launches.values()] == ["passive"] * 2
-    assert "other processes take 100 % of the cores" in servers.err
 
 
 def test_each_side_gets_its_configuration_options_and_variables_and_both_the_common_ones(compare_run):

@@ -28,8 +28,8 @@ class Planted(Callback):
     """Does its `deed` the `at`-th time (from 0) that Lightning calls the hook.
 
     Deeds: `raise`, `exit`, `leave` (`os._exit`), `speechless` (an exception without a message), `fork` (of a process
-    that raises), a signal such as `sigint`, `swallowed_sigint`, and `exhaust`, which leaves the process 2 MiB more address
-    space than it has.
+    that raises), a signal such as `sigint`, `swallowed_sigint`, and `exhaust`, which leaves the process 2 MiB more
+    address space than it has.
     """
 
     def __init__(self, hook: str, deed: str, at: int = 0):

@@ -29,7 +29,6 @@ def tune(tmp_path, monkeypatch, capfd):
     """Runs the command in processes of one warm server; returns its exit code, its answer and its standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 5.0)
     monkeypatch.setattr("lmbench.campaign.tuning._MOST_STEPS", 60)
     shutil.copy(SUPPORT / "planted_tuning.py", tmp_path)
     Path("given.yaml").write_text(GIVEN)

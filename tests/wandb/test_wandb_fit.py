@@ -77,6 +77,12 @@ def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys):
         assert output.err == f"lmbench: sending the result to {server.url}\n"
         assert f"W&B          uploaded: {server.url}/me/lmbench/runs/{run_id}\n" in output.out
         assert [row["step"] for row in server.history[run_id]] == [step.step for step in result.steps]
+        windows = [row["_timestamp"] for row in server.history[run_id] if "time/step_ms" in row]
+        assert ["warmup/time/step_ms" in row for row in server.history[run_id]] == [s.is_warmup for s in result.steps]
+        # Rows have the steps' own times, and the window takes as long as it did.
+        assert windows[-1] - windows[0] == pytest.approx(
+            sum(step.step_s + step.excluded_s for step in result.steps[-5:]), rel=0.01
+        )
         logged = {f"config:{name}" for name in server.config[run_id]}
         logged |= {f"summary:{name}" for name in server.summary[run_id]}
         logged |= {f"series:{name}" for row in server.history[run_id] for name in row}
