@@ -15,8 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.observer import LeanCallback, LoggerSink, Observer
+from lmbench.device import synchronize
 from lmbench.errors import UsageError
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import (

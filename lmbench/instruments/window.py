@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.distributed import all_gather_object, get_world_size
 
+from lmbench.device import synchronize
+from lmbench.device.protocol import Allocator
 from lmbench.errors import UsageError, check_at_least
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.records.measured import Memory
 from lmbench.records.vocabulary import Values
@@ -155,46 +156,42 @@ class AllocatorPeaks:
     """Records peaks and retries of the caching allocator over the run and over the window, and the host's peak memory.
 
     PyTorch has one set of peaks, which is reset when the window opens. So the run's peaks are the highest of both
-    readings. On a CPU only `host_peak_rss_bytes` is known.
+    readings. Without an allocator, as on a CPU, only `host_peak_rss_bytes` is known.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.is_known = device.type == "cuda"
+    def __init__(self, allocator: Allocator | None) -> None:
+        self._allocator = allocator
         self._run = (0, 0)
 
-    def _read(self) -> tuple[int, int]:
+    def _read(self, allocator: Allocator) -> tuple[int, int]:
         """Peaks of allocated and reserved bytes since the last reset, which also raise the run's peaks."""
-        peaks = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        peaks = allocator.peak_allocated_bytes(), allocator.peak_reserved_bytes()
         self._run = max(self._run[0], peaks[0]), max(self._run[1], peaks[1])
         return peaks
 
     def begin_window(self) -> None:
-        if self.is_known:
-            self._read()
-            self._retries, self._reserved = self._retry_count(), torch.cuda.memory_reserved(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if (allocator := self._allocator) is not None:
+            self._read(allocator)
+            self._retries, self._reserved = allocator.retry_count(), allocator.reserved_bytes()
+            allocator.reset_peaks()
 
     def end_window(self, memory: Memory) -> None:
         """Record the window's peaks and the run's."""
         memory.host_peak_rss_bytes = peak_rss_bytes()
-        if self.is_known:
-            memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes = self._read()
-            memory.window_alloc_retry_count = self._retry_count() - self._retries
-            memory.window_reserved_growth_bytes = torch.cuda.memory_reserved(self.device) - self._reserved
+        if (allocator := self._allocator) is not None:
+            memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes = self._read(allocator)
+            memory.window_alloc_retry_count = allocator.retry_count() - self._retries
+            memory.window_reserved_growth_bytes = allocator.reserved_bytes() - self._reserved
             self.end_run(memory)
 
     def end_run(self, memory: Memory) -> None:
         """Record the run's peaks, also where no window was closed."""
         memory.host_peak_rss_bytes = peak_rss_bytes()
-        if self.is_known:
-            self._read()
+        if (allocator := self._allocator) is not None:
+            self._read(allocator)
             memory.run_peak_allocated_bytes, memory.run_peak_reserved_bytes = self._run
-            memory.run_alloc_retry_count = self._retry_count()
-            memory.device_total_bytes = torch.cuda.get_device_properties(self.device).total_memory
-
-    def _retry_count(self) -> int:
-        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+            memory.run_alloc_retry_count = allocator.retry_count()
+            memory.device_total_bytes = allocator.total_bytes()
 
 
 def refuse_unlike(facts: Values) -> None:

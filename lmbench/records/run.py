@@ -96,6 +96,9 @@ class GpuFacts:
     power_limit_default_w: Watts = about("Default power limit of the GPU.", "default limit")
     max_sm_clock_hz: Hertz = about("Highest clock rate of the GPU's multiprocessors (SM).", "max SM clock")
     is_mig: Flag = about("Whether the GPU is split into slices (MIG).", "MIG")
+    sensor_reason: Text = about(
+        "Why the GPU's sensors were not read: no NVML, or no amdsmi on ROCm; null where they were, and on a CPU."
+    )
 
 
 @dataclass(slots=True)
