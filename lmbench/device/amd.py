@@ -94,6 +94,6 @@ class AmdSensor(Sensor):
 
 
 def _number(answer: Any, *keys: str, scale: float = 1.0) -> float | None:
-    """A number that is the answer, or the first one under some keys, in the field's unit; amdsmi says `N/A` for none."""
+    """A number that is the answer, or the first one under some keys, in the field's unit; `N/A` is none."""
     values = [answer.get(key) for key in keys] if isinstance(answer, dict) else [answer]
     return next((value * scale for value in values if isinstance(value, int | float)), None)

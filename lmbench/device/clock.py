@@ -1,8 +1,8 @@
 """The clocks that every kind of device has: plain host time, and host time after waiting for the device.
 
 A clock hands out stamps that only itself can read. `host` is the clock of a run on a CPU. `sync` waits for the device
-at every stamp. That is the classic method and slows the run, so it is a second instrument and no source of timing tables.
-The third clock, `events`, is the device's own and never makes the host wait.
+at every stamp. That is the classic method and slows the run, so it is a second instrument and no source of timing
+tables. The third clock, `events`, is the device's own and never makes the host wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Named ranges around steps, phases and modules, for the profilers of PyTorch and the vendor, and the allocator's history."""
+"""Named ranges around steps, phases and modules, for the allocator's history and the profilers."""
 
 from __future__ import annotations
 

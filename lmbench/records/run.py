@@ -451,9 +451,9 @@ class RunRecord:
     precision: Text = about("Compute precision by Lightning's name, such as `bf16-mixed`.")
     matmul_precision: Text = about("PyTorch's precision of float32 matrix products: `highest` is fp32, `high` is TF32.")
     clock: Text = about(
-        "Clock that timed the phases: `events` (CUDA events), `sync` (synchronizes at each phase) or `host` (on a CPU)."
+        "Clock that timed the phases: `events` (the GPU's own), `sync` (synchronizes at each phase) or `host` (on a CPU)."
     )
-    device_type: Text = about("Type of the device: `cuda` or `cpu`.")
+    device_type: Text = about("Type of the device as PyTorch names it: `cuda` or `cpu`.")
     zero_grad: Text = about(
         "When gradients are zeroed: `after_step`, or `native` (where Lightning or the module does it).", "zero_grad"
     )
@@ -491,3 +491,8 @@ class RunRecord:
     memory_history: MemoryHistoryRecord | None = None
     memory_prediction: MemoryPrediction | None = None
     dtypes: DtypeRecord | None = None
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the run's device works beside the host; false also where the device is not recorded."""
+        return self.device_type not in (None, "cpu")
