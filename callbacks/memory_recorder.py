@@ -6,7 +6,6 @@ from collections import Counter
 
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of
-from lmbench.device.protocol import Allocator
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.window import AllocatorPeaks, ProbeKind
 from lmbench.memory.recording import held_by
@@ -38,11 +37,12 @@ class MemoryRecorder(Observer):
 
     def prepare(self) -> None:
         # The session knows its device only once the run has started.
-        self._allocator = device_of(self.trainer.strategy.root_device).allocator
-        if self._allocator is not None:
-            # The allocator calls this before the exception unwinds the stack and frees tensors.
-            self._allocator.watch_refusals(self._record_refusal)
-        self._peaks = AllocatorPeaks(self._allocator)
+        self._device = self.trainer.strategy.root_device
+        device = device_of(self._device)
+        # The allocator calls this before the exception unwinds the stack and frees tensors.
+        device.watch_refusals(self._record_refusal)
+        self._counters = device.counters
+        self._peaks = AllocatorPeaks(self._device)
         self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
 
     def run_started(self) -> None:
@@ -62,20 +62,20 @@ class MemoryRecorder(Observer):
         self._peaks.end_window(self.session.run.memory)
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        if kind is ProbeKind.MEMORY and self._allocator is not None:
+        if kind is ProbeKind.MEMORY and self._counters is not None:
             self._phase = self.session.track.current
-            self._allocator.reset_peaks()
+            self._counters.reset_peak_memory_stats(self._device)
             self.session.track.listeners.append(self._border)
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if kind is ProbeKind.MEMORY and self._allocator is not None:
+        if kind is ProbeKind.MEMORY and self._counters is not None:
             self._end_phase()
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.MEMORY:
             return
         self._record_answer("count_saved_bytes", "saved_bytes")
-        if self._allocator is not None:
+        if self._counters is not None:
             memory = self.session.run.memory
             self.session.track.listeners.remove(self._border)
             memory.phase_peak_allocated_bytes = PerPhase(**self._phase_peaks)
@@ -85,9 +85,9 @@ class MemoryRecorder(Observer):
         if exception is not None:
             self._peaks.end_run(self.session.run.memory)
 
-    def _record_refusal(self, allocator: Allocator, requested_bytes: int, device_free_bytes: int) -> None:
-        held = held_by(self.module, self.trainer.optimizers, self.trainer.strategy.root_device.type)
-        allocated, reserved = allocator.allocated_bytes(), allocator.reserved_bytes()
+    def _record_refusal(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
+        held = held_by(self.module, self.trainer.optimizers, self._device.type)
+        allocated, reserved = self._counters.memory_allocated(device), self._counters.memory_reserved(device)
         self.session.run.memory.refused = RefusedAllocation(
             self.session.track.current, requested_bytes, allocated, reserved, device_free_bytes, *held,
             rest_bytes=max(0, allocated - sum(held)),
@@ -96,15 +96,13 @@ class MemoryRecorder(Observer):
     def _border(self, phase: str) -> None:
         self._end_phase()
         if phase in PHASES:
-            assert self._allocator is not None
-            begin = self._allocator.allocated_bytes()
+            begin = self._counters.memory_allocated(self._device)
             self._phase_begins[phase] = max(begin, self._phase_begins[phase])
         self._phase = phase
 
     def _end_phase(self) -> None:
         """Credit the peak since the last border to the phase that ends here."""
-        assert self._allocator is not None
-        peak = self._allocator.peak_allocated_bytes()
-        self._allocator.reset_peaks()
+        peak = self._counters.max_memory_allocated(self._device)
+        self._counters.reset_peak_memory_stats(self._device)
         if self._phase in PHASES:
             self._phase_peaks[self._phase] = max(peak, self._phase_peaks[self._phase])

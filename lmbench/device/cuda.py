@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from lmbench.device.amd import AmdSensor
 from lmbench.device.clock import HostClock, SyncClock
 from lmbench.device.nvml import NvmlSensor
-from lmbench.device.protocol import Allocator, Device, History, Refused, SyncDebug
+from lmbench.device.protocol import Device, History, Refused, SyncDebug
 from lmbench.device.sensor import Sensor
 from lmbench.records.run import GpuFacts
 
@@ -57,45 +57,11 @@ class EventClock(HostClock):
 _listener: list[WeakMethod[Refused]] = []
 
 
-class CudaAllocator(Allocator):
-    """The counters of PyTorch's caching allocator on one GPU, or the GPU of an index."""
-
-    def __init__(self, device: torch.device | int) -> None:
-        self._device = device
-
-    def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
-
-    def reserved_bytes(self) -> int:
-        return torch.cuda.memory_reserved(self._device)
-
-    def peak_allocated_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device)
-
-    def peak_reserved_bytes(self) -> int:
-        return torch.cuda.max_memory_reserved(self._device)
-
-    def reset_peaks(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def retry_count(self) -> int:
-        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
-
-    def total_bytes(self) -> int:
-        return int(torch.cuda.get_device_properties(self._device).total_memory)
-
-    def watch_refusals(self, listener: Refused) -> None:
-        if not _listener:
-            # Attach one observer for good: PyTorch cannot detach it.
-            torch._C._cuda_attach_out_of_memory_observer(_observed)  # type: ignore[attr-defined]
-        _listener[:] = [WeakMethod(listener)]
-
-
 def _observed(device: int, requested_bytes: int, device_total_bytes: int, device_free_bytes: int) -> None:
     listener = _listener[0]()
     if listener is not None:
         with suppress(Exception):
-            listener(CudaAllocator(device), requested_bytes, device_free_bytes)
+            listener(device, requested_bytes, device_free_bytes)
 
 
 class CudaHistory(History):
@@ -141,13 +107,10 @@ class Cuda(Device):
     """A GPU of NVIDIA or, in a ROCm build of PyTorch, of AMD."""
 
     pins_memory = True
+    counters = torch.cuda
     activities = (ProfilerActivity.CUDA,)
     markers, capture = torch.cuda.nvtx, torch.cuda.profiler
     sync_debug = SyncDebug(torch.cuda.set_sync_debug_mode, "synchronizing CUDA operation")
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.allocator = CudaAllocator(device)
 
     @staticmethod
     def is_available() -> bool:
@@ -163,6 +126,12 @@ class Cuda(Device):
         if name == "events":
             return EventClock(self.device)
         return SyncClock(partial(torch.cuda.synchronize, self.device))
+
+    def watch_refusals(self, listener: Refused) -> None:
+        if not _listener:
+            # Attach one observer for good: PyTorch cannot detach it.
+            torch._C._cuda_attach_out_of_memory_observer(_observed)  # type: ignore[attr-defined]
+        _listener[:] = [WeakMethod(listener)]
 
     def sensor(self) -> Sensor:
         gpu = _torch_facts(self.device)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -14,43 +14,8 @@ from torch.profiler import ProfilerActivity
 from lmbench.device.clock import HostClock
 from lmbench.device.sensor import Sensor
 
-
-class Allocator(Protocol):
-    """The counters of PyTorch's caching allocator on one device."""
-
-    def allocated_bytes(self) -> int: ...
-
-    def reserved_bytes(self) -> int: ...
-
-    def peak_allocated_bytes(self) -> int:
-        """The peak since the last reset."""
-        ...
-
-    def peak_reserved_bytes(self) -> int:
-        """The peak since the last reset."""
-        ...
-
-    def reset_peaks(self) -> None: ...
-
-    def retry_count(self) -> int:
-        """Allocations so far that first had to empty the cache."""
-        ...
-
-    def total_bytes(self) -> int:
-        """Memory of the device."""
-        ...
-
-    def watch_refusals(self, listener: Refused) -> None:
-        """Call a method whenever memory is refused to the allocator; it replaces the method of an earlier call.
-
-        The method is called before the exception is raised, while all memory is still held; its own errors are ignored.
-        Its object is not kept alive: that would keep a Trainer, and the Trainer's memory on the device.
-        """
-        ...
-
-
-#: A method that is called with the allocator, the requested bytes, and the bytes that are free on the device.
-Refused = Callable[[Allocator, int, int], None]
+#: A method that is called with the device's index, the requested bytes, and the bytes that are free on the device.
+Refused = Callable[[int, int, int], None]
 
 
 class History(Protocol):
@@ -105,7 +70,8 @@ class Device(Protocol):
         markers: a module with `range_push` and `range_pop`, which the vendor's profiler sees; None without one.
         capture: a module with `start` and `stop`, between which the vendor's profiler records; None without one.
         sync_debug: the debug mode for synchronizes; None without one.
-        allocator: the counters of the caching allocator; None without one.
+        counters: a module with the counters of the caching allocator, `memory_allocated(device)`, `memory_reserved`,
+            `memory_stats` and the others that `torch.cuda` and `torch.xpu` have; None without an allocator.
     """
 
     device: torch.device
@@ -114,7 +80,7 @@ class Device(Protocol):
     markers: ModuleType | None = None
     capture: ModuleType | None = None
     sync_debug: SyncDebug | None = None
-    allocator: Allocator | None = None
+    counters: Any = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -135,6 +101,15 @@ class Device(Protocol):
     @abstractmethod
     def clock(self, name: str) -> HostClock:
         """The clock called `name`, `events` or `sync`."""
+
+    def watch_refusals(self, listener: Refused) -> None:
+        """Call a method whenever memory is refused to the allocator; it replaces the method of an earlier call.
+
+        The method is called before the exception is raised, while all memory is still held; its own errors are ignored.
+        Its object is not kept alive: that would keep a Trainer, and the Trainer's memory on the device. Without an
+        allocator it is never called.
+        """
+        return None
 
     def sensor(self) -> Sensor:
         """The sensor of the device's state."""

@@ -151,9 +151,9 @@ def _check_kernel(kind: AttentionKind, use: Use) -> None:
             f"choose sdpa, which takes what there is, or naive: {reason}"
         ) from error
     finally:
-        if (allocator := device_of(use.device).allocator) is not None:
+        if (counters := device_of(use.device).counters) is not None:
             # The run's peak does not include this trial.
-            allocator.reset_peaks()
+            counters.reset_peak_memory_stats(use.device)
 
 
 def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> AttentionCheck:

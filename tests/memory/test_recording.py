@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
-from lmbench.device import DEVICES, cuda
+from lmbench.device import DEVICES, cuda, device_of
 from lmbench.instruments import ranges
 from lmbench.instruments.window import Schedule
 from lmbench.memory import recording
@@ -207,12 +207,12 @@ def test_the_last_listener_is_called_on_refusals_and_not_kept_alive(monkeypatch)
     calls = []
 
     class Watcher:
-        def refused(self, allocator, *facts):
-            calls.append((allocator._device, *facts))
+        def refused(self, *facts):
+            calls.append(facts)
 
     watchers = [Watcher(), Watcher()]
     for watcher in watchers:
-        cuda.CudaAllocator(0).watch_refusals(watcher.refused)
+        device_of(torch.device("cuda", 0)).watch_refusals(watcher.refused)
     (observed,) = observers
     observed(0, 10, 100, 5)
     del watcher, watchers

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import warnings
+from types import SimpleNamespace
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lmbench.device import Device
 from lmbench.device.clock import HostClock, SyncClock
-from lmbench.device.protocol import Allocator, SyncDebug
+from lmbench.device.protocol import SyncDebug
 from lmbench.device.sensor import Sensor
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts
@@ -36,8 +37,8 @@ class QueueClock(HostClock):
         return time.perf_counter() >= stamp
 
 
-class Counters(Allocator):
-    """Counts the bytes that a test holds."""
+class Counters:
+    """In the place of `torch.cuda`: counts the bytes that a test holds."""
 
     def __init__(self):
         self.held_bytes = self.peak_bytes = 0
@@ -46,29 +47,26 @@ class Counters(Allocator):
         self.held_bytes += more_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
-    def allocated_bytes(self):
+    def memory_allocated(self, device):
         return self.held_bytes
 
-    def reserved_bytes(self):
+    def memory_reserved(self, device):
         return 2 * self.held_bytes
 
-    def peak_allocated_bytes(self):
+    def max_memory_allocated(self, device):
         return self.peak_bytes
 
-    def peak_reserved_bytes(self):
+    def max_memory_reserved(self, device):
         return 2 * self.peak_bytes
 
-    def reset_peaks(self):
+    def reset_peak_memory_stats(self, device):
         self.peak_bytes = self.held_bytes
 
-    def retry_count(self):
-        return 3
+    def memory_stats(self, device):
+        return {"num_alloc_retries": 3}
 
-    def total_bytes(self):
-        return 1 << 20
-
-    def watch_refusals(self, listener):
-        self.listener = listener
+    def get_device_properties(self, device):
+        return SimpleNamespace(total_memory=1 << 20)
 
 
 class Meter(Sensor):
@@ -90,7 +88,7 @@ class PlantedDevice(Device):
 
     def __init__(self, device=None):
         super().__init__(device or torch.device("cpu"))
-        self.allocator = Counters()
+        self.counters = Counters()
         self.busy_until_s = 0.0
         self.sync_mode = "default"
         self.sync_debug = SyncDebug(lambda mode: setattr(self, "sync_mode", mode), WARNING)
@@ -117,6 +115,9 @@ class PlantedDevice(Device):
 
     def clock(self, name):
         return QueueClock(self) if name == "events" else SyncClock(self.synchronize)
+
+    def watch_refusals(self, listener):
+        self.listener = listener
 
     def sensor(self):
         return Meter()
