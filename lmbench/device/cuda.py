@@ -82,12 +82,10 @@ class CudaHistory(History):
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()
 
-    def peaks(self) -> tuple[int, int, int]:
+    def peaks(self) -> list[int]:
         stats = torch.cuda.memory_stats(self._device)
-        allocated, requested, reserved = (
-            stats.get(f"{name}_bytes.all.peak", 0) for name in ("allocated", "requested", "reserved")
-        )
-        return allocated, requested, reserved
+        names = ("allocated", "requested", "reserved")
+        return [stats.get(f"{name}_bytes.all.peak", 0) for name in names]
 
     def write(self, path: Path) -> int:
         snapshot = torch.cuda.memory._snapshot(self._device)

@@ -32,7 +32,7 @@ class History(Protocol):
         """Free the workspaces that the matrix libraries keep between calls."""
         ...
 
-    def peaks(self) -> tuple[int, int, int]:
+    def peaks(self) -> list[int]:
         """The peaks of allocated, requested and reserved bytes by the allocator's own counters since their reset."""
         ...
 

@@ -35,7 +35,7 @@ class CpuHistory(TorchDispatchMode):
         pass
 
     def peaks(self):
-        return (self.memory.peak,) * 3
+        return [self.memory.peak] * 3
 
     def write(self, path):
         self.memory.segments = {address: block["held"] for address, block in self.memory.live.items()}
