@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.clock import synchronize
+from lmbench.device import synchronize
 from lmbench.instruments.compiling import bucket_split_count
 from lmbench.instruments.window import ProbeKind
 

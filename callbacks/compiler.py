@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from lmbench.callbacks.observer import Observer
+from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.files import ScratchFolder
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import (
     CompileOptions,
     compile_in_place,

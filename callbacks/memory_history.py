@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch.autograd.profiler import record_function
 
 from lmbench.callbacks.observer import Observer
+from lmbench.device import device_of
+from lmbench.device.protocol import History
 from lmbench.errors import check_at_least
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.window import ProbeKind
-from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, MemoryNotes
-from lmbench.memory.recording import CudaHistory, Ledger
+from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, WORKSPACES, CountedPeaks, MemoryNotes
+from lmbench.memory.recording import Ledger
 from lmbench.records.measured import MemoryHistoryRecord
 from lmbench.records.vocabulary import Stage
 
@@ -41,20 +43,17 @@ class MemoryHistory(Observer):
         steps: steps to record.
         max_entries: capacity of the history; older entries are lost, and `lmbench memory` says so. A step of the 2.7B
             model has 15 000 entries.
-        make_history: makes the history of a device; None takes PyTorch's, which only a GPU has.
 
     Raises:
         UsageError: `steps` or `max_entries` is below 1.
     """
 
-    def __init__(
-        self, steps: int = 3, max_entries: int = 1_000_000, make_history: Callable[[torch.device], Any] | None = None
-    ) -> None:
+    def __init__(self, steps: int = 3, max_entries: int = 1_000_000) -> None:
         check_at_least(1, steps=steps, max_entries=max_entries)
-        self.steps, self.max_entries, self._make_history = steps, max_entries, make_history
+        self.steps, self.max_entries = steps, max_entries
 
     def prepare(self) -> None:
-        self._history: Any = None
+        self._history: History | None = None
         #: Removes the hooks and closes the ranges when the history ends.
         self._hooks = ExitStack()
         self._is_window = False
@@ -71,19 +70,20 @@ class MemoryHistory(Observer):
     def _begin(self) -> None:
         """Start a history, if this device and rank can have one."""
         device, module = self.session.device, self.module
-        if self._make_history is None and device.type != "cuda":
-            self._record.reason = "the allocator's history is a GPU's, and this run was on a CPU"
+        history = device_of(device).history()
+        if history is None:
+            self._record.reason = f"PyTorch keeps no history of an allocator on a {device.type.upper()}"
             return
         if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank records its history"
             return
         self._notes = MemoryNotes(device=device.index or 0, max_entries=self.max_entries)
-        self._history = (self._make_history or CudaHistory)(device)
-        self._history.start(self.max_entries, resets_peaks=self._is_window)
+        self._history = history
+        history.start(self.max_entries, resets_peaks=self._is_window)
         vocab_size = getattr(module, "vocab_size", None)
         self._ledger = Ledger(module, device, vocab_size if isinstance(vocab_size, int) else None)
         self._ledger.note_state(self.trainer.optimizers)
-        self._ranges = StepRanges(uses_nvtx=False)
+        self._ranges = StepRanges(None)
         self._hooks.callback(self._ledger.close)
         self._hooks.callback(self._ranges.end)
         # torch.compile would compile module hooks too, into more graphs. So hook before the window only where nothing
@@ -93,7 +93,7 @@ class MemoryHistory(Observer):
         )
         if self._is_window or is_eager:
             self._ledger.watch()
-            self._hooks.callback(ModuleRanges(module, uses_nvtx=False).remove)
+            self._hooks.callback(ModuleRanges(module, None).remove)
         self._ranges.begin(self.session.steps_done, self.session.track.current)
         self.session.track.listeners.append(self._ranges.border)
         self._hooks.callback(self.session.track.unlisten, self._ranges.border)
@@ -157,8 +157,9 @@ class MemoryHistory(Observer):
             self._hooks.close()
             if is_kept:
                 # Before the window the peaks cover other steps too.
-                self._notes.peaks = history.peaks() if self._is_window else None
-                history.drop_workspaces()
+                self._notes.peaks = CountedPeaks(*history.peaks()) if self._is_window else None
+                with record_function(WORKSPACES):
+                    history.drop_workspaces()
                 self._notes.moments = self._ledger.moments
                 folder = self.session.folder
                 self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)

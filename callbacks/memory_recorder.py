@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import torch
-
 from lmbench.callbacks.observer import Observer
+from lmbench.device import device_of
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.instruments.window import AllocatorPeaks, ProbeKind
-from lmbench.memory.recording import held_by, watch_refusals
+from lmbench.memory.recording import held_by
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import RefusedAllocation
 from lmbench.records.vocabulary import PHASES, Stage
@@ -37,10 +36,12 @@ class MemoryRecorder(Observer):
     """
 
     def prepare(self) -> None:
-        # The allocator calls this before the exception unwinds the stack and frees tensors.
-        watch_refusals(self._record_refusal)
         # The session knows its device only once the run has started.
         self._device = self.trainer.strategy.root_device
+        device = device_of(self._device)
+        # The allocator calls this before the exception unwinds the stack and frees tensors.
+        device.watch_refusals(self._record_refusal)
+        self._counters = device.counters
         self._peaks = AllocatorPeaks(self._device)
         self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
 
@@ -61,20 +62,20 @@ class MemoryRecorder(Observer):
         self._peaks.end_window(self.session.run.memory)
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        if kind is ProbeKind.MEMORY and self._peaks.is_known:
+        if kind is ProbeKind.MEMORY and self._counters is not None:
             self._phase = self.session.track.current
-            torch.cuda.reset_peak_memory_stats(self._device)
+            self._counters.reset_peak_memory_stats(self._device)
             self.session.track.listeners.append(self._border)
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if kind is ProbeKind.MEMORY and self._peaks.is_known:
+        if kind is ProbeKind.MEMORY and self._counters is not None:
             self._end_phase()
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.MEMORY:
             return
         self._record_answer("count_saved_bytes", "saved_bytes")
-        if self._peaks.is_known:
+        if self._counters is not None:
             memory = self.session.run.memory
             self.session.track.listeners.remove(self._border)
             memory.phase_peak_allocated_bytes = PerPhase(**self._phase_peaks)
@@ -85,8 +86,8 @@ class MemoryRecorder(Observer):
             self._peaks.end_run(self.session.run.memory)
 
     def _record_refusal(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
-        held = held_by(self.module, self.trainer.optimizers)
-        allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        held = held_by(self.module, self.trainer.optimizers, self._device.type)
+        allocated, reserved = self._counters.memory_allocated(device), self._counters.memory_reserved(device)
         self.session.run.memory.refused = RefusedAllocation(
             self.session.track.current, requested_bytes, allocated, reserved, device_free_bytes, *held,
             rest_bytes=max(0, allocated - sum(held)),
@@ -95,13 +96,13 @@ class MemoryRecorder(Observer):
     def _border(self, phase: str) -> None:
         self._end_phase()
         if phase in PHASES:
-            begin = torch.cuda.memory_allocated(self._device)
+            begin = self._counters.memory_allocated(self._device)
             self._phase_begins[phase] = max(begin, self._phase_begins[phase])
         self._phase = phase
 
     def _end_phase(self) -> None:
         """Credit the peak since the last border to the phase that ends here."""
-        peak = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        peak = self._counters.max_memory_allocated(self._device)
+        self._counters.reset_peak_memory_stats(self._device)
         if self._phase in PHASES:
             self._phase_peaks[self._phase] = max(peak, self._phase_peaks[self._phase])

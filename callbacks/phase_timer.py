@@ -11,8 +11,9 @@ from typing import Any, Literal
 import torch
 
 from lmbench.callbacks.observer import Observer
+from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError
-from lmbench.instruments.clock import ScalarRing, make_clock, synchronize
+from lmbench.instruments.scalars import ScalarRing
 from lmbench.instruments.timeline import HOST_BOUND_LAG_S, ProbeMarks, Step, Timeline, lag_verdicts
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
@@ -85,7 +86,7 @@ class PhaseTimer(Observer):
 
     def run_started(self) -> None:
         device = self.session.device
-        clock = make_clock(self.clock, device)
+        clock = device_of(device).clock(self.clock)
         self.session.run.clock = clock.name
         self._ring = ScalarRing(device)
         self._scaler = loss_scaler(self.trainer)

@@ -17,8 +17,8 @@ from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.events import Events, LeanCallback
 from lmbench.callbacks.logger_sink import LoggerSink
+from lmbench.device import synchronize
 from lmbench.errors import UsageError
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.training import LoggedValues, loss_scaler
 from lmbench.instruments.window import (

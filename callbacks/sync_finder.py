@@ -8,16 +8,15 @@ import warnings
 from collections import Counter
 from typing import Any
 
-import torch
-
 from lmbench.callbacks.observer import Observer
 from lmbench.code_owners import responsible_frame
+from lmbench.device import device_of
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.measured import HiddenSync
 
 
 class SyncFinder(Observer):
-    """Runs one probe step under CUDA's sync debug mode and lists where it synchronized, most frequent first.
+    """Runs one probe step under the device's sync debug mode and lists where it synchronized, most frequent first.
 
     PyTorch warns of synchronizing calls in its own operators (`.item()`, `nonzero`, pageable copies), but not of an
     explicit `torch.cuda.synchronize()`; see `torch.cuda.set_sync_debug_mode`.
@@ -33,17 +32,18 @@ class SyncFinder(Observer):
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        if kind is not ProbeKind.SYNC or self.session.device.type != "cuda":
+        self._debug = device_of(self.session.device).sync_debug if kind is ProbeKind.SYNC else None
+        if self._debug is None:
             return
         self._counts.clear()
         self._undo.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always")
         self._show, warnings.showwarning = warnings.showwarning, self._note
-        self._undo.callback(torch.cuda.set_sync_debug_mode, "default")
-        torch.cuda.set_sync_debug_mode("warn")
+        self._undo.callback(self._debug.set_mode, "default")
+        self._debug.set_mode("warn")
 
     def probe_ended(self, kind: ProbeKind) -> None:
-        if kind is ProbeKind.SYNC and self.session.device.type == "cuda":
+        if self._debug is not None:
             self._undo.close()
             syncs = self._counts.most_common()
             self.session.run.probe.hidden_syncs = [HiddenSync(where, count, stack) for (where, stack), count in syncs]
@@ -55,7 +55,7 @@ class SyncFinder(Observer):
     def _note(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if "Synchronization debug mode is a prototype" in str(message):
             return
-        if "synchronizing CUDA operation" not in str(message):
+        if self._debug is None or self._debug.warning not in str(message):
             self._show(message, *args, **kwargs)
             return
         frames = traceback.extract_stack()[:-1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lmbench.callbacks.observer import Observer
+from lmbench.device import device_of
+from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
-from lmbench.instruments.sensor import DeviceSensor, derive_device_state
 from lmbench.instruments.subject import count_flops, note_peak, token_counter
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
@@ -27,7 +28,7 @@ class ThroughputMeter(Observer):
     - `tokens`: tokens of the step, on this rank.
     - `window.tokens`: tokens of the window; `window.tokens_reason`: why they are null.
     - `flops.*`: FLOPs per token, where this callback counted them, or the `reason` why not.
-    - `device_state.*`: power (watts), energy (joules), temperature, clocks and caps, from NVML.
+    - `device_state.*`: power (watts), energy (joules), temperature, clocks and caps, from NVML or amdsmi.
     - `host_state.*`: shares of the cores' time that other processes and the hypervisor took, from the kernel.
 
     Raises:
@@ -41,7 +42,7 @@ class ThroughputMeter(Observer):
         self._sample: tuple[Any, int] | None = None
 
     def run_started(self) -> None:
-        self._sensor = DeviceSensor(self.session.device)
+        self._sensor = device_of(self.session.device).sensor()
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         # There is no batch where the module's step takes the data iterator.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lmbench.device import best_device, device_of
 from lmbench.progress import progress
 from lmbench.reference import Accumulation, load_rows
 from lmbench.report.answer import Answer, Column, Line, Table, Value
@@ -125,8 +126,7 @@ def overflow_table(device: torch.device) -> Table:
 
 def measure_numerics() -> Answer:
     """Both tables for the GPU, or for the CPU where there is none."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    device = best_device()
     with progress("numerics"):
         sums, overflows = published_sums(device), overflow_table(device)
     _, loop_sum, plain_sum, *_ = sums.rows[0]
@@ -134,6 +134,6 @@ def measure_numerics() -> Answer:
     headline = [
         Line("sums", f"1,000 x 0.01 is {loop_sum} by a loop in float16, and {plain_sum:g} by torch.sum"),
         Line("norms", f"in float16 {', '.join(failing)}; all others never"),
-        Line("device", f"{name}, torch {torch.__version__}"),
+        Line("device", f"{device_of(device).name()}, torch {torch.__version__}"),
     ]
     return Answer(headline, [sums, overflows])

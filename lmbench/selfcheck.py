@@ -21,10 +21,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lmbench.callbacks import MeasurementSession, MemoryRecorder, PhaseTimer, SyncFinder, TrainingCheck
+from lmbench.device import DEVICES, best_device, device_of, synchronize
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
 from lmbench.fit.trainer import TRAINER_DEFAULTS
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.window import Schedule
 from lmbench.kernels.ranks import match_collectives
@@ -136,7 +136,7 @@ def measure(
     gc.collect()
     timer, session = PhaseTimer(clock), MeasurementSession(schedule)
     trainer = Trainer(
-        accelerator="gpu" if device.type == "cuda" else "cpu",
+        accelerator=device.type,
         callbacks=[timer, MemoryRecorder(), TrainingCheck(), SyncFinder(), session],
         **TRAINER_DEFAULTS,
     )
@@ -182,7 +182,7 @@ def known_durations(device: torch.device) -> Iterator[Truth]:
     error = measured.run.window.identity_error_fraction
     if error is None:
         error = math.nan
-    limit = 1e-3 if device.type == "cuda" else 5e-3
+    limit = 5e-3 if device.type == "cpu" else 1e-3
     yield Truth("steps sum to the window", abs(error) <= limit, f"0% within {limit:.1%}", f"{error:+.4%}")
 
 
@@ -398,7 +398,7 @@ def _run_of_ranks(device: torch.device, planted: str) -> RunRecord:
     with ScratchFolder("selfcheck") as folder:
         run_python(
             "-m", "lmbench", "fit", "--model=lmbench.selfcheck.PlantedRanks", planted, "--trainer.strategy=ddp",
-            f"--trainer.accelerator={'gpu' if device.type == 'cuda' else 'cpu'}", "--trainer.devices=2",
+            f"--trainer.accelerator={device.type}", "--trainer.devices=2",
             "--measure.steps=12", "--measure.min_window_s=0", "--measure.probe_steps=1", "--wandb.mode=disabled",
             f"--measure.results_dir={folder}", "--quiet",
         )  # fmt: skip
@@ -432,15 +432,14 @@ def check_truths(device_type: str | None) -> Answer:
         device_type: `cpu` or `cuda`; None takes a GPU if there is one.
 
     Raises:
-        UsageError: `cuda` was asked for, and there is no GPU.
+        UsageError: this machine has no such device.
     """
-    has_gpu = torch.cuda.is_available()
-    if device_type == "cuda" and not has_gpu:
-        raise UsageError("no CUDA device here; use `lmbench selfcheck cpu`")
-    device = torch.device(device_type or ("cuda" if has_gpu else "cpu"))
+    if device_type is not None and not DEVICES[device_type].is_available():
+        raise UsageError(f"no {device_type.upper()} device here; use `lmbench selfcheck cpu`")
+    device = torch.device(device_type) if device_type else best_device()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    gpu_count = torch.cuda.device_count() if device.type == "cuda" else 0
+    gpu_count = 0 if device.type == "cpu" else torch.accelerator.device_count()
     checks = {name: check for name, check in CHECKS.items() if check.gpus <= gpu_count}
     truths = list[Truth]()
     before = read_host()
@@ -470,9 +469,8 @@ def check_truths(device_type: str | None) -> Answer:
     columns = [
         Column("", name="status"), Column("check"), Column("expected", is_extra=True), Column("found"),
     ]  # fmt: skip
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return Answer(
-        headline=[Line("selfcheck", f"{name}, torch {torch.__version__}")],
+        headline=[Line("selfcheck", f"{device_of(device).name()}, torch {torch.__version__}")],
         tables=[Table("checks", "Planted truths", columns, rows, "what came back of each")],
         notes=notes,
         exit_code=code,

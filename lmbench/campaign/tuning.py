@@ -344,7 +344,8 @@ class Stages:
             else:
                 raise UsageError(
                     f"no time for its {FIRST_LOOK} rounds, {duration(least_s)} together: it has "
-                    f"{duration(max(rest_s, 0.0))}, since {1 - _VERDICT:.0%} of the budget are for the trainings that prove the answer"
+                    f"{duration(max(rest_s, 0.0))}, since {1 - _VERDICT:.0%} of the budget are for the trainings "
+                    "that prove the answer"
                 )
         except UsageError as error:
             # A side may have no run, if an earlier start was interrupted too soon.

@@ -115,7 +115,7 @@ def counts_host(runs: Sequence[Run]) -> bool:
     work queued at its end."""
     probed = [run.record.probe.verdicts for run in runs if run.record.probe.verdicts]
     verdicts = {lag.verdict for lags in probed for _, lag in lags.items()}
-    return verdicts != {"queued"} or any(run.record.device_type != "cuda" for run in runs)
+    return verdicts != {"queued"} or not all(run.record.is_on_gpu for run in runs)
 
 
 def _alternatives(texts: Iterable[str]) -> str:

@@ -247,7 +247,7 @@ def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: F
         key, unlike = noise_key(a[0].record), list[list[str]]()
         for other in floors:
             unlike.append([name for name in key.__struct_fields__ if getattr(key, name) != getattr(other, name)])
-        fewest = min(unlike, key=lambda names: len(names)) if unlike else []
+        fewest = min(unlike, key=len) if unlike else []
         nearest = " and ".join(fewest).replace("settings_digest", "settings")
         known = f"of these runs is known, only of other {nearest}" if nearest else "is known"
         cell.notes.append(f"no A/A noise floor {known}; `lmbench noise` measures it")

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, open_corpus
+from lmbench.device import device_of
 from lmbench.errors import UsageError, check_at_least, unknown
 from lmbench.records.vocabulary import Values
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
@@ -183,7 +184,7 @@ class TokenData(LightningDataModule):
             dataset,
             batch_size=None,
             num_workers=self.num_workers,
-            pin_memory=device.type == "cuda",
+            pin_memory=device_of(device).pins_memory,
             persistent_workers=self.num_workers > 0,
         )
 

@@ -33,11 +33,11 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
+from lmbench.device import synchronize
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ending import is_checkpoint_mismatch
 from lmbench.interruption import exits_raised, held, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lmbench.callbacks.events import LeanCallback
+from lmbench.device import device_of
 from lmbench.errors import UsageError
 from lmbench.instruments.subject import token_counter
 from lmbench.precision import PRECISIONS
@@ -37,8 +38,6 @@ FP8_CHANGES = (
 #: `torch._scaled_mm` needs multiples of this: both sides of a weight, and the tokens that its gradient sums over.
 FP8_MULTIPLE = 16
 ROWWISE = "fp8-rowwise"
-#: The first compute capability with fp8 matrix units (Ada).
-_FP8_CAPABILITY = (8, 9)
 
 
 class RepairedMixedPrecision(MixedPrecision):
@@ -171,9 +170,8 @@ def fp8_precision(name: str, strategy: Strategy) -> Fp8Precision:
     if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy):
         kind = type(strategy).__name__
         raise UsageError(f"precision {name} with trainer.strategy {kind}: not supported; allowed: auto, ddp, fsdp2")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        gpu = torch.cuda.get_device_name(device)
-        raise UsageError(f"precision {name} on {gpu}, which has no fp8 units; they begin with Ada and Hopper (SM 8.9)")
+    if (reason := device_of(device).why_no_fp8()) is not None:
+        raise UsageError(f"precision {name} on {reason}")
     return Fp8Precision(name, device.type)
 
 

@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 
 from lmbench import version
+from lmbench.device import device_of
 from lmbench.git import git_output
 from lmbench.instruments.host import host_facts
-from lmbench.instruments.sensor import DeviceSensor
 from lmbench.masking import is_secret
 from lmbench.records.run import Code, Flags, GarbageCollection, Revision, RunEnvironment, Versions
 
@@ -31,7 +31,7 @@ def capture_environment(device: torch.device) -> RunEnvironment:
 
     Call it after all settings are made, and outside the window, because it synchronizes.
     """
-    sensor = DeviceSensor(device)
+    sensor = device_of(device).sensor()
     return RunEnvironment(
         versions=versions(sensor.driver()),
         code=Code(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from lmbench.instruments.clock import synchronize
+from lmbench.device import synchronize
 from lmbench.records.measured import HostState
 from lmbench.records.process import load_per_core
 from lmbench.records.run import HostFacts

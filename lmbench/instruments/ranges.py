@@ -1,10 +1,11 @@
-"""Named ranges around steps, phases and modules, for PyTorch's profiler, the allocator's history and NVTX."""
+"""Named ranges around steps, phases and modules, for the allocator's history and the profilers."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,14 +16,14 @@ from lmbench.records.vocabulary import EXCLUDED, MODULE, PHASE, STEP
 
 
 class Range(ExitStack):
-    """A named range on this thread, open from construction until `close`."""
+    """A named range on this thread, open from construction until `close`; `markers` are those of `Device`."""
 
-    def __init__(self, name: str, uses_nvtx: bool) -> None:
+    def __init__(self, name: str, markers: ModuleType | None) -> None:
         super().__init__()
         self.enter_context(record_function(name))
-        if uses_nvtx:
-            torch.cuda.nvtx.range_push(name)
-            self.callback(torch.cuda.nvtx.range_pop)
+        if markers is not None:
+            markers.range_push(name)
+            self.callback(markers.range_pop)
 
 
 class StepRanges:
@@ -31,8 +32,8 @@ class StepRanges:
     Excluded time within a step, such as a validation, lies in no phase range.
     """
 
-    def __init__(self, uses_nvtx: bool) -> None:
-        self._uses_nvtx = uses_nvtx
+    def __init__(self, markers: ModuleType | None) -> None:
+        self._markers = markers
         #: The range of the running step, followed by that of the running phase.
         self._open: list[Range] = []
 
@@ -43,14 +44,14 @@ class StepRanges:
     def begin(self, step: int, phase: str) -> None:
         """Begin a step in `phase`, and end the step before."""
         self.end()
-        self._open.append(Range(f"{STEP}{step}", self._uses_nvtx))
+        self._open.append(Range(f"{STEP}{step}", self._markers))
         self.border(phase)
 
     def border(self, phase: str) -> None:
         """Begin a phase within the step, and end the phase before."""
         self._close(1)
         if self._open and phase != EXCLUDED:
-            self._open.append(Range(f"{PHASE}{phase}", self._uses_nvtx))
+            self._open.append(Range(f"{PHASE}{phase}", self._markers))
 
     def end(self) -> None:
         self._close(0)
@@ -76,8 +77,8 @@ class ModuleRanges:
         classes: the class name of each submodule by its path.
     """
 
-    def __init__(self, module: nn.Module, uses_nvtx: bool) -> None:
-        self._uses_nvtx = uses_nvtx
+    def __init__(self, module: nn.Module, markers: ModuleType | None) -> None:
+        self._markers = markers
         self._open = _OpenRanges()
         self._hooks = ExitStack()
         self.classes: dict[str, str] = {}
@@ -90,7 +91,7 @@ class ModuleRanges:
                 self._hooks.callback(child.register_forward_hook(self._end, always_call=True).remove)
 
     def _begin(self, name: str, *_: Any) -> None:
-        self._open.stack.append(Range(f"{MODULE}{name}", self._uses_nvtx))
+        self._open.stack.append(Range(f"{MODULE}{name}", self._markers))
 
     def _end(self, *_: Any) -> None:
         if self._open.stack:

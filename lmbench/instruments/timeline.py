@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from lmbench.instruments.clock import HostClock
+from lmbench.device.clock import HostClock
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.step import StepRecord

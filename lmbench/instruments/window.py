@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import all_gather_object, get_world_size
 
+from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError, check_at_least
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.records.measured import Memory
 from lmbench.records.vocabulary import Values
@@ -155,46 +155,46 @@ class AllocatorPeaks:
     """Records peaks and retries of the caching allocator over the run and over the window, and the host's peak memory.
 
     PyTorch has one set of peaks, which is reset when the window opens. So the run's peaks are the highest of both
-    readings. On a CPU only `host_peak_rss_bytes` is known.
+    readings. Without such an allocator, as on a CPU, only `host_peak_rss_bytes` is known.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.is_known = device.type == "cuda"
+        self._counters = device_of(device).counters
         self._run = (0, 0)
 
     def _read(self) -> tuple[int, int]:
         """Peaks of allocated and reserved bytes since the last reset, which also raise the run's peaks."""
-        peaks = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        peaks = self._counters.max_memory_allocated(self.device), self._counters.max_memory_reserved(self.device)
         self._run = max(self._run[0], peaks[0]), max(self._run[1], peaks[1])
         return peaks
 
     def begin_window(self) -> None:
-        if self.is_known:
+        if self._counters is not None:
             self._read()
-            self._retries, self._reserved = self._retry_count(), torch.cuda.memory_reserved(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
+            self._retries, self._reserved = self._retry_count(), self._counters.memory_reserved(self.device)
+            self._counters.reset_peak_memory_stats(self.device)
 
     def end_window(self, memory: Memory) -> None:
         """Record the window's peaks and the run's."""
         memory.host_peak_rss_bytes = peak_rss_bytes()
-        if self.is_known:
+        if self._counters is not None:
             memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes = self._read()
             memory.window_alloc_retry_count = self._retry_count() - self._retries
-            memory.window_reserved_growth_bytes = torch.cuda.memory_reserved(self.device) - self._reserved
+            memory.window_reserved_growth_bytes = self._counters.memory_reserved(self.device) - self._reserved
             self.end_run(memory)
 
     def end_run(self, memory: Memory) -> None:
         """Record the run's peaks, also where no window was closed."""
         memory.host_peak_rss_bytes = peak_rss_bytes()
-        if self.is_known:
+        if self._counters is not None:
             self._read()
             memory.run_peak_allocated_bytes, memory.run_peak_reserved_bytes = self._run
             memory.run_alloc_retry_count = self._retry_count()
-            memory.device_total_bytes = torch.cuda.get_device_properties(self.device).total_memory
+            memory.device_total_bytes = self._counters.get_device_properties(self.device).total_memory
 
     def _retry_count(self) -> int:
-        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+        return int(self._counters.memory_stats(self.device).get("num_alloc_retries", 0))
 
 
 def refuse_unlike(facts: Values) -> None:

@@ -135,7 +135,7 @@ def gpu_of(run: RunRecord) -> Gpu | None:
     """The GPU of a run, by its record; None for a run on a CPU, or if the size of its memory is unknown."""
     gpu = run.environment.gpu if run.environment else None
     total_bytes = run.memory.device_total_bytes
-    if run.device_type != "cuda" or gpu is None or gpu.name is None or total_bytes is None:
+    if not run.is_on_gpu or gpu is None or gpu.name is None or total_bytes is None:
         return None
     return Gpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name))
 

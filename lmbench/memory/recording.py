@@ -1,17 +1,11 @@
-"""The recording of device memory: the history of PyTorch's CUDA allocator, and notes on what its blocks are for.
-
-Also the size of the state that a device holds, and a listener for memory that CUDA refuses.
-"""
+"""The recording of device memory: notes on what the blocks of its history are for, and the size of what it holds."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -20,66 +14,14 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from lmbench.instruments.clock import synchronize
 from lmbench.memory.blocks import (
     BACKWARD,
     MOMENT,
-    WORKSPACES,
     Category,
-    CountedPeaks,
     NotedBlock,
     block_of,
     rounded_bytes,
 )
-
-#: The latest protocol of pickles that pytorch.org/memory_viz reads.
-_PROTOCOL = 4
-
-
-class CudaHistory:
-    """The history of PyTorch's caching allocator on one device, with stacks of Python."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def start(self, max_entries: int, *, resets_peaks: bool) -> None:
-        """Clear the history and record up to `max_entries` from now on.
-
-        `resets_peaks` also resets the allocator's peaks, so that `peaks` are those of the recorded steps.
-        """
-        if resets_peaks:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        # Record the ranges of all threads: the backward on a CUDA device runs on a thread that Python did not start.
-        torch.cuda.memory._record_memory_history(
-            "all", "all", "python", max_entries, self._device, clear_history=True, global_record_annotations=True
-        )
-
-    def drop_workspaces(self) -> None:
-        """Free the workspaces that the matrix libraries keep between calls, under a range that names them."""
-        with record_function(WORKSPACES):
-            synchronize(self._device)
-            torch._C._cuda_clearCublasWorkspaces()
-
-    def peaks(self) -> CountedPeaks:
-        """The peaks of the allocator's own counters since they were reset."""
-        stats = torch.cuda.memory_stats(self._device)
-        names = ("allocated", "requested", "reserved")
-        return CountedPeaks(*(stats.get(f"{name}_bytes.all.peak", 0) for name in names))
-
-    def write(self, path: Path) -> int:
-        """Write the history as a pickle, whole or not at all; returns its size in bytes. Raises OSError."""
-        snapshot = torch.cuda.memory._snapshot(self._device)
-        unfinished = path.with_name(f".{path.name}")
-        try:
-            unfinished.write_bytes(pickle.dumps(snapshot, protocol=_PROTOCOL))
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        return path.stat().st_size
-
-    def stop(self) -> None:
-        """Stop recording and drop the history; may be called again."""
-        torch.cuda.memory._record_memory_history(enabled=None, device=self._device)
 
 
 class Held(NamedTuple):
@@ -109,7 +51,7 @@ def state_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[Categor
     }
 
 
-def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str = "cuda") -> Held:
+def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str) -> Held:
     """The bytes of parameters with buffers, gradients and optimizer state on devices of a type."""
     seen: set[int] = set()
     sizes = []
@@ -119,33 +61,6 @@ def held_by(module: nn.Module, optimizers: Iterable[Optimizer], device_type: str
         sizes.append(sum(rounded_bytes(size) for address, size in storages.items() if address not in seen))
         seen.update(storages)
     return Held(*sizes)
-
-
-#: A method that is called with the device's index, the requested bytes, and the bytes that are free on the device.
-Refused = Callable[[int, int, int], None]
-
-_listener: list[WeakMethod[Refused]] = []
-
-
-def watch_refusals(listener: Refused) -> None:
-    """Call a method whenever CUDA refuses memory to the allocator; it replaces the method of an earlier call.
-
-    The method is called before the exception is raised, while all memory is still held; its own errors are ignored. Its
-    object is not kept alive: that would keep a Trainer, and the Trainer's memory on the device.
-    """
-    if not torch.cuda.is_available():
-        return
-    if not _listener:
-        # Attach one observer for good: PyTorch cannot detach it.
-        torch._C._cuda_attach_out_of_memory_observer(_observed)  # type: ignore[attr-defined]
-    _listener[:] = [WeakMethod(listener)]
-
-
-def _observed(device: int, requested_bytes: int, device_total_bytes: int, device_free_bytes: int) -> None:
-    listener = _listener[0]()
-    if listener is not None:
-        with suppress(Exception):
-            listener(device, requested_bytes, device_free_bytes)
 
 
 #: Nodes of the loss that save tensors of the logits' size.

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
 
+from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ending import frame_location, user_lines
 from lmbench.masking import one_line
 from lmbench.model.attention import AttentionKind, Size
@@ -151,9 +151,9 @@ def _check_kernel(kind: AttentionKind, use: Use) -> None:
             f"choose sdpa, which takes what there is, or naive: {reason}"
         ) from error
     finally:
-        if use.device.type == "cuda":
+        if (counters := device_of(use.device).counters) is not None:
             # The run's peak does not include this trial.
-            torch.cuda.reset_peak_memory_stats(use.device)
+            counters.reset_peak_memory_stats(use.device)
 
 
 def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> AttentionCheck:
@@ -174,7 +174,7 @@ def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> Attent
                 raise UsageError(f"{kind.name} raised{where}, for {case}: {type(error).__name__}: {message}") from error
             refused.append(str(case))
     largest, largest_in = max(deviations)
-    is_tf32 = use.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    is_tf32 = use.device.type != "cpu" and torch.get_float32_matmul_precision() != "highest"
     tolerance = TF32_TOLERANCE if is_tf32 and use.dtype is torch.float32 else TOLERANCES[use.dtype]
     if largest > tolerance:
         raise UsageError(

@@ -136,7 +136,7 @@ class AttentionLayer(LightningModule):
     def expected_saved_bytes(self) -> int | None:
         """Bytes that autograd saves besides the inputs in eager attention, by shape. None where unknown."""
         precision = find_precision(str(self.trainer.precision))
-        has_float_softmax = precision is not None and precision.is_mixed and self._use.device.type == "cuda"
+        has_float_softmax = precision is not None and precision.is_mixed and self._use.device.type != "cpu"
         return (self._chosen_by_pytorch() or self._kind).saved_bytes(self.size, self._use.dtype, has_float_softmax)
 
     def _chosen_by_pytorch(self) -> AttentionKind | None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from lmbench.device import synchronize
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.data_parallel import DataParallel
@@ -30,7 +31,6 @@ from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import ModelParallel
 from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
 from lmbench.instruments.ending import out_of_memory
 from lmbench.instruments.window import QuietCollector, Schedule

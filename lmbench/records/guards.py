@@ -23,7 +23,7 @@ from lmbench.records.vocabulary import BACKWARD_MODES
 #: The share of a window and the time at its ends that may be outside its steps. On a GPU the synchronizations at both
 #: ends took 20 to 107 us in 496 windows of 7 ms to 15 s (H200, torch 2.11). On a busy CPU other processes take whole
 #: time slices, 3 ms on Linux: one at an end of a window took 2.3 ms.
-IDENTITY_LIMITS = {"cuda": (0.001, 150e-6), "cpu": (0.005, 6e-3)}
+IDENTITY_LIMITS = {"gpu": (0.001, 150e-6), "cpu": (0.005, 6e-3)}
 #: A drift is a trend only if noise alone would cause it less often than this.
 TREND_P = 0.05
 #: Largest share of a CPU's cores that other processes may take, and largest share of the window without a core.
@@ -147,7 +147,7 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     if not wall_s or not count or total_s is None:
         yield make_guard("window_identity", None)
     else:
-        share, ends_s = IDENTITY_LIMITS["cpu" if run.device_type == "cpu" else "cuda"]
+        share, ends_s = IDENTITY_LIMITS["cpu" if run.device_type == "cpu" else "gpu"]
         yield make_guard("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
     # In an evaluation ranks do not wait for each other.
     is_joint = run.mode != "inference"
@@ -195,11 +195,11 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     outliers = step.outlier_count
     yield make_guard("spread", step.cv_fraction, variant="outliers" if outliers else "", outliers=outliers)
 
-    is_cuda, syncs = run.device_type == "cuda", run.probe.hidden_syncs
+    syncs = run.probe.hidden_syncs
     verdicts = {lag.verdict for _, lag in run.probe.verdicts.items()} if run.probe.verdicts else set()
-    is_device_bound = is_cuda and verdicts == {"queued"} and not run.unseen_phases
+    is_device_bound = run.is_on_gpu and verdicts == {"queued"} and not run.unseen_phases
     yield make_guard("other_share", run.phases.other.share_fraction if run.phases.other and is_device_bound else None)
-    count = len(syncs) if syncs is not None and is_cuda else None
+    count = len(syncs) if syncs is not None and run.is_on_gpu else None
     yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 
     communication = run.communication

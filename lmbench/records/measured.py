@@ -308,7 +308,7 @@ class Memory:
 
 @dataclass(slots=True)
 class DeviceReading:
-    """Device state: one reading from NVML, NVIDIA's management library."""
+    """Device state: one reading from the management library of the GPU's vendor, NVML or amdsmi."""
 
     read_at_s: Seconds = about("Time of the reading on the host's monotonic clock.")
     sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors (SM) at the window's <end>.", "SM clock")

@@ -95,6 +95,9 @@ class GpuFacts:
     power_limit_default_w: Watts = about("Default power limit of the GPU.", "default limit")
     max_sm_clock_hz: Hertz = about("Highest clock rate of the GPU's multiprocessors (SM).", "max SM clock")
     is_mig: Flag = about("Whether the GPU is split into slices (MIG).", "MIG")
+    sensor_reason: Text = about(
+        "Why the GPU's sensors were not read: no NVML, or no amdsmi on ROCm; null where they were, and on a CPU."
+    )
 
 
 @dataclass(slots=True)
@@ -447,9 +450,9 @@ class RunRecord:
     precision: Text = about("Compute precision by Lightning's name, such as `bf16-mixed`.")
     matmul_precision: Text = about("PyTorch's precision of float32 matrix products: `highest` is fp32, `high` is TF32.")
     clock: Text = about(
-        "Clock that timed the phases: `events` (CUDA events), `sync` (synchronizes at each phase) or `host` (on a CPU)."
+        "Clock that timed the phases: `events` (the GPU's own), `sync` (synchronizes at each phase), `host` (on a CPU)."
     )
-    device_type: Text = about("Type of the device: `cuda` or `cpu`.")
+    device_type: Text = about("Type of the device as PyTorch names it: `cuda` or `cpu`.")
     zero_grad: Text = about(
         "When gradients are zeroed: `after_step`, or `native` (where Lightning or the module does it).", "zero_grad"
     )
@@ -491,3 +494,8 @@ class RunRecord:
     memory_history: MemoryHistoryRecord | None = None
     memory_prediction: MemoryPrediction | None = None
     dtypes: DtypeRecord | None = None
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the run's device works beside the host; false also where the device is not recorded."""
+        return self.device_type not in (None, "cpu")

@@ -9,11 +9,12 @@ import time
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from planted_device import PlantedDevice
 from strangers import SlowBatches
 
 from lmbench.callbacks import Observer, PhaseTimer
+from lmbench.device import DEVICES
 from lmbench.errors import UsageError
-from lmbench.instruments.clock import HostClock
 from lmbench.instruments.window import Schedule
 
 from conftest import assert_slept, measure
@@ -91,35 +92,11 @@ def test_records_are_delivered_in_time_and_each_once_to_ones_own_observer(sleepe
     assert [step for _, steps in delivered for step in steps] == list(range(20))
 
 
-class QueuedDevice(HostClock):
-    """A device that works through a queue while the host goes on, as a GPU does."""
-
-    name, has_lag = "events", True
-    busy_until_s = 0.0
-
-    def give(self, work_s):
-        self.busy_until_s = self.stamp() + work_s
-
-    def stamp(self):
-        return max(self.busy_until_s, time.perf_counter())
-
-    def seconds(self, start, end):
-        return end - start
-
-    def is_reached(self, stamp):
-        return time.perf_counter() >= stamp
-
-    def wait(self, _device):
-        time.sleep(max(0.0, self.busy_until_s - time.perf_counter()))
-
-
 @pytest.mark.parametrize(("work_s", "most_settling"), [(0.06, 2), (0.0, 1)])
 def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatch, work_s, most_settling):
     """The queue takes all of these steps before the first one has ended."""
-    device, started = QueuedDevice(), []
-    monkeypatch.setattr("lmbench.callbacks.phase_timer.make_clock", lambda name, on: device)
-    for module in ("phase_timer", "session"):
-        monkeypatch.setattr(f"lmbench.callbacks.{module}.synchronize", device.wait)
+    device, started = PlantedDevice(), []
+    monkeypatch.setitem(DEVICES, "cpu", lambda _: device)
     sleeper.forward_s = sleeper.backward_s = sleeper.optimizer_s = 0.0
     step = sleeper.training_step
 

@@ -19,9 +19,11 @@ import yaml
 from paths import DATA
 from repository import git
 
+from lmbench.device import device_of
+from lmbench.device.nvml import NvmlSensor
+from lmbench.device.sensor import derive_device_state, other_processes
 from lmbench.instruments.environment import capture_environment, git_state, torch_flags
 from lmbench.instruments.host import kernel_launch_s
-from lmbench.instruments.sensor import DeviceSensor, derive_device_state, other_processes
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts, Revision, RunEnvironment
@@ -135,7 +137,8 @@ def test_other_processes_are_named_counted_or_unknown(pids, has_context, others)
 
 
 def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
-    sensor = DeviceSensor(CPU)
+    sensor = NvmlSensor(GpuFacts(uuid="GPU-none", pci_bus_id="none"))
+    sensor._gpu = GpuFacts()
     # This card has no energy counter, no thermal violation times and no MIG.
     power = SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
     sensor._handle = "handle"
@@ -160,7 +163,7 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
 @pytest.mark.gpu
 def test_a_real_gpu_tells_what_the_reports_need():
     device = torch.device("cuda", 0)
-    sensor = DeviceSensor(device)
+    sensor = device_of(device).sensor()
     facts, opened = sensor.facts(), sensor.read()
     assert facts.name == torch.cuda.get_device_name(device)
     assert facts.memory_total_bytes >= torch.cuda.get_device_properties(device).total_memory

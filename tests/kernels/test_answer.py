@@ -104,7 +104,7 @@ def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
 
 def test_a_trace_of_a_cpu_has_the_longest_operators_of_each_phase(tmp_path, capsys):
     net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
-    ModuleRanges(net, uses_nvtx=False)
+    ModuleRanges(net, None)
     # Much work after a warm-up call, so that operators fill their phases.
     x = torch.randn(16_384, 64)
     net(x)

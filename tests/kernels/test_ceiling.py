@@ -48,7 +48,7 @@ def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_byte
     with FlopCounterMode(display=False) as counter:
         product()
     assert flops == counter.get_total_flops()
-    assert moved == 2 * copy().nbytes == 2 * ceiling.COPY_BYTES["cpu"]
+    assert moved == 2 * copy().nbytes == 2 * ceiling.CPU_COPY_BYTES
 
 
 def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):

@@ -25,7 +25,7 @@ PARTS = {"embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "value
 
 def traced(path, module, *inputs, micro_batches=1):
     """The trace of two steps of a module whose output is summed to a loss."""
-    ModuleRanges(module, uses_nvtx=False)
+    ModuleRanges(module, None)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     file = record_steps(path / "t.json", lambda: module(*inputs).sum(), optimizer, micro_batches=micro_batches)
     return load_trace(file)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cpu_allocator import Annotating, CpuHistory
+from cpu_allocator import Annotating, CpuHistory, CpuWithHistory
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
 from lmbench.callbacks import MeasurementSession, MemoryHistory, RunRecorder
+from lmbench.device import DEVICES, cuda, device_of
 from lmbench.instruments import ranges
 from lmbench.instruments.window import Schedule
 from lmbench.memory import recording
@@ -69,8 +70,9 @@ def record(folder, monkeypatch, module=None, first=(), **flags):
     for package in (ranges, recording):
         monkeypatch.setattr(package, "record_function", Annotating)
     monkeypatch.setattr(CpuHistory, "latest", None)
+    monkeypatch.setitem(DEVICES, "cpu", CpuWithHistory)
     recorder = RunRecorder(str(folder), run_id="run")
-    callbacks = [MemoryHistory(steps=2, make_history=CpuHistory), recorder, MeasurementSession(Schedule(2, 2))]
+    callbacks = [MemoryHistory(steps=2), recorder, MeasurementSession(Schedule(2, 2))]
     quiet_trainer(*first, *callbacks, **flags).fit(module or Model(), batches())
     history = recorder.run.memory_history
     assert (history.steps, history.snapshot_file) == (2, SNAPSHOT_FILE)
@@ -200,9 +202,8 @@ def test_on_a_cpu_the_record_says_why_it_has_no_history(tmp_path):
 
 def test_the_last_listener_is_called_on_refusals_and_not_kept_alive(monkeypatch):
     observers = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", observers.append, raising=False)
-    monkeypatch.setattr(recording, "_listener", [])
+    monkeypatch.setattr(cuda, "_listener", [])
     calls = []
 
     class Watcher:
@@ -211,7 +212,7 @@ def test_the_last_listener_is_called_on_refusals_and_not_kept_alive(monkeypatch)
 
     watchers = [Watcher(), Watcher()]
     for watcher in watchers:
-        recording.watch_refusals(watcher.refused)
+        device_of(torch.device("cuda", 0)).watch_refusals(watcher.refused)
     (observed,) = observers
     observed(0, 10, 100, 5)
     del watcher, watchers

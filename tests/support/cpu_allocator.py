@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lmbench.memory.blocks import CountedPeaks
+from lmbench.device.cpu import Cpu
 
 
 class CpuHistory(TorchDispatchMode):
@@ -25,7 +25,7 @@ class CpuHistory(TorchDispatchMode):
         CpuHistory.latest = self
         self.memory = planted_memory.Allocator(is_on=False)
 
-    # lmbench.memory.recording.CudaHistory
+    # lmbench.device.protocol.History
 
     def start(self, max_entries, *, resets_peaks):
         self.memory.max_entries, self.memory.is_on = max_entries, True
@@ -35,7 +35,7 @@ class CpuHistory(TorchDispatchMode):
         pass
 
     def peaks(self):
-        return CountedPeaks(*[self.memory.peak] * 3)
+        return [self.memory.peak] * 3
 
     def write(self, path):
         self.memory.segments = {address: block["held"] for address, block in self.memory.live.items()}
@@ -70,6 +70,13 @@ class CpuHistory(TorchDispatchMode):
 def _stack():
     frames = list(walk_stack(sys._getframe(2)))[:60]
     return tuple((frame.f_code.co_name, frame.f_code.co_filename, line) for frame, line in frames)
+
+
+class CpuWithHistory(Cpu):
+    """A CPU whose allocator has such a history."""
+
+    def history(self):
+        return CpuHistory(self.device)
 
 
 class Annotating:

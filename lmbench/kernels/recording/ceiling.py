@@ -13,17 +13,17 @@ from itertools import pairwise
 import msgspec
 import torch
 
-from lmbench.instruments.clock import make_clock, synchronize
+from lmbench.device import best_device, device_of, synchronize
+from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.environment import capture_environment
-from lmbench.instruments.sensor import DeviceSensor, derive_device_state
 from lmbench.kernels.ceiling import CeilingRecord, Rate
 from lmbench.progress import progress
 from lmbench.records.process import now
 from lmbench.records.run import RunEnvironment
 
 #: Edge of the square matrices: so large that launches, and the device's ramp-up at a kernel's start, cost nothing.
-MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
-COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
+MATMUL_SIZE, CPU_MATMUL_SIZE = 8192, 1024
+COPY_BYTES, CPU_COPY_BYTES = 2**31, 2**27
 BURST_S = 0.04
 BURSTS = 5
 #: A pause between bursts, in which the card cools down and its clock rises again.
@@ -40,8 +40,8 @@ MATMULS: dict[str, tuple[torch.dtype, str]] = {
 
 def measure_ceiling(sustained_s: float) -> CeilingRecord:
     """The rates of every kind of work on this process's device; each sustained rate is held for `sustained_s`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = [*(MATMULS if device.type == "cuda" else ("bf16", "fp32")), "copy"]
+    device = best_device()
+    names = [*(("bf16", "fp32") if device.type == "cpu" else MATMULS), "copy"]
     rates = []
     with progress("ceiling", len(names), is_measured_here=True) as task:
         for name in names:
@@ -54,7 +54,8 @@ def measure_ceiling(sustained_s: float) -> CeilingRecord:
 def matmul_rate(name: str, device: torch.device, sustained_s: float) -> Rate:
     """The rate, in FLOP/s, of products of square matrices; `name` is a key of MATMULS."""
     dtype, precision = MATMULS[name]
-    size, before = MATMUL_SIZE[device.type], torch.get_float32_matmul_precision()
+    size = CPU_MATMUL_SIZE if device.type == "cpu" else MATMUL_SIZE
+    before = torch.get_float32_matmul_precision()
     # Use random values: products of zeros take less power and are faster.
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -67,7 +68,8 @@ def matmul_rate(name: str, device: torch.device, sustained_s: float) -> Rate:
 
 def copy_rate(device: torch.device, sustained_s: float) -> Rate:
     """The rate, in byte/s, at which a copy reads and writes the device's memory."""
-    source = torch.ones(COPY_BYTES[device.type] // 4, device=device)
+    size_bytes = CPU_COPY_BYTES if device.type == "cpu" else COPY_BYTES
+    source = torch.ones(size_bytes // 4, device=device)
     target = torch.empty_like(source)
     return measure_rate("copy", lambda: target.copy_(source), 2.0 * source.nbytes, device, sustained_s)
 
@@ -84,7 +86,7 @@ def measure_rate(
         device: the device that does the work.
         sustained_s: how long the work is repeated without a pause.
     """
-    clock, sensor = make_clock("events", device), DeviceSensor(device)
+    clock, sensor = device_of(device).clock("events"), device_of(device).sensor()
 
     def seconds(calls: int) -> float:
         """Device seconds that this many calls in a row take."""
@@ -101,7 +103,7 @@ def measure_rate(
     calls = max(1, round(BURST_S * 3 / seconds(3)))
     bursts = []
     for _ in range(BURSTS):
-        time.sleep(REST_S if device.type == "cuda" else 0)
+        time.sleep(0 if device.type == "cpu" else REST_S)
         bursts.append(calls * amount / seconds(calls))
     opened, started = sensor.read(), time.perf_counter()
     stamps = [clock.stamp()]

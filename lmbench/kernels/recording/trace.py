@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from lmbench.device import device_of
 from lmbench.errors import UsageError
-from lmbench.instruments.clock import synchronize
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.kernels.names import NAMES
 from lmbench.kernels.trace_notes import NOTES, GraphNotes, TraceNotes
@@ -51,9 +51,8 @@ class Recording:
 
     def __init__(self, module: nn.Module, device: torch.device, tool: Tool) -> None:
         self.steps = 0
-        self._module, self._device, self._tool = module, device, tool
-        self._uses_nvtx = device.type == "cuda"
-        self.ranges = StepRanges(self._uses_nvtx)
+        self._module, self._device, self._tool = module, device_of(device), tool
+        self.ranges = StepRanges(self._device.markers)
         self._modules: ModuleRanges | None = None
         self._profile: Any = None
         self._origins = GraphOrigins()
@@ -72,17 +71,17 @@ class Recording:
             raise UsageError("a profiler is running in this process already; stop it, or drop the KernelProfiler")
         # Keep Kineto from printing to standard error when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._uses_nvtx else [])]
+        activities = [ProfilerActivity.CPU, *self._device.activities]
         self._profile = profile(activities=activities, acc_events=True)
         self._profile.prepare_trace()
 
     def start(self) -> None:
         """Begin to record; call this between two steps, with an idle device."""
-        self._modules = ModuleRanges(self._module, self._uses_nvtx)
+        self._modules = ModuleRanges(self._module, self._device.markers)
         if self._profile is not None:
             self._profile.start_trace()
-        elif self._tool == "nsys" and self._uses_nvtx:
-            torch.cuda.profiler.start()
+        elif self._tool == "nsys" and self._device.capture is not None:
+            self._device.capture.start()
 
     def end_step(self) -> None:
         """Count a whole step, which is now over."""
@@ -103,17 +102,17 @@ class Recording:
         profiler, self._profile = self._profile, None
         if modules is not None:
             modules.remove()
-            if self._tool == "nsys" and self._uses_nvtx:
-                torch.cuda.profiler.stop()
+            if self._tool == "nsys" and self._device.capture is not None:
+                self._device.capture.stop()
         self._origins.close()
         if profiler is None:
             return None
-        synchronize(self._device)
+        self._device.synchronize()
         if modules is None:
             # Once prepared, Kineto only stops after it was started.
             profiler.start_trace()
         classes = modules.classes if modules else {}
-        notes = TraceNotes(1, self.steps, self._device.type, classes, self._origins.graphs)
+        notes = TraceNotes(1, self.steps, self._device.device.type, classes, self._origins.graphs)
         profiler.add_metadata_json(NOTES, json.dumps(msgspec.to_builtins(notes)))
         profiler.stop_trace()
         return _write(profiler, file) if self.steps else None

@@ -1,0 +1,82 @@
+"""The state of a device, as its vendor's library tells it, and what two readings say of the window between them."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+
+from lmbench.records.measured import DeviceReading, DeviceState
+from lmbench.records.run import GpuFacts
+
+
+class Sensor:
+    """The sensor of a device of which no library tells anything, as of a CPU: all figures are None but the time."""
+
+    def facts(self) -> GpuFacts:
+        """The `environment.gpu` of a run's record."""
+        return GpuFacts()
+
+    def read(self) -> DeviceReading:
+        """The state of the device now; takes about a millisecond."""
+        return DeviceReading(read_at_s=time.monotonic())
+
+    def driver(self) -> str | None:
+        """Version of the device's driver; None without one."""
+        return None
+
+
+def other_processes(pids: list[int] | None, has_context: bool) -> tuple[list[int] | None, int | None]:
+    """Process ids and number of the other processes on the GPU; None where the driver does not tell.
+
+    In a container NVML's list may be empty, or hold the host's process ids. Then other processes can be counted at
+    best, not named.
+
+    Args:
+        pids: NVML's list of process ids; None where it has none.
+        has_context: whether this process uses the GPU and so belongs in the list.
+    """
+    if pids is None:
+        return None, None
+    pid = os.getpid()
+    if pid in pids or not has_context:
+        others = sorted(set(pids) - {pid})
+        return others, len(others)
+    return None, len(pids) - 1 if pids else None
+
+
+def derive_device_state(opened: DeviceReading, closed: DeviceReading, wall_s: float | None = None) -> DeviceState:
+    """The `device_state` of a run's record, from two readings.
+
+    Args:
+        opened: reading at the window's start.
+        closed: reading at the window's end.
+        wall_s: length of the window, to which the energy is scaled; None takes the time between the readings.
+    """
+    elapsed_s = (closed.read_at_s or 0.0) - (opened.read_at_s or 0.0)
+
+    def rate(name: str, most: float = math.inf) -> float | None:
+        # A counter that ran backwards was reset, because the driver was loaded anew: its difference has no meaning. A
+        # counter that moves in steps can be one step ahead of the clock, hence `most`.
+        before, after = getattr(opened, name), getattr(closed, name)
+        if before is None or after is None or after < before or elapsed_s <= 0:
+            return None
+        per_second: float = (after - before) / elapsed_s
+        return min(per_second, most)
+
+    power_w = rate("energy_j")
+    state = DeviceState(
+        open=opened,
+        close=closed,
+        mean_power_w=power_w,
+        energy_j=None if power_w is None else power_w * (elapsed_s if wall_s is None else wall_s),
+        power_capped_fraction=rate("power_capped_s", most=1.0),
+        thermal_capped_fraction=rate("thermal_capped_s", most=1.0),
+    )
+    counts = (opened.other_process_count, closed.other_process_count)
+    state.other_process_count = max((count for count in counts if count is not None), default=None)
+    if opened.temperature_c is not None and closed.temperature_c is not None:
+        state.mean_temperature_c = (opened.temperature_c + closed.temperature_c) / 2
+    if opened.sm_clock_hz and closed.sm_clock_hz is not None:
+        state.sm_clock_drop_fraction = 1 - closed.sm_clock_hz / opened.sm_clock_hz
+    return state

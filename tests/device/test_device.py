@@ -1,0 +1,208 @@
+"""The seam for devices: a run measures any kind that is registered, by its clock, counters, sensor and debug mode."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from planted_device import OnMeta, PlantedDevice
+from torch import nn
+
+from lmbench.callbacks import (
+    MeasurementSession,
+    MemoryHistory,
+    MemoryRecorder,
+    RunRecorder,
+    SyncFinder,
+    ThroughputMeter,
+)
+from lmbench.device import DEVICES, best_device, device_of, synchronize
+from lmbench.device.amd import AmdSensor
+from lmbench.device.clock import HostClock
+from lmbench.errors import UsageError
+from lmbench.instruments.window import Schedule
+from lmbench.records.load import load_run
+from lmbench.records.run import GpuFacts
+
+from conftest import quiet_trainer
+
+FORWARD_S, BACKWARD_S = 0.02, 0.03
+WEIGHTS, ACTIVATIONS, TEMPORARY = 1000, 400, 70
+
+
+class Planted(LightningModule):
+    """Gives its device work and bytes, and waits for it once a step."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.net = nn.Linear(8, 1)
+        self.planted = device
+
+    def training_step(self, batch, batch_idx):
+        self.planted.give(FORWARD_S)
+        self.planted.counters.hold(ACTIVATIONS)
+        return self.net(batch).mean()
+
+    def backward(self, loss):
+        loss.backward()
+        self.planted.give(BACKWARD_S)
+        self.planted.counters.hold(TEMPORARY)
+        self.planted.counters.hold(-ACTIVATIONS - TEMPORARY)
+        self.planted.wait()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def batches():
+    while True:
+        yield torch.ones(2, 8)
+
+
+@pytest.fixture(scope="module")
+def device():
+    planted = PlantedDevice(torch.device("meta"))
+    planted.counters.hold(WEIGHTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DEVICES, "meta", lambda _: planted)
+        yield planted
+
+
+@pytest.fixture(scope="module")
+def run(device, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    recorder = RunRecorder(str(folder), run_id="run")
+    session = MeasurementSession(Schedule(warmup_steps=1, steps=4, probe_steps=2))
+    callbacks = [MemoryRecorder(), SyncFinder(), ThroughputMeter(), MemoryHistory(), recorder, session]
+    quiet_trainer(*callbacks, strategy=OnMeta()).fit(Planted(device), batches())
+    return load_run(folder / "run").record
+
+
+def test_a_run_on_a_registered_kind_of_device_ends_well_under_its_own_name(run):
+    assert (run.outcome, run.device_type, run.clock, run.is_on_gpu) == ("ok", "meta", "events", True)
+    assert (run.environment.gpu.name, run.environment.versions.driver) == ("Planted Card", "planted 1.0")
+
+
+def test_its_phases_last_as_long_as_its_own_clock_says(run):
+    assert FORWARD_S <= run.phases.forward.min_s < 1.5 * FORWARD_S
+    assert BACKWARD_S <= run.phases.backward.min_s < 1.5 * BACKWARD_S
+
+
+def test_its_memory_is_what_its_own_counters_say(run):
+    memory, peak = run.memory, WEIGHTS + ACTIVATIONS + TEMPORARY
+    assert (memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes) == (peak, 2 * peak)
+    assert (memory.run_alloc_retry_count, memory.window_alloc_retry_count) == (3, 0)
+    assert memory.device_total_bytes == 1 << 20
+    peaks, begins = memory.phase_peak_allocated_bytes, memory.phase_begin_allocated_bytes
+    assert (peaks.forward, peaks.backward) == (WEIGHTS + ACTIVATIONS, peak)
+    assert (begins.forward, begins.backward) == (WEIGHTS, WEIGHTS + ACTIVATIONS)
+
+
+def test_its_synchronizes_are_found_in_its_own_debug_mode(run, device):
+    (sync,) = run.probe.hidden_syncs
+    assert (sync.count, " in wait: " in sync.location, device.sync_mode) == (1, True, "default")
+
+
+def test_its_power_is_what_its_own_sensor_says(run):
+    assert run.device_state.mean_power_w == pytest.approx(100.0)
+
+
+def test_what_it_does_not_have_is_null_with_a_reason(run):
+    assert run.memory_history.reason == "PyTorch keeps no history of an allocator on a META"
+
+
+def test_memory_that_it_refuses_is_recorded_with_its_counters(device):
+    recorder = MemoryRecorder()
+    trainer = quiet_trainer(recorder, MeasurementSession(Schedule(0, 1)), strategy=OnMeta())
+    trainer.fit(Planted(device), batches())
+    device.listener(0, 500, 24)
+    refused = recorder.session.run.memory.refused
+    assert (refused.requested_bytes, refused.allocated_bytes, refused.device_free_bytes) == (500, WEIGHTS, 24)
+
+
+def test_an_unregistered_kind_is_refused_in_one_line():
+    line = r"^device mps:0: not measured; measured are cuda, cpu\b.*: set trainer.accelerator$"
+    with pytest.raises(UsageError, match=line):
+        device_of(torch.device("mps", 0))
+
+
+def test_a_cpu_has_the_host_clock_and_nothing_to_wait_for():
+    cpu = device_of(torch.device("cpu"))
+    synchronize(torch.device("cpu"))
+    assert {type(cpu.clock(name)) for name in ("events", "sync")} == {HostClock}
+    assert (cpu.counters, cpu.history(), cpu.sync_debug, cpu.activities, cpu.name()) == (None, None, None, (), "CPU")
+
+
+def test_a_gpu_is_the_best_device_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert best_device() == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert best_device() == torch.device("cuda")
+
+
+class AmdError(Exception):
+    pass
+
+
+def amdsmi(**functions):
+    """A library that answers as ROCm 7 does about one card, at PCI address 0000:c1:00.0."""
+    answers = {
+        "gpu_device_bdf": "0000:c1:00.0", "gpu_board_info": {"model_number": "102-D65209"},
+        "gpu_device_uuid": "99ff74a1-0000-1000-80ff-d28d57a0cb14", "gpu_driver_info": {"driver_version": "6.12.12"},
+        "power_cap_info": {"power_cap": 750_000_000, "default_power_cap": 760_000_000},
+        "power_info": {"socket_power": 141, "average_socket_power": "N/A"},
+        "energy_count": {"energy_accumulator": 2_000_000, "counter_resolution": 15.3}, "temp_metric": 51,
+        "gpu_memory_usage": 3 << 30, "gpu_process_list": [],
+    } | functions  # fmt: skip
+    clocks = {"gfx": {"clk": 2100, "max_clk": 2105}, "mem": {"clk": "N/A", "max_clk": 1300}}
+
+    def refuse(*_):
+        raise AmdError("not supported")
+
+    return SimpleNamespace(
+        AmdSmiException=AmdError, AmdSmiClkType=SimpleNamespace(GFX="gfx", MEM="mem"),
+        AmdSmiTemperatureType=SimpleNamespace(HOTSPOT="hot"), AmdSmiMemoryType=SimpleNamespace(VRAM="vram"),
+        AmdSmiTemperatureMetric=SimpleNamespace(CURRENT="current"), amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["card"], amdsmi_get_clock_info=lambda _, kind: clocks[kind],
+        **{f"amdsmi_get_{name}": refuse if said is None else lambda *_, a=said: a for name, said in answers.items()},
+    )  # fmt: skip
+
+
+def amd_card(monkeypatch, library, address="00000000:c1:00.0"):
+    monkeypatch.setitem(sys.modules, "amdsmi", library)
+    return AmdSensor(GpuFacts(name="AMD Instinct MI300X", pci_bus_id=address))
+
+
+def test_a_card_of_amds_is_read_in_si_units(monkeypatch):
+    sensor = amd_card(monkeypatch, amdsmi())
+    assert sensor.facts() == GpuFacts(
+        name="AMD Instinct MI300X", uuid="99ff74a1-0000-1000-80ff-d28d57a0cb14", sku="102-D65209",
+        pci_bus_id="00000000:c1:00.0", power_limit_w=750.0, power_limit_default_w=760.0, max_sm_clock_hz=2.105e9,
+    )  # fmt: skip
+    reading = sensor.read()
+    assert (reading.sm_clock_hz, reading.memory_clock_hz, reading.temperature_c) == (2.1e9, None, 51)
+    assert (reading.power_w, reading.energy_j) == (141, pytest.approx(30.6))
+    assert (reading.memory_used_bytes, reading.other_process_count, sensor.driver()) == (3 << 30, 0, "6.12.12")
+
+
+def test_what_a_card_of_amds_does_not_support_is_null(monkeypatch):
+    sensor = amd_card(monkeypatch, amdsmi(power_cap_info=None, energy_count=None, gpu_process_list=None))
+    assert (sensor.facts().power_limit_w, sensor.read().energy_j, sensor.read().other_process_count) == (None,) * 3
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        (None, "ModuleNotFoundError"),
+        (amdsmi(gpu_device_bdf=None), "not supported"),
+        (amdsmi(gpu_device_bdf="0000:05:00.0"), "0000:c1:00.0"),
+    ],
+)
+def test_a_card_of_amds_that_is_not_read_is_null_with_its_reason(monkeypatch, library, reason):
+    sensor = amd_card(monkeypatch, library)
+    assert reason in sensor.facts().sensor_reason
+    assert sensor.facts().power_limit_w is None
+    assert (sensor.read().energy_j, sensor.driver()) == (None, None)
