@@ -26,8 +26,10 @@ from lmbench.instruments.ending import (
     COLLECTIVE_FAILED,
     COMPLETE,
     Ending,
+    definition_of_step,
     failed,
     failed_collective,
+    frame_location,
     interrupted,
     is_usage_error,
     judge,
@@ -385,4 +387,16 @@ class RunRecorder(Observer):
         if run.profile is not None and run.profile.trace_error:
             message = f"{run.profile.trace_error}: the trace is lost, the steps are there"
             return failed("OSError", message, "recording")
+        if run.window.steps and run.window.skipped_count == run.window.steps:
+            return self._without_loss()
         return self._by_guards()
+
+    def _without_loss(self) -> Ending:
+        """The ending of a run whose window has no step time, since each of its steps was skipped."""
+        if self._session is None or self._session.track.has_scaler:
+            return Ending("ok", ExitCode.GUARD_FAILED)
+        message = "training_step returned no loss in any step of the window: nothing was trained or timed"
+        ending = failed("NoLoss", message, "forward", ExitCode.USER_CODE)
+        assert ending.error is not None
+        ending.error.location = frame_location(definition_of_step(self.module))
+        return ending

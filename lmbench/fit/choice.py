@@ -189,7 +189,7 @@ def _arguments(choice: Choice, key: str, subject: Subject) -> Values:
             for name in sorted(subject.arguments.keys() - names)
         ]
         return {name: value for name, value in subject.arguments.items() if name in names}
-    if subject.is_shipped and not (chosen and issubclass(chosen, _SHIPPED_FOR[key])):
+    if subject.is_shipped and subject.arguments and not (chosen and issubclass(chosen, _SHIPPED_FOR[key])):
         names = ", ".join(f"{key}.{name}" for name in sorted(subject.arguments))
         owner = (chosen or choice.model).__name__
         choice.ignored.append(

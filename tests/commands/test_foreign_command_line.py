@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import strangers
 import yaml
 from fit_process import run_here
 from paths import SUPPORT
 from tables import rows
 
 from lmbench.cli import main
+from lmbench.errors import UsageError
 from lmbench.fit.choice import choose
 from lmbench.fit.command_line import CommandLine
 from lmbench.records.load import load_run
@@ -105,6 +109,20 @@ def test_files_name_classes_and_words_override_them(tmp_path):
     content = settings(f"--config {first} --config={second} --data.batch_size 6")
     assert content["model"]["init_args"] == {"width": 8, "answer": "dict"}
     assert content["data"]["init_args"]["batch_size"] == 6
+
+
+def test_another_class_over_a_file_keeps_the_arguments_that_it_takes_and_names_the_others(tmp_path):
+    arguments = {"width": 8, "depth": 2, "answer": "dict"}
+    file = write(tmp_path, "mine.yaml", model={"class_path": "strangers.Needy", "init_args": arguments})
+    choice = choose("fit", ["--config", file, "--model", "strangers.OwnLoaders"])
+    assert choice.ignored == ["ignored model.depth of strangers.Needy: OwnLoaders has no such argument"]
+    assert choice.is_set("model", "width") and not choice.is_set("model", "depth")
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    (tmp_path / "twice.yaml").write_text("measure: {steps: 3}\ntrainer:\n  max_steps: 3\n  max_steps: 4\n")
+    with pytest.raises(UsageError, match="twice.yaml' has 'max_steps' twice, in lines 3 and 4; keep one of them"):
+        choose("fit", ["--config", str(tmp_path / "twice.yaml")])
 
 
 @pytest.mark.parametrize(
@@ -215,6 +233,15 @@ def test_a_step_may_return_no_loss(tmp_path):
     run = fit(tmp_path, f"{REGRESSION} --model.answer none --trainer.gradient_clip_val 1.0")
     assert run.outcome == "ok"
     assert [step.loss is None for step in run.steps] == [step % 2 == 1 for step in range(5)]
+
+
+@pytest.mark.parametrize("answer", strangers.WRONG_ANSWERS)
+def test_a_step_that_never_returns_a_loss_is_an_error_in_the_users_code_with_its_line(answer, tmp_path):
+    run = fit(tmp_path, f"{REGRESSION} --model.answer '{answer}'", code=5)
+    assert (run.outcome, run.record.throughput.tokens_per_s) == ("error", None)
+    line = inspect.getsourcelines(strangers.Regression.training_step)[1]
+    assert run.record.error.location == f"strangers.py:{line} in training_step"
+    assert re.search("loss|return a Tensor", run.record.error.message)
 
 
 def test_accumulated_losses_are_the_modules_own(tmp_path):
