@@ -181,6 +181,51 @@ def test_a_module_in_the_current_folder_is_found(tmp_path):
     assert load_run(process.stdout.strip()).record.model.name == "my_file.OwnLoaders"
 
 
+OWN_DATA = "--model strangers.OwnLoaders"
+#: LightningCLI's habits: words, the exit code, and a pattern of what is printed.
+HABITS = rf"""
+smoke --print_config=skip_null | 0 | ^seed_everything: 0\n(?!.*: null)
+smoke --print_config=skip_null,skip_default | 0 | ^trainer:\n  accelerator: cpu\nmeasure:
+smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; choose one of skip_null, skip_default
+--model.help strangers.Regression | 0 | ^options of strangers.Regression:.*--model.answer
+--data.help=strangers.Data | 0 | ^options of strangers.Data:.*--data.batches
+{OWN_DATA} --model.help | 0 | ^options of strangers.OwnLoaders:
+{OWN_DATA} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
+--model.help strangers.Nobody | 2 | module strangers has no Nobody
+--config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
+{OWN_DATA} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | EarlyStopping.*monitor: x.*Timer
+{OWN_DATA} --trainer.callbacks EarlyStoping | 2 | callbacks: there is no class 'EarlyStoping'; name .* did you mean EarlyStopping
+{OWN_DATA} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
+{OWN_DATA} --trainer.callbacks torch.nn.Linear | 2 | callbacks: torch.nn.Linear is no Callback
+{OWN_DATA} --trainer.callbacks EarlyStopping | 2 | EarlyStopping needs monitor
+{OWN_DATA} --trainer.callbacks '[3]' | 2 | is '3'; allowed: a class with its module, class_path and init_args, or a list
+{OWN_DATA} --trainer.logger CSVLoger | 2 | logger: there is no class 'CSVLoger'; .* did you mean CSVLogger
+{OWN_DATA} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
+{OWN_DATA} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | fast_dev_run: 2.*limit_train_batches: 3
+{OWN_DATA} --ckpt_path none.ckpt | 2 | none.ckpt
+"""
+
+
+@pytest.mark.parametrize(("words", "code", "pattern"), rows(HABITS))
+def test_the_command_line_has_lightning_clis_habits_or_says_so(words, code, pattern, capfd, tmp_path):
+    assert main(["fit", f"--measure.results_dir={tmp_path}", *shlex.split(words)]) == int(code)
+    printed = capfd.readouterr()
+    assert re.search(pattern, printed.err if code == "2" else printed.out, re.DOTALL)
+    assert code == "0" or not printed.out
+
+
+@pytest.mark.parametrize("command", ["test", "predict"])
+def test_commands_of_lightning_cli_that_are_missing_are_said(command, capsys):
+    assert main([command, "smoke"]) == 2
+    assert f"unknown command '{command}'; lmbench measures training (fit) and" in capsys.readouterr().err
+
+
+def test_settings_in_the_environment_are_said_not_to_be_read(monkeypatch, capsys):
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_STEPS", "3")
+    assert main(["fit", "smoke", "--print_config"]) == 0
+    assert "PL_FIT__TRAINER__MAX_STEPS is not read" in capsys.readouterr().err
+
+
 BROKEN = {
     "raises.py": "import torch\n1 / 0\n",
     "lacks.py": "import a_package_that_is_not_there\n",
