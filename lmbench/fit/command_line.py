@@ -286,9 +286,9 @@ def settings_of(key: str, class_: type, /, **values: Any) -> Any:
 _VALUE = re.compile(r'(?:Parser key "(?P<name>[^"]+)":\s*)+.*?(?:Given|Got) value: (?P<value>[^\n]*)', re.DOTALL)
 _OPTION_OF_CLASS = re.compile(r"Parser key \"([\w.]+)\".*class_path '([\w.]+)':\s*Option '([\w.]+)'", re.DOTALL)
 _WRONG_CLASS = re.compile(
-    r"(?:Expected a dot import path string:|given class_path|Import path) '?(?P<path>[\w.]+)'?"
-    r"(?::\s+the following arguments are required: (?P<missing>[^\n]+)"
-    r"| does not correspond to a subclass of (?P<base>\w+))?"
+    r"(?:Expected a dot import path string:|given class_path) '?(?P<path>[\w.]+)'?"
+    r"(?::\s+the following arguments are required: (?P<missing>[^\n]+))?"
+    r"|Import path(?: (?P<other>[\w.]+))? does not correspond to a subclass of (?P<base>\w+)"
 )
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
 
@@ -302,7 +302,8 @@ def _class_mistake(name: str, text: str) -> UsageError | None:
     if missing:
         return UsageError(f"{name}: {path} needs {missing}")
     if base:
-        return UsageError(f"{name}: {path} is no {base}")
+        other = mistake["other"] or text.rpartition("value: ")[2].strip()
+        return UsageError(f"{name}: {other} is no {base}")
     if "." not in path:
         hint = suggest(path, (*callbacks.__all__, *loggers.__all__, *strategies.__all__))
         own = f"name your own with its module, as in my_file.{path}"

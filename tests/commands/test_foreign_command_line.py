@@ -208,7 +208,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 
 @pytest.mark.parametrize(("words", "code", "pattern"), rows(HABITS))
 def test_the_command_line_has_lightning_clis_habits_or_says_so(words, code, pattern, capfd, tmp_path):
-    assert main(["fit", f"--measure.results_dir={tmp_path}", *shlex.split(words)]) == int(code)
+    assert main(["fit", *shlex.split(words), f"--measure.results_dir={tmp_path}"]) == int(code)
     printed = capfd.readouterr()
     assert re.search(pattern, printed.err if code == "2" else printed.out, re.DOTALL)
     assert code == "0" or not printed.out
