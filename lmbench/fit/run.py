@@ -80,7 +80,9 @@ def run(args: list[str]) -> int:
             if name not in _SKIPPED:
                 raise unknown("flag of --print_config", name, _SKIPPED)
         if environment := sorted(name for name in os.environ if name.startswith("PL_") and "__" in name):
-            tell(f"{environment[0]} is not read: lmbench takes settings from files and options, not from the environment")
+            tell(
+                f"{environment[0]} is not read: lmbench takes settings from files and options, not from the environment"
+            )
         words = [word for word in args[1:] if word not in flags]
         if not words and "--print_config" not in flags:
             raise UsageError(f"name a configuration, such as `lmbench {command} smoke`; `lmbench fit -h` lists them")

@@ -70,9 +70,9 @@ def act_like_cuda() -> None:
         if filler.endswith("_") and not filler.startswith("_"):
             setattr(nn.init, filler, lambda tensor, *_, **__: tensor)
     # Logs, prints and metrics copy tensors and read their values; a fake tensor stands for ones.
-    setattr(torch.Tensor, "__deepcopy__", _copy_of(torch.Tensor.__deepcopy__))
-    setattr(FakeTensor, "__format__", lambda tensor, form: format(_ones(tensor), form))
-    setattr(FakeTensor, "numpy", lambda tensor, **_: _ones(tensor).numpy())
+    torch.Tensor.__deepcopy__ = _copy_of(torch.Tensor.__deepcopy__)
+    FakeTensor.__format__ = lambda tensor, form: format(_ones(tensor), form)
+    FakeTensor.numpy = lambda tensor, **_: _ones(tensor).numpy()
 
 
 def _copy_of(copy: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -181,7 +181,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path):
     assert load_run(process.stdout.strip()).record.model.name == "my_file.OwnLoaders"
 
 
-OWN_DATA = "--model strangers.OwnLoaders"
+OWN = "--model strangers.OwnLoaders"
 #: LightningCLI's habits: words, the exit code, and a pattern of what is printed.
 HABITS = rf"""
 smoke --print_config=skip_null | 0 | ^seed_everything: 0\n(?!.*: null)
@@ -189,20 +189,20 @@ smoke --print_config=skip_null,skip_default | 0 | ^trainer:\n  accelerator: cpu\
 smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; choose one of skip_null, skip_default
 --model.help strangers.Regression | 0 | ^options of strangers.Regression:.*--model.answer
 --data.help=strangers.Data | 0 | ^options of strangers.Data:.*--data.batches
-{OWN_DATA} --model.help | 0 | ^options of strangers.OwnLoaders:
-{OWN_DATA} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
+{OWN} --model.help | 0 | ^options of strangers.OwnLoaders:
+{OWN} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
 --model.help strangers.Nobody | 2 | module strangers has no Nobody
 --config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
-{OWN_DATA} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | EarlyStopping.*monitor: x.*Timer
-{OWN_DATA} --trainer.callbacks EarlyStoping | 2 | callbacks: there is no class 'EarlyStoping'; name .* did you mean EarlyStopping
-{OWN_DATA} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
-{OWN_DATA} --trainer.callbacks torch.nn.Linear | 2 | callbacks: torch.nn.Linear is no Callback
-{OWN_DATA} --trainer.callbacks EarlyStopping | 2 | EarlyStopping needs monitor
-{OWN_DATA} --trainer.callbacks '[3]' | 2 | is '3'; allowed: a class with its module, class_path and init_args, or a list
-{OWN_DATA} --trainer.logger CSVLoger | 2 | logger: there is no class 'CSVLoger'; .* did you mean CSVLogger
-{OWN_DATA} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
-{OWN_DATA} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | fast_dev_run: 2.*limit_train_batches: 3
-{OWN_DATA} --ckpt_path none.ckpt | 2 | none.ckpt
+{OWN} --trainer.callbacks+ EarlyStopping --trainer.callbacks.monitor x --trainer.callbacks+ Timer --print_config | 0 | x.*Timer
+{OWN} --trainer.callbacks EarlyStoping | 2 | callbacks: there is no class 'EarlyStoping'; name .* did you mean EarlyStopping
+{OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
+{OWN} --trainer.callbacks torch.nn.Linear | 2 | callbacks: torch.nn.Linear is no Callback
+{OWN} --trainer.callbacks EarlyStopping | 2 | EarlyStopping needs monitor
+{OWN} --trainer.callbacks '[3]' | 2 | is '3'; allowed: a class with its module, class_path and init_args, or a list
+{OWN} --trainer.logger CSVLoger | 2 | logger: there is no class 'CSVLoger'; .* did you mean CSVLogger
+{OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
+{OWN} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | run: 2.*limit_train_batches: 3
+{OWN} --ckpt_path none.ckpt | 2 | none.ckpt
 """
 
 
