@@ -295,7 +295,7 @@ _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 def _class_mistake(name: str, text: str) -> UsageError | None:
     """The error for a class that a setting such as trainer.callbacks names wrongly; None where the class is right."""
-    mistake = _WRONG_CLASS.search(text)
+    mistake = None if name in _TRAINED_WITH else _WRONG_CLASS.search(text)
     if mistake is None:
         return None
     path, missing, base = mistake["path"], mistake["missing"], mistake["base"]
@@ -334,8 +334,7 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     if rejected is None:
         return UsageError(text)
     name, value = rejected["name"], repr(rejected["value"].strip())
-    if name not in _TRAINED_WITH and (mistake := _class_mistake(name, text)) is not None:
-        return mistake
+    mistake = _class_mistake(name, text)
     if nested := re.search(r"NestedArg\(key='(\w+)'", value):
         return UsageError(name_first.format(name, nested[1]))
     words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
@@ -345,4 +344,4 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
         allowed = "a class with its module, class_path and init_args, or a list of them"
     if name in _TRAINED_WITH:
         allowed = "a class of PyTorch's, or one with its module, such as torch.optim.SGD"
-    return UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")
+    return mistake or UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")

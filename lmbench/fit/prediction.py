@@ -146,7 +146,8 @@ class Prediction:
             teller = CategoryTeller(tracker, track, blocks, self.compile_options, self._users_data)
             own_flags = {
                 "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
-                "logger": DummyLogger() if self._flags["logger"] else False, "max_epochs": 1, "accumulate_grad_batches": self._micro_batches,
+                "logger": DummyLogger() if self._flags["logger"] else False,
+                "max_epochs": 1, "accumulate_grad_batches": self._micro_batches,
             }  # fmt: skip
             # Build the flags anew, since a strategy keeps the state of its set-up.
             flags = vars(self._line.build("trainer"))

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,13 @@ def run(args: list[str]) -> int:
     quiet()
     find_modules_in_current_folder()
     # LightningCLI's `--print_config=skip_null,skip_default`.
-    skipped = [word.partition("=")[2].split(",") for word in args if word.startswith("--print_config=")]
+    skips = [word.partition("=")[2].split(",") for word in args if word.startswith("--print_config=")]
     args = ["--print_config" if word.startswith("--print_config=") else word for word in args]
     command, flags = args[0], _FLAGS & set(args)
     is_loud = not {"--json", "--quiet"} & flags
     try:
-        for name in sum(skipped, []):
+        skipped = list(chain.from_iterable(skips))
+        for name in skipped:
             if name not in _SKIPPED:
                 raise unknown("flag of --print_config", name, _SKIPPED)
         if environment := sorted(name for name in os.environ if name.startswith("PL_") and "__" in name):
@@ -91,7 +93,7 @@ def run(args: list[str]) -> int:
             for sentence in line.ignored:
                 tell(sentence)
         if "--print_config" in flags:
-            line.write([_SKIPPED[name] for name in sum(skipped, [])])
+            line.write([_SKIPPED[name] for name in skipped])
             write_result(line.text)
             return ExitCode.OK
         settings, memory, dtypes, wandb = (line.build(group) for group in ("measure", "memory", "dtypes", "wandb"))

@@ -312,31 +312,32 @@ class Tracker(TorchDispatchMode):
         A whole number may be a length, on which memory depends.
         """
         name, tensor = func._schema.name.removeprefix("aten::"), args[0]
+        out: Any = None
         if name == "_local_scalar_dense" and tensor.is_floating_point():
-            return 1.0
-        if name == "_local_scalar_dense" and tensor.dtype is torch.bool:
-            truth = self.note(tensor).made_by.startswith(_TRUE)
-            return self._told(truth, f"taken as {str(truth).lower()}")
-        if name == "nonzero":
-            kept = tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
-            return self._told(kept, "a mask that keeps everything")
-        if name == "index":
+            out = 1.0
+        elif name == "_local_scalar_dense" and tensor.dtype is torch.bool:
+            out = self.note(tensor).made_by.startswith(_TRUE)
+            self._tell(f"taken as {str(out).lower()}")
+        elif name == "nonzero":
+            out = tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+            self._tell("a mask that keeps everything")
+        elif name == "index":
             # Each mask is an index into as many dimensions as it has.
             indices = list[torch.Tensor | None]()
             for index in args[1]:
                 is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
                 indices += self._assume(torch.ops.aten.nonzero.default, (index,)).unbind(1) if is_mask else [index]
-            return torch.ops.aten.index.Tensor(tensor, indices)
-        if name == "masked_select":
-            return self._told(tensor.new_empty(tensor.numel()), "a mask that keeps everything")
-        if name == "bincount" and len(args) == 3:
-            return tensor.new_empty(args[2])
-        return None
+            out = torch.ops.aten.index.Tensor(tensor, indices)
+        elif name == "masked_select":
+            out = tensor.new_empty(tensor.numel())
+            self._tell("a mask that keeps everything")
+        elif name == "bincount" and len(args) == 3:
+            out = tensor.new_empty(args[2])
+        return out
 
-    def _told(self, out: Any, clause: str) -> Any:
+    def _tell(self, clause: str) -> None:
         # The reader; a check of Lightning or torchmetrics changes no memory.
         owners = [(code_owner(frame.filename), frame) for frame in reversed(traceback.extract_stack())]
         owner, frame = next(pair for pair in owners if pair[0] not in ("lmbench", "pytorch"))
         if owner == "user":
             self.assumed[f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {clause}"] = None
-        return out

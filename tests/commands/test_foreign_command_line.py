@@ -116,12 +116,12 @@ def test_another_class_over_a_file_keeps_the_arguments_that_it_takes_and_names_t
     file = write(tmp_path, "mine.yaml", model={"class_path": "strangers.Needy", "init_args": arguments})
     choice = choose("fit", ["--config", file, "--model", "strangers.OwnLoaders"])
     assert choice.ignored == ["ignored model.depth of strangers.Needy: OwnLoaders has no such argument"]
-    assert choice.is_set("model", "width") and not choice.is_set("model", "depth")
+    assert (choice.is_set("model", "width"), choice.is_set("model", "depth")) == (True, False)
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path):
     (tmp_path / "twice.yaml").write_text("measure: {steps: 3}\ntrainer:\n  max_steps: 3\n  max_steps: 4\n")
-    with pytest.raises(UsageError, match="twice.yaml' has 'max_steps' twice, in lines 3 and 4; keep one of them"):
+    with pytest.raises(UsageError, match=r"twice.yaml' has 'max_steps' twice, in lines 3 and 4; keep one of them"):
         choose("fit", ["--config", str(tmp_path / "twice.yaml")])
 
 
@@ -193,8 +193,8 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
 --model.help strangers.Nobody | 2 | module strangers has no Nobody
 --config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
-{OWN} --trainer.callbacks+ EarlyStopping --trainer.callbacks.monitor x --trainer.callbacks+ Timer --print_config | 0 | x.*Timer
-{OWN} --trainer.callbacks EarlyStoping | 2 | callbacks: there is no class 'EarlyStoping'; name .* did you mean EarlyStopping
+{OWN} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | Timer
+{OWN} --trainer.callbacks EarlyStoping | 2 | there is no class 'EarlyStoping'; .* did you mean EarlyStopping
 {OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
 {OWN} --trainer.callbacks torch.nn.Linear | 2 | callbacks: torch.nn.Linear is no Callback
 {OWN} --trainer.callbacks EarlyStopping | 2 | EarlyStopping needs monitor

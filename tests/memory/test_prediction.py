@@ -214,7 +214,7 @@ EXTRAS = {
     "out.detach().argmax(-1).cpu().numpy().mean() and None": "",
     "copy.deepcopy(self).second(batch).sum() * 0 + loss": "",
     "self.trainer.is_global_zero and self.optimizers().param_groups[0]['lr'] and None": "",
-    "checkpoint(nn.functional.scaled_dot_product_attention, *[out[None]] * 3, None, 0.1, use_reentrant=False).sum()": "",
+    "checkpoint(nn.functional.scaled_dot_product_attention, *[out] * 3, None, 0.1, use_reentrant=False).sum()": "",
     "exit() if torch.isnan(loss) else None": "taken as false",
     "None if torch.isfinite(out).all() else exit()": "taken as true",
     "out[batch > 0].sum()": "a mask that keeps everything",
