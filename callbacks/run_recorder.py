@@ -28,9 +28,11 @@ from lmbench.instruments.ending import (
     COMPLETE,
     ClosingFacts,
     Ending,
+    definition_of_step,
     ending_of,
     failed,
     failed_collective,
+    frame_location,
     is_usage_error,
     judge,
 )
@@ -354,6 +356,7 @@ class RunRecorder(Observer):
                     self.folder.unwritten_count,
                     self.folder.error,
                     self.run.profile.trace_error if self.run.profile is not None else None,
+                    self._without_loss(),
                     self._has_failed_guard,
                 )
                 ending = ending_of(facts)
@@ -391,6 +394,19 @@ class RunRecorder(Observer):
             traceback.print_exc()
             return fault
         return None
+
+    def _without_loss(self) -> Ending | None:
+        """The ending of a run whose window has no step time, since each of its steps was skipped; None for others."""
+        window = self.run.window
+        if not window.steps or window.skipped_count != window.steps:
+            return None
+        if self._session is None or self._session.track.has_scaler:
+            return Ending("ok", ExitCode.GUARD_FAILED)
+        message = "training_step returned no loss in any step of the window: nothing was trained or timed"
+        ending = failed("NoLoss", message, "forward", ExitCode.USER_CODE)
+        assert ending.error is not None
+        ending.error.location = frame_location(definition_of_step(self.module))
+        return ending
 
     def _steps(self) -> list[StepRecord]:
         """The steps in the folder and those that wait; the session's latest where somebody removed the folder."""

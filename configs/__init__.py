@@ -85,11 +85,26 @@ _NO_FILE = ' in "<unicode string>",'
 
 
 def parse_yaml(text: str, label: str) -> Any:
-    """The content of a YAML text. Raises UsageError where it is no YAML."""
+    """The content of a YAML text. Raises UsageError where it is no YAML, or a key stands twice in a mapping."""
     import yaml
 
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class OnceLoader(loader):  # type: ignore[misc]
+        """PyYAML's loader takes the last of several equal keys in silence."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+            numbers: dict[str, list[int]] = {}
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    numbers.setdefault(key.value, []).append(key.start_mark.line + 1)
+            for name, (first, *others) in numbers.items():
+                if others:
+                    raise UsageError(f"{label} has {name!r} twice, in lines {first} and {others[0]}; keep one of them")
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return yaml.load(text, OnceLoader)
     # ValueError comes from an impossible date or number, such as 2026-99-99.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{label} is no YAML: {' '.join(str(error).split()).replace(_NO_FILE, ',')}") from error

@@ -93,6 +93,8 @@ def _run(args: list[str], is_whole_process: bool) -> int:
         # The word may be a configuration or a study whose command was left out.
         shipped = [("fit", shipped_configs()), ("sweep", shipped_studies())]
         hints = [f"; did you mean `lmbench {command} {args[0]}`?" for command, names in shipped if args[0] in names]
+        if args[0] in ("test", "predict"):
+            hints = ["; lmbench measures training (fit) and validation without gradients (validate)"]
         hints += [suggest(args[0], [*COMMANDS, "--version"]), f" (commands: {', '.join(COMMANDS)})"]
         tell(f"unknown command {args[0]!r}{next(filter(None, hints))}")
         return ExitCode.USAGE

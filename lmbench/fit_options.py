@@ -73,7 +73,7 @@ def check_options(words: Sequence[str], places: Mapping[str, str] = {}, problems
     lines = []
     for name, _ in options:
         group, *rest = name.split(".")
-        belongs_to_class = group in class_groups or rest[:1] == ["init_args"]
+        belongs_to_class = group in class_groups or rest[:1] in (["init_args"], ["help"])
         if not belongs_to_class and ".".join([group, *rest[:1]]) not in OPTIONS:
             lines.append(placed(f"unknown option --{name}{suggest(name, OPTIONS, '--{}')}", places))
     if lines:

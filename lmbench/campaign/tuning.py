@@ -275,18 +275,21 @@ class Stages:
                 raise UsageError(f"{path}: {error}; remove it") from None
         new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
 
-        def forecast_bytes(cell: GridCell) -> int | None:
+        def forecast_bytes(cell: GridCell) -> int | str:
             words = cell.words(cell.config)[1:]
             try:
                 return ask_forecast(words, Request(gpu, finds_largest=False), heard=lambda text: None).reserved_bytes
-            except (UsageError, ProcessFailed):
-                return None
+            except (UsageError, ProcessFailed) as error:
+                return str(error)
 
         if gpu is not None and new:
             file = sweep_from({"base": self.base, "include": [candidate.trial.options for candidate in new]})
             with ThreadPoolExecutor(len(new)) as pool:
-                forecasts = pool.map(forecast_bytes, make_plan("", file).cells)
-                predicted |= {str(candidate.trial): size for candidate, size in zip(new, forecasts, strict=True)}
+                forecasts = list(pool.map(forecast_bytes, make_plan("", file).cells))
+            for candidate, size in zip(new, forecasts, strict=True):
+                predicted[str(candidate.trial)] = size if isinstance(size, int) else None
+            for reason in dict.fromkeys(size for size in forecasts if isinstance(size, str)):
+                tell(f"tune: left out: a prediction of the memory: {reason}")
             self.write(_PREDICTED, indented_json(predicted))
         for candidate in candidates:
             candidate.predicted_bytes = peak = predicted.get(str(candidate.trial))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from lmbench.configs import find_config, lines_of, parse_yaml, read_yaml, shipped_configs
@@ -176,11 +177,18 @@ def _data_class(model: type, command: str, subjects: list[Subject], wants_data: 
 
 
 def _arguments(choice: Choice, key: str, subject: Subject) -> Values:
-    """The subject's arguments for the chosen class; empty when the arguments belong to another class."""
+    """The subject's arguments for the chosen class, of another class those that the chosen one has too."""
     chosen: type | None = getattr(choice, key)
-    if subject.class_path and (subject.class_path == _NULL or import_class(key, subject.class_path) is not chosen):
+    if subject.class_path == _NULL or (chosen is None and not subject.is_shipped):
         return {}
-    if subject.is_shipped and not (chosen and issubclass(chosen, _SHIPPED_FOR[key])):
+    if subject.class_path and chosen and import_class(key, subject.class_path) is not chosen:
+        names = ArgumentParser().add_class_arguments(chosen, fail_untyped=False, sub_configs=True)
+        choice.ignored += [
+            f"ignored {key}.{name} of {subject.class_path}: {chosen.__name__} has no such argument"
+            for name in sorted(subject.arguments.keys() - names)
+        ]
+        return {name: value for name, value in subject.arguments.items() if name in names}
+    if subject.is_shipped and subject.arguments and not (chosen and issubclass(chosen, _SHIPPED_FOR[key])):
         names = ", ".join(f"{key}.{name}" for name in sorted(subject.arguments))
         owner = (chosen or choice.model).__name__
         choice.ignored.append(

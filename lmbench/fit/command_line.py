@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from functools import cache, partial
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -11,15 +12,15 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_dumper, set_parsing_settings
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, callbacks, loggers, strategies
 from lightning.pytorch.cli import LightningCLI, ReduceLROnPlateau, instantiate_class
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError, suggest
-from lmbench.fit.choice import DEFAULTS, choose
+from lmbench.errors import UsageError, import_named, suggest
+from lmbench.fit.choice import DEFAULTS, choose, import_class
 from lmbench.fit.measurement import usual_mode
 from lmbench.fit.settings import MeasureSettings, check_settings
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
@@ -129,6 +130,7 @@ class CommandLine:
         # A configuration file puts a class's arguments under `init_args`; accept that form as an option too.
         self.words = [re.sub(r"^--(model|data)\.init_args\.", r"--\1.", word) for word in words]
         self.command = command
+        self._print_help_of_class()
         self._choice = choice = choose(command, self.words)
         self.model, self.data, self.ignored = choice.model, choice.data, choice.ignored
         self._parser = _parser(command, choice.model, choice.data)
@@ -148,6 +150,27 @@ class CommandLine:
         if "lr_scheduler" in self.config and "optimizer" not in self.config:
             raise UsageError("lr_scheduler needs an optimizer, such as --optimizer torch.optim.SGD --optimizer.lr 0.1")
         self._follow()
+
+    def _print_help_of_class(self) -> None:
+        """Print the options of one class, as `--model.help CLASS` asks, and end the command.
+
+        Raises:
+            SystemExit: the help was printed.
+            UsageError: there is no such class.
+        """
+        for index, word in enumerate(self.words):
+            option, _, path = word.partition("=")
+            for key in DEFAULTS:
+                if option == f"--{key}.help":
+                    after = [other for other in self.words[index + 1 : index + 2] if not other.startswith("-")]
+                    named = path or next(iter(after), "")
+                    words = [*self.words[:index], *self.words[index + 1 + len(after) :]]
+                    class_ = import_class(key, named) if named else getattr(choose(self.command, words), key)
+                    if class_ is None:
+                        raise UsageError(f"{option}: there is no {key} class; name it, as in {option} my_file.MyClass")
+                    print(f"options of {path_of(class_)}:")
+                    _builder(key, class_).print_help()
+                    raise SystemExit(0)
 
     def _mistakes(self, error: ArgumentError) -> UsageError:
         """One line for every wrong setting of the configuration files, with file and line, and for `error` itself."""
@@ -198,16 +221,17 @@ class CommandLine:
                 setting = f"--{source}.{name} {groups[target][name]}"
                 raise UsageError(f"{target}.{name} follows {source}.{name}; set that: {setting}")
 
-    def write(self) -> None:
-        """Set `content` and `text` from the settings.
+    def write(self, skipped: Collection[str] = ()) -> None:
+        """Set `content` and `text` from the settings; `text` is without what is `skipped` (`null`, `default`).
 
         Raises:
             UsageError: a setting holds the mask of a secret, which the user has to fill in.
         """
         dumped = self._parser.dump(self.config, skip_none=False)
-        repeating = json.loads(dumped)
+        options = {"skip_none": "null" in skipped, "skip_default": "default" in skipped}
+        repeating = json.loads(self._parser.dump(self.config, **options))
         for key, name in self._followed:
-            del repeating[key][name]
+            repeating.get(key, {}).pop(name, None)
         self.content = self._with_classes(json.loads(dumped))
         self.text = yaml.safe_dump(masked(self._with_classes(repeating)), sort_keys=False)
         keep_secret(value for _, value in secrets_of(self.content))
@@ -263,7 +287,34 @@ def settings_of(key: str, class_: type, /, **values: Any) -> Any:
 
 _VALUE = re.compile(r'(?:Parser key "(?P<name>[^"]+)":\s*)+.*?(?:Given|Got) value: (?P<value>[^\n]*)', re.DOTALL)
 _OPTION_OF_CLASS = re.compile(r"Parser key \"([\w.]+)\".*class_path '([\w.]+)':\s*Option '([\w.]+)'", re.DOTALL)
+_WRONG_CLASS = re.compile(
+    r"(?:Expected a dot import path string:|given class_path) '?(?P<path>[\w.]+)'?"
+    r"(?::\s+the following arguments are required: (?P<missing>[^\n]+))?"
+    r"|Import path(?: (?P<other>[\w.]+))? does not correspond to a subclass of (?P<base>\w+)"
+)
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
+
+
+def _class_mistake(name: str, text: str) -> UsageError | None:
+    """The error for a class that a setting such as trainer.callbacks names wrongly; None where the class is right."""
+    mistake = None if name in _TRAINED_WITH else _WRONG_CLASS.search(text)
+    if mistake is None:
+        return None
+    path, missing, base = mistake["path"], mistake["missing"], mistake["base"]
+    if missing:
+        return UsageError(f"{name}: {path} needs {missing}")
+    if base:
+        other = mistake["other"] or text.rpartition("value: ")[2].strip()
+        return UsageError(f"{name}: {other} is no {base}")
+    if "." not in path:
+        hint = suggest(path, (*callbacks.__all__, *loggers.__all__, *strategies.__all__))
+        own = f"name your own with its module, as in my_file.{path}"
+        return UsageError(f"{name}: there is no class {path!r}; {own}{hint}")
+    try:
+        import_named(name, path)
+    except UsageError as error:
+        return error
+    return None
 
 
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
@@ -285,11 +336,14 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     if rejected is None:
         return UsageError(text)
     name, value = rejected["name"], repr(rejected["value"].strip())
+    mistake = _class_mistake(name, text)
     if nested := re.search(r"NestedArg\(key='(\w+)'", value):
         return UsageError(name_first.format(name, nested[1]))
     words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys(words or types)) or text
+    if "subclass of" in allowed:
+        allowed = "a class with its module, class_path and init_args, or a list of them"
     if name in _TRAINED_WITH:
         allowed = "a class of PyTorch's, or one with its module, such as torch.optim.SGD"
-    return UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")
+    return mistake or UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")

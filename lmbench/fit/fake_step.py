@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins import HalfPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors import data_connector
@@ -129,9 +129,15 @@ class CategoryTeller(LeanCallback):
     """
 
     def __init__(
-        self, tracker: Tracker, track: PhaseTrack, blocks: AlikeBlocks, compile_options: CompileOptions | None
+        self,
+        tracker: Tracker,
+        track: PhaseTrack,
+        blocks: AlikeBlocks,
+        compile_options: CompileOptions | None,
+        data: LightningDataModule | None,
     ) -> None:
         self.steady_from = 0
+        self._data = data
         self._tracker, self._blocks, self._compile_options = tracker, blocks, compile_options
         self._last_block: set[int] = set()
         self._awaited: set[int] = set()
@@ -142,6 +148,10 @@ class CategoryTeller(LeanCallback):
         # depends on the number of blocks; the peak of each region is affine in that number.
         self._awaited = set(self._last_block)
         self._tracker.enter(phase, "first" if phase == "backward" else "")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # The user's module may ask its data for settings. Its loaders are not asked for batches.
+        trainer.datamodule = self._data  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._compile_options is not None:
@@ -168,6 +178,8 @@ class CategoryTeller(LeanCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if not outputs and pl_module.automatic_optimization:
+            raise UsageError(f"cannot be predicted: training_step of {type(pl_module).__name__} returns no loss")
         self._note_state(trainer)
         # The last step begins here; it allocates what every later step would.
         if batch_idx + 1 == len(trainer.train_dataloader) - trainer.accumulate_grad_batches:  # type: ignore[arg-type]

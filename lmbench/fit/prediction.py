@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,13 @@ from typing import Any
 import msgspec
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torchmetrics import Metric
 
 from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
@@ -65,6 +66,7 @@ class Prediction:
         precision: Lightning's name of the precision.
         compile_options: options of torch.compile; None if nothing is compiled.
         is_compiled: whether the model is compiled.
+        assumed: what the steps so far assumed about values, each once, with the user's line.
         has_context: whether the context length can be varied, since the data is lmbench's own and the model takes it.
 
     Raises:
@@ -97,6 +99,7 @@ class Prediction:
         self.compile_options = CompileOptions(**({} if options is True else vars(options))) if options else None
         self.is_compiled = self.compile_options is not None
         self._micro_batches = min(self._flags["accumulate_grad_batches"], MOST_MICRO_BATCHES)
+        self.assumed = dict[str, None]()
         self._batch: Any = None
         data = line.build("data")
         is_own = isinstance(data, TokenData | ShapeData)
@@ -138,10 +141,12 @@ class Prediction:
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
             module: LightningModule = self._line.build("model", **changes)
             apply_mode(module, self.mode, self.zero_grad)
+            _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
-            teller = CategoryTeller(tracker, track, blocks, self.compile_options)
+            teller = CategoryTeller(tracker, track, blocks, self.compile_options, self._users_data)
             own_flags = {
                 "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
+                "logger": DummyLogger() if self._flags["logger"] else False,
                 "max_epochs": 1, "accumulate_grad_batches": self._micro_batches,
             }  # fmt: skip
             # Build the flags anew, since a strategy keeps the state of its set-up.
@@ -163,6 +168,7 @@ class Prediction:
             batches = FakeBatches(batch, steps * self._micro_batches, tracker, resident_count)
             trainer.fit(module, train_dataloaders=batches)
             tracker.enter("after")
+        self.assumed |= tracker.assumed
         return trial_of(tracker, teller.steady_from, blocks.count)
 
     def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
@@ -204,6 +210,14 @@ class Prediction:
         return self._batch
 
 
+def _keep_from_values(module: LightningModule) -> None:
+    """Switch off a module's callbacks and its metrics' checks of values; both work on values that fake tensors lack."""
+    module.configure_callbacks = lambda: []  # type: ignore[method-assign]
+    for metric in module.modules():
+        if isinstance(metric, Metric) and hasattr(metric, "validate_args"):
+            metric.validate_args = False
+
+
 def _leading_sizes(batch: Any) -> list[int]:
     """The first dimension of each tensor in a batch, scalars left out."""
     sizes: list[int] = []
@@ -226,6 +240,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
         predictor.phases, predictor.reserved_bytes, predictor.method, gpu, strategy=plan.strategy,
         world_size=plan.world_size, run_peak_bytes=predictor.run_peak_bytes, is_sharded=plan.is_sharded,
+        assumed=list(plan.assumed),
     )  # fmt: skip
     if gpu is not None:
         result.fits = gpu.fits(predictor.reserved_bytes)
@@ -255,10 +270,12 @@ def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
             if is_usage_error(error):
                 raise
             # Report an operation that fake tensors lack in one line, with its place in the user's code.
-            frame = (user_lines(error) or traceback.extract_tb(error.__traceback__))[-1]
-            location = f"{Path(frame.filename).name}:{frame.lineno}" + (f" `{frame.line}`" if frame.line else "")
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise UsageError(f"cannot be predicted: {location}: {reason}") from error
+            if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+                reason = "this needs the values of a tensor; a prediction has only shapes"
+            for frame in user_lines(error)[-1:]:
+                reason = f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {reason}"
+            raise UsageError(f"cannot be predicted: {reason}") from error
 
     return Predictor(take_step, plan.batch_size, plan.context_length, plan.is_compiled, plan.blocks_per_group)
 

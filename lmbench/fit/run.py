@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
 
 from lmbench.callbacks import RunRecorder
-from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, message_of, tell
+from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, message_of, tell, unknown
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement, complete_record
 from lmbench.fit.ranks import (
@@ -56,6 +58,8 @@ _EXPLAINED_BY_RESULT = (ExitCode.USAGE, ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_F
 #: What C++ code of PyTorch logs in a rank: `[rank1]:[E1127 05:06:06.580274014 ProcessGroupNCCL.cpp:689] ...`.
 _CXX_LINES = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} .*\n?", re.M)
 #: Flags that change what is printed, not what is measured.
+#: LightningCLI's flags of `--print_config`, each with what is skipped.
+_SKIPPED = {"skip_null": "null", "skip_default": "default"}
 _FLAGS = {"--json", "--quiet", "--print_config"}
 
 
@@ -68,9 +72,20 @@ def run(args: list[str]) -> int:
     reach("imported")
     quiet()
     find_modules_in_current_folder()
+    # LightningCLI's `--print_config=skip_null,skip_default`.
+    skips = [word.partition("=")[2].split(",") for word in args if word.startswith("--print_config=")]
+    args = ["--print_config" if word.startswith("--print_config=") else word for word in args]
     command, flags = args[0], _FLAGS & set(args)
     is_loud = not {"--json", "--quiet"} & flags
     try:
+        skipped = list(chain.from_iterable(skips))
+        for name in skipped:
+            if name not in _SKIPPED:
+                raise unknown("flag of --print_config", name, _SKIPPED)
+        if environment := sorted(name for name in os.environ if name.startswith("PL_") and "__" in name):
+            tell(
+                f"{environment[0]} is not read: lmbench takes settings from files and options, not from the environment"
+            )
         words = [word for word in args[1:] if word not in flags]
         if not words and "--print_config" not in flags:
             raise UsageError(f"name a configuration, such as `lmbench {command} smoke`; `lmbench fit -h` lists them")
@@ -79,7 +94,7 @@ def run(args: list[str]) -> int:
             for sentence in line.ignored:
                 tell(sentence)
         if "--print_config" in flags:
-            line.write()
+            line.write([_SKIPPED[name] for name in skipped])
             write_result(line.text)
             return ExitCode.OK
         settings, wandb = line.build("measure"), line.build("wandb")

@@ -6,6 +6,7 @@ Also tells whose code an exception came through, and whether memory ran out.
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import re
 import signal
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import DistError, DistNetworkError
 
@@ -29,6 +31,8 @@ from lmbench.records.measured import RunError
 
 # The first words of DDP's error about a parameter without a gradient.
 _DDP_UNUSED_PARAMETER = "Expected to have finished reduction in the prior iteration"
+# The first words of Lightning's errors about what `training_step` returned; it names no line.
+_WRONG_LOSS = "In automatic"
 # The first words of the last line of every error in compilation.
 _DYNAMO_ADVICE = "Set TORCHDYNAMO_VERBOSE=1"
 
@@ -49,7 +53,8 @@ COMPLETE = Ending("ok", ExitCode.OK)
 def is_usage_error(exception: BaseException) -> bool:
     """Whether an exception is a mistake of the user's, of which its message says everything."""
     is_port_taken = isinstance(exception, DistNetworkError) and "EADDRINUSE" in message_of(exception)
-    is_refused = isinstance(exception, UsageError | MisconfigurationException)
+    is_wrong_loss = message_of(exception).startswith(_WRONG_LOSS)
+    is_refused = isinstance(exception, UsageError | MisconfigurationException) and not is_wrong_loss
     return is_refused or is_port_taken or is_checkpoint_mismatch(exception)
 
 
@@ -121,7 +126,8 @@ class ClosingFacts(NamedTuple):
     """Facts that decide how a run ended, known once its record is summarized.
 
     `ending` is how measuring ended, `summary_fault` how lmbench's own summary failed, `signum` a signal that came
-    meanwhile. `unwritten_count` steps and the `write_error` of the folder are of steps.jsonl.
+    meanwhile. `unwritten_count` steps and the `write_error` of the folder are of steps.jsonl. `without_loss` is the
+    ending of a run in which every step of the window was skipped.
     """
 
     ending: Ending
@@ -130,6 +136,7 @@ class ClosingFacts(NamedTuple):
     unwritten_count: int = 0
     write_error: OSError | None = None
     trace_error: str | None = None
+    without_loss: Ending | None = None
     has_failed_guard: bool = False
 
 
@@ -148,7 +155,8 @@ def ending_of(facts: ClosingFacts) -> Ending:
         return failed("OSError", message, "recording")
     if facts.trace_error:
         return failed("OSError", f"{facts.trace_error}: the trace is lost, the steps are there", "recording")
-    return Ending("ok", ExitCode.GUARD_FAILED if facts.has_failed_guard else ExitCode.OK)
+    by_guards = Ending("ok", ExitCode.GUARD_FAILED if facts.has_failed_guard else ExitCode.OK)
+    return facts.without_loss or by_guards
 
 
 def error_facts(kind: str, message: str, phase: str | None) -> RunError:
@@ -242,8 +250,17 @@ def user_lines(exception: BaseException) -> list[FrameSummary]:
     if "Original Traceback (most recent call last):" in message_of(exception):
         quoted = _QUOTED_FRAME.findall(message_of(exception))
         lines = [FrameSummary(file, int(number), name, line=text) for file, number, name, text in quoted]
+    if message_of(exception).startswith(_WRONG_LOSS):
+        trainers = (frame.f_locals.get("trainer") for frame, _ in walk_tb(exception.__traceback__))
+        lines += [definition_of_step(trainer.lightning_module) for trainer in trainers if isinstance(trainer, Trainer)]
     users = [line for line in lines if code_owner(line.filename) == "user"]
     return [line for line in users if not INSTALLED & set(Path(line.filename).parts)] or users
+
+
+def definition_of_step(module: LightningModule) -> FrameSummary:
+    """The first line of a module's `training_step`."""
+    code = inspect.unwrap(type(module).training_step).__code__
+    return FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def user_traceback(exception: BaseException) -> TracebackType | None:

@@ -235,6 +235,7 @@ def forecast_answer(forecast: Forecast) -> Answer:
         tables=tables,
         notes=[
             Line("peak", f"{peak}; {gib(forecast.reserved_bytes)} reserved"), Line("verdict", fits),
+            *(Line("assumed", line) for line in forecast.assumed),
             Line("predicted", f"from {forecast.method}, in {forecast.took_s:.0f} s, without a GPU"),
         ],
         figures=asdict(forecast),

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.autograd.graph import _engine_run_backward
 from torch.distributed.tensor import DTensor
 from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.autocast import FLOAT32, list_of, registered
+from lmbench.code_owners import code_owner
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
 
@@ -65,6 +69,32 @@ def act_like_cuda() -> None:
     for filler in dir(nn.init):
         if filler.endswith("_") and not filler.startswith("_"):
             setattr(nn.init, filler, lambda tensor, *_, **__: tensor)
+    # Logs, prints and metrics copy tensors and read their values; a fake tensor stands for ones.
+    torch.Tensor.__deepcopy__ = _copy_of(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
+    FakeTensor.__format__ = lambda tensor, form: format(_ones(tensor), form)  # type: ignore[method-assign]
+    FakeTensor.numpy = lambda tensor, **_: _ones(tensor).numpy()  # type: ignore[method-assign]
+
+
+def _copy_of(copy: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`Tensor.__deepcopy__` that works among fake tensors, where PyTorch's refuses real ones and known values."""
+
+    def deepcopy(tensor: Any, memo: Any) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            with _disable_current_modes():
+                return copy(tensor, memo)
+        if id(tensor) not in memo:
+            duplicate: Any = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            duplicate._is_param = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = duplicate
+        return memo[id(tensor)]
+
+    return deepcopy
+
+
+def _ones(tensor: torch.Tensor) -> torch.Tensor:
+    """A real tensor of ones of that shape and dtype, which takes the memory of one element."""
+    with _disable_current_modes():
+        return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def _in_float32(name: str) -> Callable[..., Any]:
@@ -90,7 +120,7 @@ def _in_float32(name: str) -> Callable[..., Any]:
 
 
 class CudaAttention(TorchFunctionMode):
-    """Makes the fused attention operator take a fused kernel where CUDA would.
+    """Makes the fused attention operator take a fused kernel where CUDA would, and `torch.tensor` take fake scalars.
 
     A CPU has one fused kernel, which refuses dropout. Its outputs, the values and one float32 per head and token, are
     those of each of CUDA's kernels. The unfused kernel runs where CUDA has no other (float64), or no other is allowed.
@@ -101,6 +131,13 @@ class CudaAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.tensor:
+            # PyTorch cannot read the values of fake tensors in a list.
+            args = tree_map_only(FakeTensor, lambda tensor: _ones(tensor).tolist(), args)
+        if func in (torch.Tensor.backward, torch.autograd.backward):
+            # PyTorch has taken this mode off, and a checkpoint's forward within the backward needs it.
+            with patch.object(torch.autograd, _engine_run_backward.__name__, self._run_backward):
+                return func(*args, **kwargs)
         if func is not _SDPA:
             return func(*args, **kwargs)
         cuda = torch.backends.cuda
@@ -118,6 +155,10 @@ class CudaAttention(TorchFunctionMode):
             kwargs = {**kwargs, "dropout_p": 0.0}
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             return func(*args, **kwargs)
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return _engine_run_backward(*args, **kwargs)
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
@@ -138,6 +179,8 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: 
 MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation"})
 _DEVICE = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+#: Operators that make the truth of a check that all is well, such as `loss.isfinite().all()`.
+_TRUE = ("aten.all.", "aten.isfinite.", "aten.mul.", "aten.logical_and.", "aten.bitwise_and.")
 
 
 class Tracker(TorchDispatchMode):
@@ -157,6 +200,8 @@ class Tracker(TorchDispatchMode):
         self.stretches: list[Stretch] = []
         #: The number of elements of the logits, after a softmax over them.
         self.logits_numel: int | None = None
+        #: What was assumed about values that fake tensors do not have, each once, with the user's line.
+        self.assumed: dict[str, None] = {}
         #: The number of events so far.
         self.now = 0
         self.phase: Any = "setup"
@@ -244,7 +289,11 @@ class Tracker(TorchDispatchMode):
         if func is _WAIT:
             # On a GPU, waiting for a collective copies nothing.
             return args[0]
-        out = func(*args, **(kwargs or {}))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            if (out := self._assume(func, args)) is None:
+                raise
         if self._is_paused:
             return out
         if func._schema.name.rpartition("::")[2] in MATMULS:
@@ -256,3 +305,39 @@ class Tracker(TorchDispatchMode):
         if func is torch.ops.aten._log_softmax.default:
             self.logits_numel = out.numel()
         return out
+
+    def _assume(self, func: Any, args: Any) -> Any:
+        """The result of an operator that needs values: ones, and masks that keep everything; None where none is safe.
+
+        A whole number may be a length, on which memory depends.
+        """
+        name, tensor = func._schema.name.removeprefix("aten::"), args[0]
+        out: Any = None
+        if name == "_local_scalar_dense" and tensor.is_floating_point():
+            out = 1.0
+        elif name == "_local_scalar_dense" and tensor.dtype is torch.bool:
+            out = self.note(tensor).made_by.startswith(_TRUE)
+            self._tell(f"taken as {str(out).lower()}")
+        elif name == "nonzero":
+            out = tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+            self._tell("a mask that keeps everything")
+        elif name == "index":
+            # Each mask is an index into as many dimensions as it has.
+            indices = list[torch.Tensor | None]()
+            for index in args[1]:
+                is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+                indices += self._assume(torch.ops.aten.nonzero.default, (index,)).unbind(1) if is_mask else [index]
+            out = torch.ops.aten.index.Tensor(tensor, indices)
+        elif name == "masked_select":
+            out = tensor.new_empty(tensor.numel())
+            self._tell("a mask that keeps everything")
+        elif name == "bincount" and len(args) == 3:
+            out = tensor.new_empty(args[2])
+        return out
+
+    def _tell(self, clause: str) -> None:
+        # The reader; a check of Lightning or torchmetrics changes no memory.
+        owners = [(code_owner(frame.filename), frame) for frame in reversed(traceback.extract_stack())]
+        owner, frame = next(pair for pair in owners if pair[0] not in ("lmbench", "pytorch"))
+        if owner == "user":
+            self.assumed[f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {clause}"] = None

@@ -74,6 +74,7 @@ class Forecast(Struct):
     `phases` are those of a steady step; `run_peak_bytes` is the peak from the first step on. Without a GPU, `fits` and
     the largest values are None. `is_sharded` says that ranks share parameters, gradients and optimizer state evenly
     (None: they split only some); `fewest_gpus` is then the number of GPUs that is enough, None if no number is.
+    `assumed` are the user's lines that read values, each with what was assumed, since a prediction has only shapes.
     """
 
     batch_size: int
@@ -94,6 +95,7 @@ class Forecast(Struct):
     run_peak_bytes: int = 0
     is_sharded: bool | None = False
     fewest_gpus: int | None = None
+    assumed: list[str] = []
     took_s: float = 0.0
 
     @property

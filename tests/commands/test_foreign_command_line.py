@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import strangers
 import yaml
 from fit_process import run_here
 from paths import SUPPORT
 from tables import rows
 
 from lmbench.cli import main
+from lmbench.errors import UsageError
 from lmbench.fit.choice import choose
 from lmbench.fit.command_line import CommandLine
 from lmbench.records.load import load_run
@@ -107,6 +111,20 @@ def test_files_name_classes_and_words_override_them(tmp_path):
     assert content["data"]["init_args"]["batch_size"] == 6
 
 
+def test_another_class_over_a_file_keeps_the_arguments_that_it_takes_and_names_the_others(tmp_path):
+    arguments = {"width": 8, "depth": 2, "answer": "dict"}
+    file = write(tmp_path, "mine.yaml", model={"class_path": "strangers.Needy", "init_args": arguments})
+    choice = choose("fit", ["--config", file, "--model", "strangers.OwnLoaders"])
+    assert choice.ignored == ["ignored model.depth of strangers.Needy: OwnLoaders has no such argument"]
+    assert (choice.is_set("model", "width"), choice.is_set("model", "depth")) == (True, False)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    (tmp_path / "twice.yaml").write_text("measure: {steps: 3}\ntrainer:\n  max_steps: 3\n  max_steps: 4\n")
+    with pytest.raises(UsageError, match=r"twice.yaml' has 'max_steps' twice, in lines 3 and 4; keep one of them"):
+        choose("fit", ["--config", str(tmp_path / "twice.yaml")])
+
+
 @pytest.mark.parametrize(
     ("line", "ignored"),
     rows("""
@@ -163,6 +181,51 @@ def test_a_module_in_the_current_folder_is_found(tmp_path):
     assert load_run(process.stdout.strip()).record.model.name == "my_file.OwnLoaders"
 
 
+OWN = "--model strangers.OwnLoaders"
+#: LightningCLI's habits: words, the exit code, and a pattern of what is printed.
+HABITS = rf"""
+smoke --print_config=skip_null | 0 | ^seed_everything: 0\n(?!.*: null)
+smoke --print_config=skip_null,skip_default | 0 | ^trainer:\n  accelerator: cpu\nmeasure:
+smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; choose one of skip_null, skip_default
+--model.help strangers.Regression | 0 | ^options of strangers.Regression:.*--model.answer
+--data.help=strangers.Data | 0 | ^options of strangers.Data:.*--data.batches
+{OWN} --model.help | 0 | ^options of strangers.OwnLoaders:
+{OWN} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
+--model.help strangers.Nobody | 2 | module strangers has no Nobody
+--config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
+{OWN} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | Timer
+{OWN} --trainer.callbacks EarlyStoping | 2 | there is no class 'EarlyStoping'; .* did you mean EarlyStopping
+{OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
+{OWN} --trainer.callbacks torch.nn.Linear | 2 | callbacks: torch.nn.Linear is no Callback
+{OWN} --trainer.callbacks EarlyStopping | 2 | EarlyStopping needs monitor
+{OWN} --trainer.callbacks '[3]' | 2 | is '3'; allowed: a class with its module, class_path and init_args, or a list
+{OWN} --trainer.logger CSVLoger | 2 | logger: there is no class 'CSVLoger'; .* did you mean CSVLogger
+{OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
+{OWN} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | run: 2.*limit_train_batches: 3
+{OWN} --ckpt_path none.ckpt | 2 | none.ckpt
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("words", "code", "pattern"), rows(HABITS))
+def test_the_command_line_has_lightning_clis_habits_or_says_so(words, code, pattern, capfd, tmp_path):
+    assert main(["fit", *shlex.split(words), f"--measure.results_dir={tmp_path}"]) == int(code)
+    printed = capfd.readouterr()
+    assert re.search(pattern, printed.err if code == "2" else printed.out, re.DOTALL)
+    assert code == "0" or not printed.out
+
+
+@pytest.mark.parametrize("command", ["test", "predict"])
+def test_commands_of_lightning_cli_that_are_missing_are_said(command, capsys):
+    assert main([command, "smoke"]) == 2
+    assert f"unknown command '{command}'; lmbench measures training (fit) and" in capsys.readouterr().err
+
+
+def test_settings_in_the_environment_are_said_not_to_be_read(monkeypatch, capsys):
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_STEPS", "3")
+    assert main(["fit", "smoke", "--print_config"]) == 0
+    assert "PL_FIT__TRAINER__MAX_STEPS is not read" in capsys.readouterr().err
+
+
 BROKEN = {
     "raises.py": "import torch\n1 / 0\n",
     "lacks.py": "import a_package_that_is_not_there\n",
@@ -215,6 +278,15 @@ def test_a_step_may_return_no_loss(tmp_path):
     run = fit(tmp_path, f"{REGRESSION} --model.answer none --trainer.gradient_clip_val 1.0")
     assert run.outcome == "ok"
     assert [step.loss is None for step in run.steps] == [step % 2 == 1 for step in range(5)]
+
+
+@pytest.mark.parametrize("answer", strangers.WRONG_ANSWERS)
+def test_a_step_that_never_returns_a_loss_is_an_error_in_the_users_code_with_its_line(answer, tmp_path):
+    run = fit(tmp_path, f"{REGRESSION} --model.answer '{answer}'", code=5)
+    assert (run.outcome, run.record.throughput.tokens_per_s) == ("error", None)
+    line = inspect.getsourcelines(strangers.Regression.training_step)[1]
+    assert run.record.error.location == f"strangers.py:{line} in training_step"
+    assert re.search("loss|return a Tensor", run.record.error.message)
 
 
 def test_accumulated_losses_are_the_modules_own(tmp_path):

@@ -129,30 +129,45 @@ def test_a_compiled_peak_is_within_two_percent_of_an_h200s():
 # by hand
 
 HAND_MODULE = '''
+import copy
+
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
 
 
 class TwoLayers(LightningModule):
     """All sizes are multiples of 512 bytes, so that a count by hand has whole blocks."""
 
-    def __init__(self, reads: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first, self.second = (nn.Linear(1024, 1024, bias=False) for _ in range(2))
-        self.reads = reads
 
     def training_step(self, batch, batch_idx):
-        loss = self.second(self.first(batch).relu()).sum()
-        if self.reads:
-            self.last = loss.item()
-        return loss
+        return self.second(self.first(batch).relu()).sum()
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), fused=True)
 
     def train_dataloader(self):
         return [torch.zeros(8, 1024)] * 4
+
+
+class Extra(TwoLayers):
+    """Evaluates an expression in each step; None leaves the loss as it is."""
+
+    def __init__(self, extra: str) -> None:
+        super().__init__()
+        self.extra, self.mean, self.accuracy = extra, MeanMetric(), MulticlassAccuracy(1024, average="macro")
+
+    def training_step(self, batch, batch_idx):
+        out = self.second(self.first(batch).relu())
+        loss = out.sum()
+        value = eval(self.extra)
+        return loss if value is None else value
 
 
 class Stack(TwoLayers):
@@ -189,6 +204,30 @@ def test_a_users_module_is_counted_to_the_byte(own_module):
     assert (optimizer.gradients, optimizer.activations) == (weights, 0)
 
 
+#: What a training step does beside its loss, and what is assumed about values.
+EXTRAS = {
+    "self.log('loss', loss, prog_bar=True, on_step=True, on_epoch=True, sync_dist=True, reduce_fx='max')": "",
+    "self.log_dict({'loss': loss, 'value': loss.item(), 'count': (batch != 3).sum(), 'rate': 0.1}, on_epoch=True)": "",
+    "self.log('mean', self.mean(loss))": "",
+    "self.log('accuracy', self.accuracy(out, batch.argmax(-1)), on_epoch=True)": "",
+    "print(f'{loss:.3f} {out} {float(loss)} {loss.tolist()}', torch.tensor([loss, loss]).mean().item())": "",
+    "out.detach().argmax(-1).cpu().numpy().mean() and None": "",
+    "copy.deepcopy(self).second(batch).sum() * 0 + loss": "",
+    "self.trainer.is_global_zero and self.optimizers().param_groups[0]['lr'] and None": "",
+    "checkpoint(nn.functional.scaled_dot_product_attention, *[out] * 3, None, 0.1, use_reentrant=False).sum()": "",
+    "exit() if torch.isnan(loss) else None": "taken as false",
+    "None if torch.isfinite(out).all() else exit()": "taken as true",
+    "out[batch > 0].sum()": "a mask that keeps everything",
+}
+
+
+@pytest.mark.parametrize(("extra", "assumed"), EXTRAS.items())
+def test_a_step_that_logs_or_reads_values_is_predicted(own_module, extra, assumed):
+    forecast = predict("--model=hand_module.Extra", "--model.extra", extra)
+    assert forecast.highest.total_bytes > 4 * 4 * 1024**2
+    assert [line.endswith(f": {assumed}") for line in forecast.assumed] == [True] * bool(assumed)
+
+
 @pytest.mark.parametrize(
     ("words", "share"),
     [("--measure.zero_grad native", 1), ("--trainer.accumulate_grad_batches 4", 1), ("--measure.mode forward", 0)],
@@ -202,8 +241,10 @@ def test_gradients_are_held_in_the_forward_where_steps_keep_them(own_module, wor
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model=hand_module.TwoLayers", "--model.reads=true"],
-         r"cannot be predicted: hand_module.py:\d+ `self.last = loss.item\(\)`"),
+        (["--model=hand_module.Extra", "--model.extra=torch.ones(int(batch.argmax()))"],
+         r"cannot be predicted: .*: this needs the values of a tensor; a prediction has only shapes"),
+        (["--model=hand_module.Extra", "--model.extra=self.log('x', self.trainer.nothing)"],
+         "cannot be predicted: .*AttributeError: 'BenchTrainer' object has no attribute 'nothing'"),
         ([*TINY, "--trainer.precision=transformer-engine"],
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
         (["--model.siz=tiny"], r"model\.siz"),

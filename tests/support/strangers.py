@@ -32,6 +32,10 @@ class Data(LightningDataModule):
         return self.train_dataloader()
 
 
+#: What a training step may return by mistake.
+WRONG_ANSWERS = {"nothing": lambda loss: None, "no loss": lambda loss: {"out": loss}, "number": float}
+
+
 class Regression(LightningModule):
     """What a Lightning user writes: logs, hyperparameters, a schedule, a validation."""
 
@@ -46,6 +50,8 @@ class Regression(LightningModule):
         self.log("train_loss", loss, prog_bar=True)
         if self.answer == "none" and batch_idx % 2:
             return None
+        if self.answer in WRONG_ANSWERS:
+            return WRONG_ANSWERS[self.answer](loss)
         return {"loss": loss, "extra": batch_idx} if self.answer == "dict" else loss
 
     def validation_step(self, batch, batch_idx):
