@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +91,10 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, p
     assert text.count("(+100.00 .. +100 %) at 070707070") == 1
     assert text.count("medium: no change over 10 points") == 1
     assert "code at" not in text
+    make_run(Path("results/large"), {"model.size": "large"}, {"environment.code.project.commit": COMMITS[0]})
+    text = " ".join(printed("report", "results", "--over=commit").split())
+    assert "1 of 3 configurations have fewer than the 4 points that a change takes" in text
+    assert "large:" not in text
     rows = list(csv.DictReader(printed("report", "results", "--over=commit", "--format=csv").splitlines()))
     assert [row["commit"] for row in rows] == [commit[:9] for commit in COMMITS] * 2
     (marked,) = [row for row in rows if row["step_change_fraction"]]
