@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -66,6 +67,7 @@ def test_a_timer_alone_is_enough_and_nothing_is_told_before_training_is_over(sle
     logger.trainer.fit(sleeper, SlowBatches())
     assert logger.steps == list(range(8))
     assert logger.metrics[-1][1]["lmbench/summary/time/step_ms"] > 0
+    assert re.match(r"PhaseTimer, mean of 3 steps in ms: step [\d.]+, data [\d.]+, ", repr(logger.trainer.callbacks[0]))
     assert logger.logged_at == {8}
     # A second fit logs its own steps only, at their global steps.
     logger.metrics.clear()

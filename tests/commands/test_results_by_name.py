@@ -71,6 +71,12 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed)
     lines = [line for line in printed("list").splitlines() if line.startswith("last")]
     assert len(lines) == 4
     assert "small, fp32" in lines[2]
+    # The heading holds for the sweep, too, whose cells differ in precision and context.
+    make_sweep(
+        results / "contexts", {"trainer.precision": ["32-true", "bf16-mixed"], "data.context_length": [256, 512]}
+    )
+    heading = printed("list").split("name ")[0]
+    assert ("batch" in heading, "context" in heading) == (True, False)
 
 
 def test_lines_show_the_facts_in_which_runs_differ(results, listed):

@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +98,10 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, p
     low, high = (float(marked[f"step_change_{end}_fraction"]) for end in ("low", "high"))
     assert 0.05 < low < 0.06 < high < 0.07
     assert float(marked["peak_change_fraction"]) == pytest.approx(1)
+    make_run(Path("results/large"), {"model.size": "large"}, {"environment.code.project.commit": COMMITS[0]})
+    text = " ".join(printed("report", "results", "--over=commit").split())
+    assert "1 of 3 configurations have fewer than the 4 points that a change takes" in text
+    assert "large:" not in text
 
 
 def test_over_time_on_a_page(history, printed):
