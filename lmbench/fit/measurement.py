@@ -93,6 +93,12 @@ def _do_nothing(*_: Any, **__: Any) -> None:
     """Replace a method that a mode leaves out."""
 
 
+def _leave_out_sigterm_check(trainer: BenchTrainer) -> None:
+    """Leave out the broadcast that the host waits for in each batch; `run_ranks`, or the launcher, ends all ranks."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    loop._broadcast_sigterm_tensor = _do_nothing
+
+
 def _run_closure_only(
     epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any] | None = None
 ) -> None:
@@ -229,6 +235,8 @@ class Measurement:
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
             module, data, callbacks = build()
             trainer = BenchTrainer(**{**self.flags, "callbacks": [one_process, *self._callbacks(callbacks, announces)]})
+            if not self.settings.sigterm_broadcast:
+                _leave_out_sigterm_check(trainer)
             reach("parsed")
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
@@ -237,17 +245,15 @@ class Measurement:
             if has_history and type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
                 raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
             apply_mode(module, self.mode, self.zero_grad)
-            if not self.settings.sigterm_broadcast:
-                patched: Any = trainer.fit_loop.epoch_loop
-                patched._broadcast_sigterm_tensor = _do_nothing
             if self.flags.get("compile"):
                 # Modules measured earlier in this process count against Dynamo's limit of graphs per code object.
                 torch._dynamo.reset()
             datamodule, loaders = (data, None) if isinstance(data, LightningDataModule) else (None, data)
-            if self.command == "validate":
+            if self.command == "fit":
+                trainer.fit(module, loaders, datamodule=datamodule, **options)
+            else:
                 trainer.limit_val_batches = trainer.limit_val_batches or 1.0
-            run_loop = trainer.fit if self.command == "fit" else trainer.validate
-            run_loop(module, loaders, datamodule=datamodule, **options)
+                trainer.validate(module, loaders, datamodule=datamodule, **options)
             if self.recorder.exit_code is None:
                 # Without a batch Lightning calls no hook of the loop, so no callback noticed.
                 raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")

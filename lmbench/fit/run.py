@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,9 @@ from lmbench.wandb.publish import publish_run
 _EXPLAINED_BY_RESULT = (ExitCode.USAGE, ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_FAILED)
 #: What C++ code of PyTorch logs in a rank: `[rank1]:[E1127 05:06:06.580274014 ProcessGroupNCCL.cpp:689] ...`.
 _CXX_LINES = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} .*\n?", re.M)
-#: Flags that change what is printed, not what is measured.
 #: LightningCLI's flags of `--print_config`, each with what is skipped.
 _SKIPPED = {"skip_null": "null", "skip_default": "default"}
+#: Flags that change what is printed, not what is measured.
 _FLAGS = {"--json", "--quiet", "--print_config"}
 
 
@@ -72,21 +71,13 @@ def run(args: list[str]) -> int:
     reach("imported")
     quiet()
     find_modules_in_current_folder()
-    # LightningCLI's `--print_config=skip_null,skip_default`.
-    skips = [word.partition("=")[2].split(",") for word in args if word.startswith("--print_config=")]
-    args = ["--print_config" if word.startswith("--print_config=") else word for word in args]
-    command, flags = args[0], _FLAGS & set(args)
+    command, flags = args[0], {flag for flag in _FLAGS for word in args if word.partition("=")[0] == flag}
     is_loud = not {"--json", "--quiet"} & flags
     try:
-        skipped = list(chain.from_iterable(skips))
-        for name in skipped:
-            if name not in _SKIPPED:
-                raise unknown("flag of --print_config", name, _SKIPPED)
+        skipped = _skipped(args)
         if environment := sorted(name for name in os.environ if name.startswith("PL_") and "__" in name):
-            tell(
-                f"{environment[0]} is not read: lmbench takes settings from files and options, not from the environment"
-            )
-        words = [word for word in args[1:] if word not in flags]
+            tell(f"{environment[0]} is not read: lmbench takes settings from files and options")
+        words = [word for word in args[1:] if word.partition("=")[0] not in flags]
         if not words and "--print_config" not in flags:
             raise UsageError(f"name a configuration, such as `lmbench {command} smoke`; `lmbench fit -h` lists them")
         line = CommandLine(command, words)
@@ -94,7 +85,7 @@ def run(args: list[str]) -> int:
             for sentence in line.ignored:
                 tell(sentence)
         if "--print_config" in flags:
-            line.write([_SKIPPED[name] for name in skipped])
+            line.write(skipped)
             write_result(line.text)
             return ExitCode.OK
         settings, wandb = line.build("measure"), line.build("wandb")
@@ -131,6 +122,22 @@ def run(args: list[str]) -> int:
     signum = received()
     # A signal during the upload ends the command with that signal's code, although the run is complete.
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
+
+
+def _skipped(args: list[str]) -> list[str]:
+    """What LightningCLI's `--print_config=skip_null,skip_default` leaves out.
+
+    Raises:
+        UsageError: LightningCLI has no such flag.
+    """
+    skipped = []
+    for word in args:
+        option, _, flags = word.partition("=")
+        for flag in flags.split(",") if option == "--print_config" and flags else ():
+            if flag not in _SKIPPED:
+                raise unknown("flag of --print_config", flag, _SKIPPED)
+            skipped.append(_SKIPPED[flag])
+    return skipped
 
 
 def _measure(
