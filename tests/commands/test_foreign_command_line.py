@@ -203,7 +203,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
 {OWN} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | run: 2.*limit_train_batches: 3
 {OWN} --ckpt_path none.ckpt | 2 | none.ckpt
-"""  # noqa: E501
+"""
 
 
 @pytest.mark.parametrize(("words", "code", "pattern"), rows(HABITS))
