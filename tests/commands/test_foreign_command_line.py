@@ -193,7 +193,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
 --model.help strangers.Nobody | 2 | module strangers has no Nobody
 --config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
-{OWN} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | Timer
+{OWN} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | r
 {OWN} --trainer.callbacks EarlyStoping | 2 | there is no class 'EarlyStoping'; .* did you mean EarlyStopping
 {OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
 {OWN} --trainer.callbacks torch.nn.Linear | 2 | callbacks: torch.nn.Linear is no Callback
@@ -203,7 +203,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
 {OWN} --trainer.fast_dev_run 2 --trainer.limit_train_batches 3 --print_config | 0 | run: 2.*limit_train_batches: 3
 {OWN} --ckpt_path none.ckpt | 2 | none.ckpt
-"""  # noqa: E501
+"""
 
 
 @pytest.mark.parametrize(("words", "code", "pattern"), rows(HABITS))
