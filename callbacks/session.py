@@ -108,6 +108,7 @@ class MeasurementSession(LeanCallback):
         self._settle_steps = 0
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
+        self._first_epoch = 0
         self._pace = WarmupPace()
 
     @classmethod
@@ -389,6 +390,7 @@ class MeasurementSession(LeanCallback):
             observer.window_opened()
         reach("window_opened")
         self.run.window.first_step = self.steps_done
+        self._first_epoch = trainer.current_epoch
         self._window_start_ns = time.perf_counter_ns()
 
     def _close_window(self) -> None:
@@ -397,6 +399,8 @@ class MeasurementSession(LeanCallback):
         since_step_s = (observer.since_step_s() for observer in self.observers)
         self._tail_s = next((seconds for seconds in since_step_s if seconds is not None), 0.0)
         self.run.window.steps = self.window_steps
+        if self._trainer is not None:
+            self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
         self.stage = Stage.DONE
         self._collector.end()
         for observer in self.observers:

@@ -66,6 +66,9 @@ class Window:
     """Window: the measured steps, between two synchronizations of host and device."""
 
     warmup_steps: Count = about("Steps before the window, which no statistic includes.", "warm-up")
+    loader_end_count: Count = about(
+        "How often the training loader ended within the window; its restart is in `data` and `other`.", "loader ends"
+    )
     pace_steps: Count = about(
         "Further steps of the warm-up, until the pace of several ranks was steady; null on one rank.", "steady after"
     )

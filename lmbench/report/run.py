@@ -275,10 +275,13 @@ def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     history, kernels = run.memory_history or MemoryHistoryRecord(), run.kernels or KernelSummary()
     breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
-    unseen = listed(*run.unseen_phases or ())
+    unseen, ends = listed(*run.unseen_phases or ()), run.window.loader_end_count
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
     tally = Counter[str](guard.status for guard in run.guards).most_common()
     return [
+        *labelled(
+            "loader", ends and f"ended in the window: {ends} times; data and other hold the time to start it again"
+        ),
         *labelled(
             "unseen", unseen and f"{unseen}: the module optimizes by hand; their time is in other, a step is a batch"
         ),

@@ -216,3 +216,10 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):
     (run,) = lmbench.load(tmp_path)
     assert run.outcome == "interrupted"
     assert measure().outcome == "ok"
+
+
+@pytest.mark.parametrize(("batches", "ends"), [(3, 4), (100, 0)])
+def test_a_loader_that_ends_in_the_window_is_counted_and_told(batches, ends):
+    run = measure(Regression(), Data(batches=batches), warmup_steps=3, steps=12)
+    assert run.record.window.loader_end_count == ends
+    assert (f"ended in the window: {ends} times" in " ".join(str(run).split())) == bool(ends)
