@@ -18,7 +18,7 @@ html_show_sphinx = False
 # Transcripts and drawings have no language.
 highlight_language = "none"
 #: The figures that the guide links to, below its own pages.
-_FIGURES = ["/reference/h200", "/reference/README"]
+_FIGURES = ["/reference/h200", "/reference/h100", "/reference/README"]
 
 
 def _complete(app, name, source):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmbench.commands.words import read_budget, read_configuration, read_size
+from lmbench.configs import find_config
 from lmbench.records.store import check_name
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
@@ -51,6 +52,8 @@ def tune(
 
     advice = "tune takes a configuration, such as `lmbench tune large_bf16 --budget 15m`"
     options = read_configuration(configuration, settings, advice)
+    # Before a folder is made for it.
+    find_config(str(options[CONFIG]))
     goal, axes, budget_s = goal_of(for_), read_space(space), read_budget(budget)
     folder = name or f"tune-{Path(str(options[CONFIG])).stem}"
     check_name("--name", folder)
