@@ -159,8 +159,8 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     shutil.copytree(here, there)
     (tmp_path / "here").rename(tmp_path / "gone")
     (tmp_path / "study.yaml").unlink()
-    # The folder's name alone is enough to go on, with the first start's options.
-    assert sweep(there) == 0
+    # The folder's name is enough to go on, with the first start's options; a copy has to be trusted anew.
+    assert sweep(there, "--trust") == 0
     after = runs(there)
     settings = [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after.values()]
     assert settings == [("ok", 0.5)] * 4
