@@ -14,6 +14,8 @@ import tempfile
 # Before torch looks: with more threads, OpenMP's spinning on a busy two-core machine makes these small tests ten times
 # slower. What the tests start inherits it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On a busy machine lmbench would choose this itself, and say so in a line.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Sweeps that tests begin are none of the user's.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="lmbench-tests-")
 
