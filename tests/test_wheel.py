@@ -30,7 +30,9 @@ def test_lmbench_measures_and_shows_its_guide_from_its_wheel_in_an_empty_folder(
     # The dependencies are this environment's. Its own lmbench comes after the wheel's.
     Path(packages, "dependencies.pth").write_text("\n".join(path for path in sys.path if "site-packages" in path))
     (wheel,) = tmp_path.glob("*.whl")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", "--ignore-installed", wheel)
+    # The same version is among the dependencies.
+    install = ["install", "-q", "--no-deps", "--no-index", "--ignore-installed", wheel]
+    run(sys.executable, "-m", "pip", "--python", python, *install)
     here.mkdir()
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     lmbench = python.with_name("lmbench")
