@@ -12,6 +12,7 @@ import pytest
 import warm_server
 from tables import rows
 
+from lmbench import masking
 from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.masking import is_secret, masked, masked_message, masked_text, masked_words, to_fill_in
@@ -77,6 +78,11 @@ def test_a_name_is_secret_by_its_words_and_similar_names_are_not():
     assert [name for name in SECRETS.split() if not is_secret(name)] == []
     assert [name for name in INNOCENT.split() if is_secret(name)] == []
     assert [name for kind in ("run", "step") for name in fields(kind) if is_secret(name)] == []
+
+
+@pytest.fixture(autouse=True)
+def _secrets_of_other_tests_are_unknown(monkeypatch):
+    monkeypatch.setattr(masking, "_secrets", set())
 
 
 def test_text_that_looks_like_a_key_is_masked_under_any_name_and_ordinary_text_stays():

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 import yaml
-from paths import ROOT
+
+from lmbench import guide
 
 STUDY = {
     "base": {"config": "smoke", "measure.steps": 3, "measure.min_window_s": 0, "measure.probe_steps": 0},
@@ -24,7 +25,7 @@ STUDY = {
 
 
 def block(language, holding):
-    page = (ROOT / "lmbench" / "guide" / "extending.md").read_text("utf-8")
+    page = guide.text("extending")
     (text,) = [text for text in re.findall(rf"^```{language}\n(.*?)^```", page, re.S | re.M) if holding in text]
     return text
 
