@@ -41,13 +41,13 @@ class CommunicationProbe(Observer):
 
     def prepare(self) -> None:
         self.own_probes = ()
+        self._checked_s = 0.0
         self._undo = ExitStack()
         if isinstance(self.trainer.strategy, DDPStrategy) and self.trainer.world_size > 1:
             self.own_probes = (ProbeKind.SYNCHRONIZED,) * _STEPS + (ProbeKind.UNSYNCHRONIZED,) * _STEPS
 
     def window_opened(self) -> None:
         loop: Any = self.trainer.fit_loop.epoch_loop
-        self._checked_s = 0.0
         # An attribute of the loop itself is lmbench's, which has turned the check off.
         if self.trainer.world_size > 1 and "_broadcast_sigterm_tensor" not in vars(loop):
             check = loop._broadcast_sigterm_tensor

@@ -157,7 +157,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
             ends = [end._replace(stop=stop) for end in ends]
             for rank, log in enumerate(logs):
                 with suppress(OSError):
-                    shutil.copyfile(log, (path / f"rank{rank}" if rank else path) / LOG_FILE)
+                    shutil.copyfile(log, _folder_of(path, rank) / LOG_FILE)
     return ends
 
 
@@ -280,7 +280,7 @@ def cause_of(path: Path, ends: list[End]) -> End | None:
     return min(failures, key=lambda end: _silence(path, end), default=None)
 
 
-def ending_of(path: Path, cause: End, ends: list[End]) -> Ending | None:
+def ending_of_ranks(path: Path, cause: End, ends: list[End]) -> Ending | None:
     """The measurement's ending because of a failed rank; None if rank 0's own record says everything.
 
     If the failed rank timed out waiting for ranks that hung, the message starts with their locations.
@@ -322,6 +322,11 @@ def is_watched() -> bool:
     return _LOG in os.environ
 
 
+def _folder_of(path: Path, rank: int) -> Path:
+    """The folder of a rank in the run's folder, which is that of rank 0."""
+    return path / f"rank{rank}" if rank else path
+
+
 def _run_of(path: Path, rank: int) -> Run:
     """The run of a rank, without its steps."""
-    return load_known(path / f"rank{rank}" if rank else path)
+    return load_known(_folder_of(path, rank))

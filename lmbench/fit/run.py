@@ -22,7 +22,7 @@ from lmbench.fit.ranks import (
     End,
     cause_of,
     count_to_start,
-    ending_of,
+    ending_of_ranks,
     ends_by_records,
     errors_in_log,
     is_watched,
@@ -161,7 +161,7 @@ def _measure(
             path = recorder.folder.path
             ends = ends_by_records(path, count)
             cause = cause_of(path, ends)
-            if cause is not None and (ending := ending_of(path, cause, ends)) is not None:
+            if cause is not None and (ending := ending_of_ranks(path, cause, ends)) is not None:
                 recorder.take_over(path, ending)
                 is_of_other_rank = True
     if failure is not None and not is_of_other_rank:
@@ -188,7 +188,7 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
     signum = received()
     cause = cause_of(path, ends) if signum is None else None
     if path.is_dir() and not existed:
-        ending = None if cause is None else ending_of(path, cause, ends)
+        ending = None if cause is None else ending_of_ranks(path, cause, ends)
         # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None and cause.code > 0:
