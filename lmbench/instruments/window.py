@@ -154,14 +154,18 @@ class QuietCollector:
 class AllocatorPeaks:
     """Records peaks and retries of the caching allocator over the run and over the window, and the host's peak memory.
 
-    PyTorch has one set of peaks, which is reset when the window opens. So the run's peaks are the highest of both
-    readings. Without such an allocator, as on a CPU, only `host_peak_rss_bytes` is known.
+    PyTorch has one set of peaks, which is reset here, since an earlier run of the process may have left its own, and
+    when the window opens. So the run's peaks are the highest of both readings. Without such an allocator, as on a CPU,
+    only `host_peak_rss_bytes` is known.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._counters = device_of(device).counters
         self._run = (0, 0)
+        if self._counters is not None:
+            self._counters.reset_peak_memory_stats(device)
+            self._retries_before = self._retry_count()
 
     def _read(self) -> tuple[int, int]:
         """Peaks of allocated and reserved bytes since the last reset, which also raise the run's peaks."""
@@ -190,7 +194,7 @@ class AllocatorPeaks:
         if self._counters is not None:
             self._read()
             memory.run_peak_allocated_bytes, memory.run_peak_reserved_bytes = self._run
-            memory.run_alloc_retry_count = self._retry_count()
+            memory.run_alloc_retry_count = self._retry_count() - self._retries_before
             memory.device_total_bytes = self._counters.get_device_properties(self.device).total_memory
 
     def _retry_count(self) -> int:

@@ -30,7 +30,7 @@ from lmbench.records.run import GpuFacts
 from conftest import quiet_trainer
 
 FORWARD_S, BACKWARD_S = 0.02, 0.03
-WEIGHTS, ACTIVATIONS, TEMPORARY = 1000, 400, 70
+WEIGHTS, ACTIVATIONS, TEMPORARY, EARLIER = 1000, 400, 70, 5000
 
 
 class Planted(LightningModule):
@@ -66,6 +66,9 @@ def batches():
 def device():
     planted = PlantedDevice(torch.device("meta"))
     planted.counters.hold(WEIGHTS)
+    # What ran in this process before left its peak, and retries, which the counters have from the beginning.
+    planted.counters.hold(EARLIER)
+    planted.counters.hold(-EARLIER)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DEVICES, "meta", lambda _: planted)
         yield planted
@@ -94,7 +97,8 @@ def test_its_phases_last_as_long_as_its_own_clock_says(run):
 def test_its_memory_is_what_its_own_counters_say(run):
     memory, peak = run.memory, WEIGHTS + ACTIVATIONS + TEMPORARY
     assert (memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes) == (peak, 2 * peak)
-    assert (memory.run_alloc_retry_count, memory.window_alloc_retry_count) == (3, 0)
+    assert (memory.run_peak_allocated_bytes, memory.run_peak_reserved_bytes) == (peak, 2 * peak)
+    assert (memory.run_alloc_retry_count, memory.window_alloc_retry_count) == (0, 0)
     assert memory.device_total_bytes == 1 << 20
     peaks, begins = memory.phase_peak_allocated_bytes, memory.phase_begin_allocated_bytes
     assert (peaks.forward, peaks.backward) == (WEIGHTS + ACTIVATIONS, peak)
