@@ -99,7 +99,7 @@ def run_loop(loop: Accumulation, device: torch.device) -> float:
 
 def published_sums(device: torch.device) -> Table:
     """Table of the published loops: the sum by the loop here, by `torch.sum`, and as published."""
-    rows: list[list[Value]] = []
+    rows = []
     for loop in (loops := load_rows("accumulation.csv", Accumulation)):
         total = run_loop(loop, device)
         addends = torch.full((loop.n,), loop.addend, dtype=getattr(torch, loop.addend_dtype), device=device)

@@ -226,7 +226,7 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     shared = [seed for seed in curves if seed in baseline]
     steps = min(map(len, [*baseline.values(), *(curves[seed] for seed in shared)]), default=0)
     tails, row_tails = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
-    differences: dict[str, Difference] = {}
+    differences = {}
     for name in tails if steps >= MIN_STEPS else ():
         # A nan loss is a difference beyond every limit. A nan norm was not recorded.
         values = tails[name] if name == "loss" else tails[name].dropna()

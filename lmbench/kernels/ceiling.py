@@ -79,7 +79,7 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
 
 def find_ceiling(folder: Path, gpu: str | None) -> tuple[Path, CeilingRecord] | None:
     """The newest ceiling of a GPU in the folders above a run's folder, and its file; None without such a record."""
-    ceilings = list[tuple[Path, CeilingRecord]]()
+    ceilings = []
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
         with suppress(DamagedRecord):
             record = read_packed(file, CeilingRecord)
@@ -127,7 +127,7 @@ def roofline(findings: KernelFindings) -> Answer:
     peak_text = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
     if peak:
         peak_text = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
-    rates = list[Rate]()
+    rates = []
     ceiling_text = "none of this GPU beside the results: `lmbench ceiling` measures it"
     if ceiling := find_ceiling(findings.trace.path.parent, gpu):
         path, record = ceiling

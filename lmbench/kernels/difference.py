@@ -70,7 +70,7 @@ def difference_answer(*sources: str | Path) -> Answer:
     before_s, after_s = (side.clocks.total.busy_s for side in sides)
     counts = " -> ".join(whole(side.work.rows.number.sum() / side.work.steps) for side in (a, b))
     lines.append(Line("busy", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
-    tables = list[Table]()
+    tables = []
     for name, key in _AXES.items():
         rows = compared(a, b, key)
         largest = rows[rows.difference_s.abs() > _MIN_FRACTION * before_s][:_TOP].itertuples()

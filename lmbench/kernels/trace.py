@@ -139,7 +139,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
     ranges = pd.DataFrame.from_records(events[is_range(events)])[["name", "start_ns", "end_ns"]]
     pieces = ranges[ranges.name.str.startswith(PHASE)]
     pieces = pieces.assign(phase=pieces.name.str.removeprefix(PHASE))
-    inferred = list[pd.DataFrame]()
+    inferred = []
     if unknown := set(pieces.phase).difference(PHASES):
         raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
     is_lmbench = len(pieces) > 0

@@ -97,7 +97,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """
     if not (paths := list(paths)):
         raise UsageError("no result was named; name result folders, such as results")
-    folders: set[Path] = set()
+    folders = set()
     for path in paths:
         root = _folder_of(Path(path))
         if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises on a name that is too long)

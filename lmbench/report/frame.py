@@ -121,8 +121,8 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups: dict[Path | None, Group] = {}
-    seen = set[object]()
+    groups = {}
+    seen = set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
@@ -363,7 +363,7 @@ def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
     Raises:
         UsageError: no cell has this fact or this value.
     """
-    facts: dict[str, Value] = {}
+    facts = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in frame.values:

@@ -72,7 +72,7 @@ def report_on(
         common_view = catalogue.view(over_view(over), (over,))
     elif view is not None:
         common_view = catalogue.view(view)
-    sections = list[_Section]()
+    sections = []
     for group in groups:
         group_view, note = (common_view, "") if common_view else _view_of(group, catalogue)
         frame = frame_over(group, over) if over else make_frame(group, group_view.is_profiled)

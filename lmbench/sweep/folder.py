@@ -115,7 +115,7 @@ class SweepFolder:
 
     def _write_plan(self, plan: Plan) -> None:
         file = plan.file.as_mapping()
-        texts = dict[str, str]()
+        texts = {}
         for options, name in _with_configs(file):
             config = str(options[CONFIG])
             text, content = plan.configs[config], plan.contents[config]
@@ -206,7 +206,7 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
     Raises:
         UsageError: the folder holds no sweep that this lmbench can read, or one that this user did not begin.
     """
-    contents = dict[str, bytes]()
+    contents = {}
     for name in _FILES:
         try:
             contents[name] = read_file(path / name, MAX_SWEEP_BYTES if name == SWEEP_FILE else MAX_YAML_BYTES)
