@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import threading
 from typing import Any
 
 from lightning.pytorch import Callback
 
 from lmbench.errors import ExitCode, tell
-
-#: man 2 prctl
-_PR_SET_PDEATHSIG = 1
+from lmbench.python_process import die_with_parent
 
 
 class OneProcess(Callback):
@@ -26,13 +22,12 @@ class OneProcess(Callback):
 
     def __init__(self) -> None:
         self._pid, self._thread, self.is_over = os.getpid(), threading.get_ident(), False
-        self._prctl = ctypes.CDLL(None).prctl
         os.register_at_fork(after_in_child=self._end_with_parent)
 
     def _end_with_parent(self) -> None:
         # The kernel takes the end of the forking thread for the parent's.
         if not self.is_over and (os.getppid(), threading.get_ident()) == (self._pid, self._thread):
-            self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            die_with_parent()
 
     def check(self, *arguments: Any) -> None:
         """Takes and ignores the arguments of Lightning's hooks."""

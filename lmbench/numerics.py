@@ -19,7 +19,7 @@ from torch.nn import functional
 from lmbench.device import best_device, device_of
 from lmbench.progress import progress
 from lmbench.reference import Accumulation, load_rows
-from lmbench.report.answer import Answer, Column, Line, Table, Value
+from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.units import Unit
 
 EPS = 1e-5

@@ -36,6 +36,7 @@ from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import is_checkpoint_mismatch
+from lmbench.instruments.window import Schedule
 from lmbench.interruption import exits_raised, held, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
@@ -244,7 +245,7 @@ class Measurement:
 
     def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
-        schedule = settings = self.settings
+        schedule: Schedule = self.settings
         instruments: list[Callback] = []
         for room in ROOMS:
             options = self.rooms.get(room.name, {})
@@ -260,7 +261,7 @@ class Measurement:
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),
-            *([GradientNorm()] if settings.gradient_norm and self.mode == "train_step" else []),
+            *([GradientNorm()] if self.settings.gradient_norm and self.mode == "train_step" else []),
             # Last of the callbacks that act before the window, so that its power reading is close to the window.
             ThroughputMeter(),
             self.recorder,
