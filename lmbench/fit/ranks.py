@@ -39,7 +39,7 @@ from lmbench.fit.flight_recorder import Stop, read_stop, recording_variables
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
 from lmbench.python_process import die_with_parent
-from lmbench.records.load import Run, load_known
+from lmbench.records.load import StoredRun, load_known
 from lmbench.records.vocabulary import KILLED, RUNNING, Values
 from lmbench.sweep.fork_server import end_after
 
@@ -326,6 +326,6 @@ def _folder_of(path: Path, rank: int) -> Path:
     return path / f"rank{rank}" if rank else path
 
 
-def _run_of(path: Path, rank: int) -> Run:
+def _run_of(path: Path, rank: int) -> StoredRun:
     """The run of a rank, without its steps."""
     return load_known(_folder_of(path, rank))

@@ -22,7 +22,7 @@ from lmbench.kernels.host import HostEvents, settled
 from lmbench.kernels.names import NAMES, UNCLASSIFIED, kind_of, reader
 from lmbench.kernels.trace_notes import TRACE_FILE, TraceNotes
 from lmbench.records.intervals import NONE, Flags, Integers, locate, paint
-from lmbench.records.load import Run, is_run_folder, load_run
+from lmbench.records.load import StoredRun, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUN_FILE
 from lmbench.records.vocabulary import DAMAGED, PHASE, PHASES, STEP, Phase
@@ -93,7 +93,7 @@ class Trace:
     """
 
     path: Path
-    run: Run | None
+    run: StoredRun | None
     events: TraceEvents
     host: HostEvents
     timeline: PhaseTimeline
