@@ -55,9 +55,9 @@ from lmbench.records.vocabulary import RUNNING, Stage
 class RunRecorder(Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer and a CommunicationProbe for the run if the Trainer has none, and a LearningRate if a scheduler
-    changes the rate. A full disk does not end the run:
-    writing is tried again, and records that are lost in the end make the outcome `error`.
+    It adds a PhaseTimer, and with several ranks a CommunicationProbe, if the Trainer has none, and a LearningRate if a
+    scheduler changes the rate. A full disk does not end the run: writing is tried again, and records that are lost in
+    the end make the outcome `error`.
 
     Recorded beside the fields of all other callbacks:
 
@@ -101,7 +101,8 @@ class RunRecorder(Observer):
         super().setup(trainer, pl_module, stage)
         if not any(isinstance(callback, PhaseTimer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             self.session.attach(PhaseTimer(), pl_module, stage)
-        if not any(isinstance(callback, CommunicationProbe) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        has_probe = any(isinstance(callback, CommunicationProbe) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if trainer.world_size > 1 and not has_probe:
             self.session.attach(CommunicationProbe(), pl_module, stage)
         profiler = trainer.profiler  # type: ignore[attr-defined]
         run = self.session.run

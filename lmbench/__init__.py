@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from lmbench.fit.data_parallel import DataParallel as DataParallel
     from lmbench.fit.in_process import measure as measure
     from lmbench.fit.model_parallel import ModelParallel as ModelParallel
+    from lmbench.fit.settings import MeasureSettings as MeasureSettings
+    from lmbench.instruments.window import Schedule as Schedule
     from lmbench.model.attention_layer import AttentionLayer as AttentionLayer
     from lmbench.model.hugging_face import HuggingFace as HuggingFace
     from lmbench.runs import Run as Run
@@ -30,8 +32,10 @@ _MODULES = {
     "DataParallel": "lmbench.fit.data_parallel",
     "HuggingFace": "lmbench.model.hugging_face",
     "KernelProfiler": "lmbench.callbacks.kernel_capture",
+    "MeasureSettings": "lmbench.fit.settings",
     "ModelParallel": "lmbench.fit.model_parallel",
     "Run": "lmbench.runs",
+    "Schedule": "lmbench.instruments.window",
     "UsageError": "lmbench.errors",
     "load": "lmbench.runs",
     "measure": "lmbench.fit.in_process",

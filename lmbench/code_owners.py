@@ -31,6 +31,11 @@ _NAMES: Mapping[Owner, str] = {
 }
 _OWNERS = {name: owner for owner, names in _NAMES.items() for name in names.split()}
 
+#: Libraries that a user brings. A line in them may be to blame, but a function in them is not the user's own.
+_BROUGHT = """transformers datasets huggingface_hub safetensors deepspeed torchvision torchaudio sklearn PIL cv2
+    matplotlib tensorboard hydra omegaconf pyarrow"""
+_LIBRARIES = {*_OWNERS, *_BROUGHT.split()}
+
 #: Folders of installed packages.
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
@@ -40,6 +45,9 @@ _GENERATED = re.compile(
     r"(?P<python>^<frozen )|(?P<library>^<(?:__array_function__|attrs |lambdifygenerated))"
     r"|(?P<pytorch>^<eval_with_key>|[/\\](?:torchinductor_|torch_compile_debug[/\\])|[/\\](\w\w)[/\\]\w\4\w{40,}\.py$)"
 )
+
+#: A function of a file with its line, in a trace.
+_FUNCTION = re.compile(r"(.*?)\.py(?=\([1-9]\d*\): )")
 
 #: A package or a console script in the path of a file on another machine. A `link-tree` is a PAR file's, and PyTorch's
 #: own repository is called `pytorch`.
@@ -83,8 +91,26 @@ def _folders() -> dict[str, Owner]:
     for name, owner in _OWNERS.items():
         if (file := getattr(sys.modules.get(name), "__file__", None)) is not None:
             folders[file.removesuffix("/__init__.py")] = owner
-    # In a checkout the root is on the path, too.
-    return folders | {f"{root}/{part}": "lmbench" for root in lmbench.__path__[1:] for part in _PARTS}
+    return folders | {str(folder): "lmbench" for folder in own_folders()}
+
+
+def own_folders() -> list[Path]:
+    """The folders of lmbench's code. In a checkout, whose root is on the package's path, there are three."""
+    return [Path(__file__).parent, *(Path(root, part) for root in lmbench.__path__[1:] for part in _PARTS)]
+
+
+def is_users_function(name: str) -> bool:
+    """Whether a Python function of a trace, such as `my_data.py(27): tokenize`, is in the user's own file.
+
+    The profiler leaves out the folders that Python imports from, so that the file's path may begin with a package.
+    """
+    if (function := _FUNCTION.match(name)) is None:
+        return False
+    file, (package, *rest) = function[0], function[1].split("/")
+    is_library = (
+        package in sys.stdlib_module_names or (package in _LIBRARIES and rest) or not INSTALLED.isdisjoint(rest)
+    )
+    return not (is_library or _FOREIGN_PYTHON.match(file) or _GENERATED.search(file))
 
 
 def recorded_folders(files: Iterable[str]) -> dict[str, Owner]:
@@ -92,7 +118,7 @@ def recorded_folders(files: Iterable[str]) -> dict[str, Owner]:
 
     A checkout of lmbench is recognized by one of its files, and without such a file its callbacks count as the user's.
     """
-    folders: dict[str, Owner] = {}
+    folders = {}
     for path in {file.replace("\\", "/") for file in files}:
         if (package := _FOREIGN_PACKAGE.match(path)) and (owner := _OWNERS.get(package[1] or package[2])):
             folders[package[0]] = owner

@@ -48,7 +48,7 @@ def read_file(path: Path, most_bytes: int, follows_links: bool = False, unpacks:
         Unreadable: the file is missing, not a regular file, a link out of its folder, too large, or not permitted; or
             its gzip data is damaged or ends early.
     """
-    pieces: list[bytes] = []
+    pieces = []
     left_bytes = most_bytes
     with open_file(path, follows_links) as file:
         is_packed = unpacks and file.read(len(_GZIP)) == _GZIP

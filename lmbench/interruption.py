@@ -121,7 +121,7 @@ def held() -> Iterator[None]:
     Ctrl-C also waits in a user's program outside of `listening`, and so do handlers of other code that may raise.
     """
     _state.depth += 1
-    arrived: list[int] = []
+    arrived = []
     replaced = _take_over((signal.SIGINT,), _on_signal)
     others = {} if _state.depth > 1 else _take_over(_OTHERS, lambda signum, _: arrived.append(signum))
     try:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from lmbench.device import best_device, device_of
 from lmbench.progress import progress
 from lmbench.reference import Accumulation, load_rows
-from lmbench.report.answer import Answer, Column, Line, Table, Value
+from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.units import Unit
 
 EPS = 1e-5
@@ -99,7 +99,7 @@ def run_loop(loop: Accumulation, device: torch.device) -> float:
 
 def published_sums(device: torch.device) -> Table:
     """Table of the published loops: the sum by the loop here, by `torch.sum`, and as published."""
-    rows: list[list[Value]] = []
+    rows = []
     for loop in (loops := load_rows("accumulation.csv", Accumulation)):
         total = run_loop(loop, device)
         addends = torch.full((loop.n,), loop.addend, dtype=getattr(torch, loop.addend_dtype), device=device)

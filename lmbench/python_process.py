@@ -43,7 +43,7 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
         UsageError: the process ended with a usage error.
         ProcessFailed: the process ended with any other error.
     """
-    lines = list[str]()
+    lines = []
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             tied_python(*words), stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"

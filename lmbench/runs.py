@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Run(_load.Run):
+class Run(_load.StoredRun):
     """A run as it was read; `print(run)` shows it like `lmbench show`, a notebook shows it as a table.
 
     `record` is its run.json (`record.throughput.tokens_per_s`, `record.phases.forward.mean_s`); `lmbench fields` lists
@@ -66,7 +66,7 @@ def read_run(folder: Path, with_steps: bool = True) -> Run:
     return Run(**vars(run))
 
 
-def notes(run: _load.Run) -> list[Line]:
+def notes(run: _load.StoredRun) -> list[Line]:
     """Lines about a run that did not end (its number of steps), and about files that could not be read."""
     lines = []
     if run.outcome in (RUNNING, KILLED, DAMAGED):
@@ -77,7 +77,7 @@ def notes(run: _load.Run) -> list[Line]:
     return lines
 
 
-def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> pandas.DataFrame:
+def to_frame(runs: _load.StoredRun | Iterable[_load.StoredRun], *, steps: bool = False) -> pandas.DataFrame:
     """Runs as a `pandas.DataFrame`, with a row for each run or, with `steps`, for each step.
 
     Columns are the record's fields by their dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI
@@ -85,7 +85,7 @@ def to_frame(runs: _load.Run | Iterable[_load.Run], *, steps: bool = False) -> p
     """
     import pandas as pd
 
-    runs = [runs] if isinstance(runs, _load.Run) else runs
+    runs = [runs] if isinstance(runs, _load.StoredRun) else runs
     if steps:
         return pd.DataFrame([{"run_id": run.run_id, **as_dict(step)} for run in runs for step in run.steps])
     rows = [

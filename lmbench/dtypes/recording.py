@@ -152,7 +152,7 @@ class StepDtypes(TorchFunctionMode):
         for (path, name, inputs, output, under_autocast), count in self._operators.items():
             reason = operator_reason(name, inputs, output, lists.get(name), under_autocast)
             operators[path].append(NotedOperator(name, count, list(inputs), output, reason))
-        modules: list[NotedModule] = []
+        modules = []
         for path, child in module.named_modules():
             # Left out are lists of modules, which are never called, and a step without operators of its own.
             has_forward = getattr(type(child), "forward", None) is not nn.Module.forward

@@ -49,7 +49,7 @@ class Subject(NamedTuple):
 
 
 @dataclass
-class Choice:
+class Chosen:
     """The classes and settings that a command line measures.
 
     Attributes:
@@ -74,7 +74,7 @@ class Choice:
         return is_configured or any(word.partition("=")[0] == f"--{key}.{name}" for word in self.words)
 
 
-def choose(command: str, words: list[str]) -> Choice:
+def choose(command: str, words: list[str]) -> Chosen:
     """Read the configurations that a command line names, and import its classes.
 
     A later configuration overrides an earlier one, and options override all configurations. A user's module gets data
@@ -109,7 +109,7 @@ def choose(command: str, words: list[str]) -> Choice:
     strategies = [(content.get("trainer") or {}).get("strategy") for content in settings]
     configured = next((name for name in reversed(strategies) if isinstance(name, str)), None)
     options = list(name_classes(options, configured))
-    choice = Choice(model, _data_class(model, command, subjects["data"], wants_data), settings, options, places)
+    choice = Chosen(model, _data_class(model, command, subjects["data"], wants_data), settings, options, places)
     settings += [{key: _arguments(choice, key, subject)} for key in BASES for subject in subjects[key]]
     return choice
 
@@ -176,7 +176,7 @@ def _data_class(model: type, command: str, subjects: list[Subject], wants_data: 
     return None
 
 
-def _arguments(choice: Choice, key: str, subject: Subject) -> Values:
+def _arguments(choice: Chosen, key: str, subject: Subject) -> Values:
     """The subject's arguments for the chosen class, of another class those that the chosen one has too."""
     chosen: type | None = getattr(choice, key)
     if subject.class_path == _NULL or (chosen is None and not subject.is_shipped):

@@ -35,7 +35,7 @@ from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.blocks import Category
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
-from lmbench.memory.predictor import EARLIER, Allocation, Trial, peaks_of
+from lmbench.memory.predictor import EARLIER, Allocation, FakeStep, peaks_of
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES
 
@@ -234,7 +234,7 @@ def precision_plugin(name: str, strategy: Strategy) -> Precision:
     return plugin
 
 
-def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> Trial:
+def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> FakeStep:
     """The peak of each phase and region, in order, of the step that begins at event `steady_from` and of earlier steps.
 
     Allocations that no callback labelled get their category here, from their size and lifetime: an allocation that
@@ -259,7 +259,7 @@ def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> Tri
         for stretch in tracker.stretches
         if stretch.phase in PHASES
     ]
-    return Trial(*peaks_of(tracker.allocations, stretches), block_count)
+    return FakeStep(*peaks_of(tracker.allocations, stretches), block_count)
 
 
 #: FSDP2's functions that allocate: their owner, their name, and the category of their allocations.

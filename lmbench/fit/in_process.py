@@ -16,7 +16,7 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -40,7 +40,7 @@ from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
 from lmbench.records.passes import PASS
-from lmbench.records.vocabulary import Mode, Values
+from lmbench.records.vocabulary import Values
 from lmbench.rooms import ROOMS
 from lmbench.runs import Run, read_run
 
@@ -132,46 +132,28 @@ def measure(
     module: LightningModule,
     data: Any = None,
     *,
-    steps: int = 20,
-    warmup_steps: int = 5,
-    min_window_s: float = 3.0,
-    probe_steps: int = 10,
-    mode: Mode | None = None,
     precision: str | int = "32-true",
-    matmul_precision: Literal["highest", "high"] = "highest",
     compile: bool | Mapping[str, Any] = False,
-    zero_grad: Literal["auto", "after_step", "native"] = "auto",
-    gradient_norm: bool = False,
     instrument: str = "timing",
     seed: int = 0,
     trainer: Mapping[str, Any] | None = None,
     results_dir: str | Path | None = None,
     copy: bool = False,
+    **settings: Any,
 ) -> Run:
-    """Measure a module in this process, as `lmbench fit` does in a process of its own.
+    """Measure a module in this process, as `lmbench fit` does in a process of its own; one at a time, also in threads.
 
     The process is left as it was (random states, flags, signal handlers, warnings, variables). The module is left as it
     was except for its weights, which are trained unless `copy` is set. PyTorch's CUDA peak counters are reset, and
-    Dynamo's caches with `compile`. Works in notebooks and threads, one measurement at a time.
+    Dynamo's caches with `compile`.
 
     Args:
         module: a LightningModule.
         data: a LightningDataModule, a loader (any iterable of batches, or a list of batches), or one batch (a tensor,
             tuple, mapping or list of tensors) for every step. None takes the module's own train_dataloader
             (val_dataloader for inference); lmbench's models get random tokens.
-        steps: least number of steps in the window, which also lasts `min_window_s`: steps=10 of 40 ms become 75.
-        warmup_steps: steps before the window.
-        min_window_s: least length of the window in seconds; with 0 the window has exactly `steps`.
-        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
-            kind.
-        mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step. None
-            is train_step, or forward_backward for attention by itself, which has nothing to optimize.
         precision: Lightning's name, such as bf16-mixed, or fp8-tensorwise or fp8-rowwise.
-        matmul_precision: precision of float32 matrix products: highest is fp32, high is TF32.
         compile: true for torch.compile, or its options (`lmbench.instruments.compiling.CompileOptions`) by name.
-        zero_grad: after_step frees gradients as soon as they are used, native is Lightning's order; auto is after_step
-            for lmbench's own models and native for all others.
-        gradient_norm: record the gradient norm of every step.
         instrument: the pass, as in a sweep's passes, or that of an installed room. kernels records a trace, memory the
             allocator's history, dtypes the dtypes of a probe step; sync synchronizes at every phase. All but timing and
             dtypes slow the steps down, so that step times are no longer the model's own.
@@ -179,6 +161,8 @@ def measure(
         trainer: further flags of Lightning's Trainer, such as accelerator, callbacks, accumulate_grad_batches.
         results_dir: folder in which to keep the result's folder; None keeps nothing on the disk.
         copy: measure a deep copy of the module.
+        settings: those of `lmbench.MeasureSettings` by name: steps, warmup_steps, mode, matmul_precision, ... By
+            default the mode is train_step, or forward_backward for attention by itself, which has nothing to optimize.
 
     Returns:
         The run, with outcome `ok`, or `oom` if memory ran out.
@@ -189,39 +173,14 @@ def measure(
     """
     if not isinstance(module, LightningModule):
         raise UsageError(f"{getattr(module, '__name__', type(module).__name__)} {NO_MODULE}")
-    settings = settings_of(
-        "measure",
-        MeasureSettings,
-        mode=usual_mode(type(module)) if mode is None else mode,
-        warmup_steps=warmup_steps,
-        steps=steps,
-        min_window_s=min_window_s,
-        probe_steps=probe_steps,
-        matmul_precision=matmul_precision,
-        zero_grad=zero_grad,
-        gradient_norm=gradient_norm,
-        results_dir=str(results_dir or ""),
-    )
-    if isinstance(compile, Mapping):
-        compile = settings_of("compile", CompileOptions, **compile)
+    defaults = {"mode": usual_mode(type(module)), "results_dir": str(results_dir or "")}
+    schedule = settings_of("measure", MeasureSettings, **{**defaults, **settings})
     flags = {**TRAINER_DEFAULTS, "precision": precision, "compile": compile, **(trainer or {})}
-    check_limits(flags)
-    with undisturbed():
-        quiet()
-        rank_count = count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags})
-    if rank_count > 1:
-        raise UsageError("several devices need a process each: `lmbench fit` starts them, or torchrun your own program")
-    if instrument not in PASS:
-        raise unknown("instrument", str(instrument), PASS)
-    rooms = {room.name: vars(resolve_name(room.settings)()) for room in ROOMS if room.settings}
-    groups = {**rooms, "timer": {}, "trainer": flags}
-    for option, value in PASS[instrument].options.items():
-        group, _, name = option.partition(".")
-        groups[group][name] = value
+    groups = _groups(instrument, flags)
     if not _measuring.acquire(blocking=False):
         raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
     try:
-        run_or_failure = _run(deepcopy(module) if copy else module, data, settings, groups, seed)
+        run_or_failure = _run(deepcopy(module) if copy else module, data, schedule, groups, seed)
     finally:
         _measuring.release()
         # Trainer, optimizer and batch are in reference cycles, which hold device memory until Python collects them.
@@ -229,6 +188,30 @@ def measure(
     if isinstance(run_or_failure, BaseException):
         raise run_or_failure
     return run_or_failure
+
+
+def _groups(instrument: str, flags: Values) -> Values:
+    """The settings of the rooms, the timer and the Trainer, by group, for a measurement with this instrument.
+
+    Raises:
+        UsageError: there is no such instrument, or a flag of the Trainer is of a measurement that is not made here.
+    """
+    if instrument not in PASS:
+        raise unknown("instrument", str(instrument), PASS)
+    if isinstance(flags["compile"], Mapping):
+        flags["compile"] = settings_of("compile", CompileOptions, **flags["compile"])
+    check_limits(flags)
+    with undisturbed():
+        quiet()
+        rank_count = count_to_start({"num_nodes": 1, "strategy": "auto", "accelerator": "auto", **flags})
+    if rank_count > 1:
+        raise UsageError("several devices need a process each: `lmbench fit` starts them, or torchrun your own program")
+    rooms = {room.name: vars(resolve_name(room.settings)()) for room in ROOMS if room.settings}
+    groups = {**rooms, "timer": {}, "trainer": flags}
+    for option, value in PASS[instrument].options.items():
+        group, _, name = option.partition(".")
+        groups[group][name] = value
+    return groups
 
 
 def _run(

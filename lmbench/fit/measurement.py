@@ -5,10 +5,6 @@ Command lines, cells of sweeps and `lmbench.measure` all come through here. A mo
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,12 +29,14 @@ from lmbench.callbacks import (
     ThroughputMeter,
     TrainingCheck,
 )
+from lmbench.callbacks.one_process import OneProcess
 from lmbench.device import synchronize
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import UsageError, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import is_checkpoint_mismatch
+from lmbench.instruments.window import Schedule
 from lmbench.interruption import exits_raised, held, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
@@ -93,12 +91,6 @@ def _do_nothing(*_: Any, **__: Any) -> None:
     """Replace a method that a mode leaves out."""
 
 
-def _leave_out_sigterm_check(trainer: BenchTrainer) -> None:
-    """Leave out the broadcast that the host waits for in each batch; `run_ranks`, or the launcher, ends all ranks."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    loop._broadcast_sigterm_tensor = _do_nothing
-
-
 def _run_closure_only(
     epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any] | None = None
 ) -> None:
@@ -131,35 +123,6 @@ class Announcement(Observer):
         # The measurement goes on if the output cannot be written; the command says so at its end.
         with suppress(OSError):
             give(Answer(banner(self.session.run)), Output())
-
-
-#: man 2 prctl
-_PR_SET_PDEATHSIG = 1
-
-
-class OneProcess(Callback):
-    """Ends a process that the user's code forked within the training, before it trains on and writes to the record.
-
-    Such a process may also wait for ever, since it lacks the threads of its parent. So it ends with its parent.
-    """
-
-    def __init__(self) -> None:
-        self._pid, self._thread, self.is_over = os.getpid(), threading.get_ident(), False
-        self._prctl = ctypes.CDLL(None).prctl
-        os.register_at_fork(after_in_child=self._end_with_parent)
-
-    def _end_with_parent(self) -> None:
-        # The kernel takes the end of the forking thread for the parent's.
-        if not self.is_over and (os.getppid(), threading.get_ident()) == (self._pid, self._thread):
-            self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-    def check(self, *arguments: Any) -> None:
-        """Takes and ignores the arguments of Lightning's hooks."""
-        if os.getpid() != self._pid:
-            tell(f"your code forked process {os.getpid()}, which came back to the training; it was ended")
-            os._exit(ExitCode.USER_CODE)
-
-    on_train_batch_end = on_validation_batch_end = on_exception = check  # type: ignore[assignment]
 
 
 @dataclass
@@ -234,16 +197,11 @@ class Measurement:
                 seed_everything(None if seed is True else seed, workers=True, verbose=False)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
             module, data, callbacks = build()
-            trainer = BenchTrainer(**{**self.flags, "callbacks": [one_process, *self._callbacks(callbacks, announces)]})
-            if not self.settings.sigterm_broadcast:
-                _leave_out_sigterm_check(trainer)
+            trainer = self._trainer([one_process, *self._callbacks(callbacks, announces)])
             reach("parsed")
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
             reach("device_ready")
-            has_history = any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-            if has_history and type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
-                raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
             apply_mode(module, self.mode, self.zero_grad)
             if self.flags.get("compile"):
                 # Modules measured earlier in this process count against Dynamo's limit of graphs per code object.
@@ -270,9 +228,24 @@ class Measurement:
             one_process.is_over = True
         return None
 
+    def _trainer(self, callbacks: list[Callback]) -> Any:
+        """The Trainer with these callbacks.
+
+        Raises:
+            UsageError: two of its instruments disturb each other.
+        """
+        trainer: Any = BenchTrainer(**{**self.flags, "callbacks": callbacks})
+        has_history = any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks)
+        if has_history and type(trainer.profiler) is not PassThroughProfiler:
+            raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
+        if not self.settings.sigterm_broadcast:
+            # Leave out a broadcast that the host waits for in each batch; `run_ranks`, or the launcher, ends all ranks.
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing
+        return trainer
+
     def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
-        schedule = settings = self.settings
+        schedule: Schedule = self.settings
         instruments: list[Callback] = []
         for room in ROOMS:
             options = self.rooms.get(room.name, {})
@@ -288,7 +261,7 @@ class Measurement:
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),
-            *([GradientNorm()] if settings.gradient_norm and self.mode == "train_step" else []),
+            *([GradientNorm()] if self.settings.gradient_norm and self.mode == "train_step" else []),
             # Last of the callbacks that act before the window, so that its power reading is close to the window.
             ThroughputMeter(),
             self.recorder,

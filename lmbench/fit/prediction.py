@@ -47,7 +47,7 @@ from lmbench.instruments.ending import is_usage_error, user_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
-from lmbench.memory.predictor import Predictor, Trial
+from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
@@ -118,7 +118,9 @@ class Prediction:
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
-    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int) -> Trial:
+    def step(
+        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
+    ) -> FakeStep:
         """Run a steady step on fake tensors, and return its peaks by phase and region.
 
         Args:
@@ -261,7 +263,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
 
 
 def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
-    def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> Trial:
+    def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
         shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
         tell(f"a step of {shape}" + (f" on {plan.world_size} GPUs" if plan.world_size > 1 else ""))
         try:

@@ -39,7 +39,7 @@ from lmbench.fit.flight_recorder import Stop, read_stop, recording_variables
 from lmbench.fit.trainer import BenchTrainer
 from lmbench.instruments.ending import COLLECTIVE_FAILED, Ending, failed
 from lmbench.python_process import die_with_parent
-from lmbench.records.load import Run, load_known
+from lmbench.records.load import StoredRun, load_known
 from lmbench.records.vocabulary import KILLED, RUNNING, Values
 from lmbench.sweep.fork_server import end_after
 
@@ -93,7 +93,7 @@ def count_to_start(flags: Values) -> int:
         return BenchTrainer(logger=False, **{name: flags[name] for name in names}).world_size
 
 
-class End(NamedTuple):
+class RankEnd(NamedTuple):
     """How a rank ended.
 
     Attributes:
@@ -101,18 +101,18 @@ class End(NamedTuple):
         code: its exit code, or minus the number of the signal that ended it.
         log: what it printed, or its stack.
         was_waited_for: whether it still ran when the other ranks had been waited for after a failure.
-        stop: the collective in which the ranks stopped, where NCCL noticed.
     """
 
     rank: int
     code: int
     log: str
     was_waited_for: bool
-    stop: Stop | None = None
 
 
-def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
+def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[RankEnd], Stop | None]:
     """Fork `count` ranks that call `measure`, and return how they ended, in the order in which they ended.
+
+    The collective in which they stopped is returned, too, where NCCL noticed.
 
     Rank 0 prints where this process prints. The others, and the C++ code of rank 0, print into a log, which is kept in
     the rank's folder of results if a rank failed. All ranks have ended when this function returns or raises.
@@ -125,7 +125,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
     # Chosen before the fork, since all ranks need the same port.
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": str(count)}
     context = multiprocessing.get_context("fork")
-    ends: list[End] = []
+    ends, stop = list[RankEnd](), None
     with ScratchFolder("ranks") as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(count)]
         variables |= recording_variables(Path(folder))
@@ -146,7 +146,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
                     code = ranks[rank].exitcode or int(_run_of(path, rank).outcome == KILLED)
-                    ends.append(End(rank, code, logs[rank].read_text(errors="replace"), rank in late))
+                    ends.append(RankEnd(rank, code, logs[rank].read_text(errors="replace"), rank in late))
                     if code:
                         grace_s = _GRACE_AFTER_ABORT_S if code == -signal.SIGABRT else GRACE_S
                         deadline_s = min(deadline_s, time.monotonic() + grace_s)
@@ -154,11 +154,10 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> list[End]:
             _end(ranks)
         if any(end.code for end in ends):
             stop = read_stop(Path(folder), count)
-            ends = [end._replace(stop=stop) for end in ends]
             for rank, log in enumerate(logs):
                 with suppress(OSError):
                     shutil.copyfile(log, _folder_of(path, rank) / LOG_FILE)
-    return ends
+    return ends, stop
 
 
 def _end(ranks: list[ForkProcess]) -> None:
@@ -239,7 +238,7 @@ def _stack_of(pid: int | None) -> str:
     return ""
 
 
-def ends_by_records(path: Path, count: int) -> list[End]:
+def ends_by_records(path: Path, count: int) -> list[RankEnd]:
     """How ranks that a launcher started ended, from their records in the run's folder.
 
     Waits up to `RECORDING_S` for a record that says more than that its rank heard of another rank's failure.
@@ -247,7 +246,7 @@ def ends_by_records(path: Path, count: int) -> list[End]:
     deadline_s = time.monotonic() + RECORDING_S
     while True:
         runs = [_run_of(path, rank) for rank in range(count)]
-        ends = [End(rank, int(run.outcome != "ok"), "", run.outcome == RUNNING) for rank, run in enumerate(runs)]
+        ends = [RankEnd(rank, int(run.outcome != "ok"), "", run.outcome == RUNNING) for rank, run in enumerate(runs)]
         if min(_silence(path, end) for end in ends) < 2 or time.monotonic() > deadline_s:
             return [
                 end._replace(log=_stack_of(runs[end.rank].record.pid)) if end.was_waited_for else end for end in ends
@@ -255,7 +254,7 @@ def ends_by_records(path: Path, count: int) -> list[End]:
         time.sleep(0.1)
 
 
-def _silence(path: Path, end: End) -> int:
+def _silence(path: Path, end: RankEnd) -> int:
     """How little a rank's record says about why the measurement ended.
 
     0 if the rank was killed, 1 if it failed by itself, 2 if it heard of another failure in a collective or by a signal,
@@ -269,7 +268,7 @@ def _silence(path: Path, end: End) -> int:
     return 2 if run.outcome == "interrupted" or run.record.error.kind == COLLECTIVE_FAILED else 1
 
 
-def cause_of(path: Path, ends: list[End]) -> End | None:
+def cause_of(path: Path, ends: list[RankEnd]) -> RankEnd | None:
     """The rank that ended a measurement; None if all ranks ended well.
 
     Args:
@@ -280,7 +279,7 @@ def cause_of(path: Path, ends: list[End]) -> End | None:
     return min(failures, key=lambda end: _silence(path, end), default=None)
 
 
-def ending_of_ranks(path: Path, cause: End, ends: list[End]) -> Ending | None:
+def ending_of_ranks(path: Path, cause: RankEnd, ends: list[RankEnd], stop: Stop | None = None) -> Ending | None:
     """The measurement's ending because of a failed rank; None if rank 0's own record says everything.
 
     If the failed rank timed out waiting for ranks that hung, the message starts with their locations.
@@ -288,8 +287,8 @@ def ending_of_ranks(path: Path, cause: End, ends: list[End]) -> Ending | None:
     run = _run_of(path, cause.rank)
     hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
     if (error := run.record.error) is None:
-        if cause.code == -signal.SIGABRT and cause.stop is not None:
-            return failed(COLLECTIVE_FAILED, hangs + _stopped(cause.stop), None)
+        if cause.code == -signal.SIGABRT and stop is not None:
+            return failed(COLLECTIVE_FAILED, hangs + _stopped(stop), None)
         how = "left in the middle" if run.outcome == KILLED else f"ended with exit code {cause.code}"
         if cause.code < 0:
             how = f"was ended by {signal.Signals(-cause.code).name}"
@@ -327,6 +326,6 @@ def _folder_of(path: Path, rank: int) -> Path:
     return path / f"rank{rank}" if rank else path
 
 
-def _run_of(path: Path, rank: int) -> Run:
+def _run_of(path: Path, rank: int) -> StoredRun:
     """The run of a rank, without its steps."""
     return load_known(_folder_of(path, rank))

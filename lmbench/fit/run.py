@@ -19,7 +19,7 @@ from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder,
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement, complete_record
 from lmbench.fit.ranks import (
-    End,
+    RankEnd,
     cause_of,
     count_to_start,
     ending_of_ranks,
@@ -180,15 +180,15 @@ def _measure(
 
 def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], int]) -> int:
     """Measure by `count` ranks, and take over the record of rank 0; returns the exit code."""
-    ends: list[End] = []
+    ends, stop = list[RankEnd](), None
     path = Path(recorder.results_dir, recorder.run_id or "").absolute()
     existed = path.exists()
     with suppress(KeyboardInterrupt, Terminated):
-        ends = run_ranks(path, count, measure)
+        ends, stop = run_ranks(path, count, measure)
     signum = received()
     cause = cause_of(path, ends) if signum is None else None
     if path.is_dir() and not existed:
-        ending = None if cause is None else ending_of_ranks(path, cause, ends)
+        ending = None if cause is None else ending_of_ranks(path, cause, ends, stop)
         # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None and cause.code > 0:

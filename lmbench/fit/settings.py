@@ -17,22 +17,18 @@ _SEED_LIMIT = 2**32
 class MeasureSettings(Schedule):
     """The mode, the length of the measurement, and the folder of its result.
 
+    It also has the settings of `lmbench.Schedule`: warmup_steps, min_window_s, probe_steps, collective_timeout_s.
+
     Args:
-        mode: forward (graph kept, no backward), forward_backward (no optimizer) or train_step. `lmbench validate`
-            always measures inference.
-        warmup_steps: steps before the window.
         steps: least number of steps in the window.
-        min_window_s: least length of the window in seconds.
-        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
-            kind.
+        mode: forward (graph kept, no backward), forward_backward (no optimizer) or train_step. `lmbench validate`
+            always measures inference (on validation_step), which `lmbench.measure` takes as a mode.
         matmul_precision: precision of float32 matrix products: highest is fp32, high is TF32.
         zero_grad: after_step frees gradients as soon as they are used; native is Lightning's order (between forward
             and backward), which keeps them alive through the forward. auto is after_step for lmbench's own models and
             native for your module, which is measured as it is.
         gradient_norm: record the gradient norm of every step that updates weights. It costs kernels, which count as
             phase `clip` of the step.
-        collective_timeout_s: seconds that a rank waits for the other ranks, after the first step, before it ends the
-            run.
         sigterm_broadcast: with several ranks, keep Lightning's check for SIGTERM: a broadcast for each batch, whose
             result the host waits for. Without it lmbench, or the launcher, ends all ranks when one was ended.
         results_dir: folder of result folders.

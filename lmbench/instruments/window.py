@@ -58,11 +58,13 @@ class Schedule:
 
     Args:
         warmup_steps: steps before the window.
-        steps: steps of the window at least; None measures until training ends.
-        min_window_s: seconds of the window at least; a power-capped card slows down over seconds, so that a short
-            window shows too high a speed.
-        probe_steps: steps that examine the lag inside phases; 0 leaves out every kind of probe step.
-        collective_timeout_s: seconds that a rank waits for the others once the first step is done.
+        steps: least number of steps in the window; None measures until training ends.
+        min_window_s: least length of the window in seconds; a power-capped card slows down over seconds, so that a
+            short window shows too high a speed.
+        probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
+            kind.
+        collective_timeout_s: seconds that a rank waits for the other ranks, after the first step, before it ends the
+            run.
 
     Raises:
         UsageError: a value below its minimum.

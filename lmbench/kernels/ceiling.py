@@ -79,7 +79,7 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
 
 def find_ceiling(folder: Path, gpu: str | None) -> tuple[Path, CeilingRecord] | None:
     """The newest ceiling of a GPU in the folders above a run's folder, and its file; None without such a record."""
-    ceilings = list[tuple[Path, CeilingRecord]]()
+    ceilings = []
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
         with suppress(DamagedRecord):
             record = read_packed(file, CeilingRecord)
@@ -127,7 +127,7 @@ def roofline(findings: KernelFindings) -> Answer:
     peak_text = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
     if peak:
         peak_text = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
-    rates = list[Rate]()
+    rates = []
     ceiling_text = "none of this GPU beside the results: `lmbench ceiling` measures it"
     if ceiling := find_ceiling(findings.trace.path.parent, gpu):
         path, record = ceiling
@@ -165,27 +165,26 @@ def _roofline_rows(findings: KernelFindings, run: RunRecord) -> tuple[pd.DataFra
     # Under mixed precision the parameters keep their type: autocast converts them at each product.
     precision = find_precision(str(run.precision))
     weight_bytes = precision.weight_bytes if precision is not None else 4
-    optimizer = model.optimizer or "this optimizer"
     moved = (model.trainable_parameter_count or np.nan) * (ADAMW_READS + ADAMW_WRITES) * weight_bytes
-    is_known = {
-        "products": full * causal * count > 0, "backward": not flops.recomputed_per_token_flops,
-        "optimizer": optimizer.startswith("AdamW") and moved > 0,
-    }  # fmt: skip
-    reasons = {
-        "products": flops.reason or window.tokens_reason or "FLOPs of matrix products or tokens are not known",
-        "backward": "activation checkpointing computes a part of the forward again in it",
-        "optimizer": f"reads and writes of {optimizer} are unknown",
-    }
-    rows = list[tuple[str, float | None, float | None, str]]()
+    reasons = {}
     # Backward has twice forward's products.
-    for phase, passes in {"forward": 1.0, "backward": 2.0 if is_known["backward"] else np.nan}.items():
+    backward_passes = 2.0
+    if not full * causal * count > 0:
+        reasons["products"] = flops.reason or window.tokens_reason or "FLOPs of matrix products or tokens are not known"
+    if flops.recomputed_per_token_flops:
+        reasons["backward"] = "activation checkpointing computes a part of the forward again in it"
+        backward_passes = np.nan
+    if not (model.optimizer or "").startswith("AdamW") or not moved > 0:
+        reasons["optimizer"] = f"reads and writes of {model.optimizer or 'this optimizer'} are unknown"
+        moved = np.nan
+    rows: list[tuple[str, float | None, float, str]] = []
+    for phase, passes in (("forward", 1.0), ("backward", backward_passes)):
         kinds_s = work.seconds("kind", phase)
         # FLOPs of full attention are twice those of the causal half, the only half that fused attention computes.
         fused = 2 * (full - causal) * count * passes if "attention" in kinds_s else 0.0
         amounts = {"matmul": full * count * passes - fused, "attention": fused / 2}
         for name, kind in (("matmul", MATMUL), ("attention", "attention")):
             rows.append((f"{name} {phase}", kinds_s.get(kind), amounts[name], "TFLOP"))
-    rows.append(("optimizer", work.total_s("optimizer") or None, moved if is_known["optimizer"] else None, "TB"))
+    rows.append(("optimizer", work.total_s("optimizer") or None, moved, "TB"))
     frame = pd.DataFrame(rows, columns=["name", "seconds", "work", "unit"]).astype({"seconds": float, "work": float})
-    reasons = {name: reason for name, reason in reasons.items() if not is_known[name]}
     return frame.dropna(subset="seconds").reset_index(drop=True), reasons

@@ -68,9 +68,9 @@ def parts_of_call(graphs: Sequence[Graph], ran: Sequence[Launch]) -> list[str]:
     anchors = {name for name, _ in launches if name.startswith(TRITON)}
     if not anchors:
         return [""] * len(ran)
-    parts: list[str] = []
+    parts = []
     for kernels, listed in zip(_split_at(ran, anchors), _split_at(launches, anchors), strict=True):
-        anchor_parts: list[str] = []
+        anchor_parts = []
         if kernels and kernels[0][0] in anchors:
             # Inductor generates the sums of a graph itself. A library's sum right behind an anchor therefore finishes
             # that kernel's mixed-order reduction.

@@ -10,10 +10,9 @@ import pandas as pd
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import per_what, run_lines
 from lmbench.kernels.findings import KernelFindings, examine
-from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.records.settings import differences
-from lmbench.report.answer import Answer, Line, Table, guard_lines
+from lmbench.report.answer import Answer, Line, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import signed_ms, table
 from lmbench.report.units import milliseconds, signed_percent, whole
@@ -27,13 +26,13 @@ _AXES = {"phases": "phase", "kinds": "kind", "parts": "part", "kernels": "short_
 _SUMMED = ["a_s", "b_s", "a_count", "b_count", "difference_s"]
 
 
-def compared(a: KernelFindings, b: KernelFindings, key: str, phase: str = STEP) -> pd.DataFrame:
-    """A row for each value of a column of `Work`, such as `kind`, in a phase or the step; the largest difference first.
+def compared(a: KernelFindings, b: KernelFindings, key: str) -> pd.DataFrame:
+    """A row for each value of a column of `Work`, such as `kind`, in the step; the largest difference first.
 
     `a_s`, `b_s`, `a_count` and `b_count` are kernel time and number of kernels as means per step, missing on a side
     without such kernels. `difference_s` is B minus A, and `change` is `new`, `gone`, `grew`, `shrank` or empty.
     """
-    sides = [side.work.by(key, phase=phase).set_index(key)[["kernel_s", "kernel_count"]] for side in (a, b)]
+    sides = [side.work.by(key).set_index(key)[["kernel_s", "kernel_count"]] for side in (a, b)]
     rows = pd.concat(sides, axis=1).set_axis(["a_s", "a_count", "b_s", "b_count"], axis=1).rename_axis("name")
     difference_s, larger_s = rows.b_s.fillna(0) - rows.a_s.fillna(0), rows[["a_s", "b_s"]].max(axis=1)
     is_same = difference_s.abs() <= SAME_FRACTION * larger_s
@@ -70,7 +69,7 @@ def difference_answer(*sources: str | Path) -> Answer:
     before_s, after_s = (side.clocks.total.busy_s for side in sides)
     counts = " -> ".join(whole(side.work.rows.number.sum() / side.work.steps) for side in (a, b))
     lines.append(Line("busy", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
-    tables = list[Table]()
+    tables = []
     for name, key in _AXES.items():
         rows = compared(a, b, key)
         largest = rows[rows.difference_s.abs() > _MIN_FRACTION * before_s][:_TOP].itertuples()

@@ -191,13 +191,14 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
     document = document if isinstance(document, _Document) else _Document(document)
     if unread := sorted(filter(_UNREAD.match, {event.cat for event in document.traceEvents})):
         refuse(f"has events of {', '.join(unread)}, which are not read; give one of torch 2 on CUDA or ROCm")
-    categories = {*_DEVICE, *_CALLS, *_HOST}
     # Events that never ended have no duration. The trace's guards report a launch or kernel that is lost this way.
     finished = [
         event
         for event in document.traceEvents
-        if (event.ph == "X" and event.dur is not None and event.dur >= 0)
-        and (event.cat in categories or (event.cat == _FUNCTION and _is_read(event)))
+        if event.ph == "X"
+        and event.dur is not None
+        and event.dur >= (_MIN_FUNCTION_US if event.cat == _FUNCTION and not event.name.startswith(MODULE_CALL) else 0)
+        and event.cat in (*_DEVICE, *_CALLS, *_HOST, _FUNCTION)
     ]
     if all(event.cat in (*_CALLS, _FUNCTION) for event in finished):
         refuse(f"has no operators and no kernels among its {len(document.traceEvents)} events; {RECORD}")
@@ -220,10 +221,6 @@ def read_trace(path: Path, follows_links: bool = True) -> tuple[TraceEvents, Tra
     })  # fmt: skip
     origin_ns = document.baseTimeNanoseconds + round(start_us.min() * 1e3)
     return _divide(events, document.distributedInfo or Distributed(), origin_ns), document.notes
-
-
-def _is_read(function: _Event) -> bool:
-    return function.name.startswith(MODULE_CALL) or (function.dur or 0.0) >= _MIN_FUNCTION_US
 
 
 def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> TraceEvents:

@@ -80,7 +80,7 @@ class KernelFindings:
         trace = self.trace
         work = self.work
         counts = self.completeness
-        guards = list[Guard]()
+        guards = []
         if trace.run is not None and trace.run.damage:
             guards.append(make_guard("run_record", 1, damage=trace.run.damage))
         launches = counts["captured_launch_count"]

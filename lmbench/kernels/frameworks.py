@@ -32,7 +32,7 @@ def find_compiling(trace: Trace) -> tuple[Integers, Integers]:
 
 def framework_lines(traces: Sequence[Trace]) -> list[Line]:
     """A line on the longest compilation in the traces, and one for each cost, with its mean over the traces' ranks."""
-    lines = list[Line]()
+    lines = []
     compiling_s, span_s = max(map(_compiling_s, traces))
     if compiling_s:
         of = f"{milliseconds(compiling_s)} of {milliseconds(span_s)} ms"

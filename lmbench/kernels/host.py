@@ -13,9 +13,10 @@ from itertools import pairwise, takewhile
 import numpy as np
 import pandas as pd
 
+from lmbench.code_owners import is_users_function
 from lmbench.errors import UsageError
 from lmbench.kernels.events import MODULE_CALL, Events, is_range, starting, take, users_ranges, where
-from lmbench.kernels.names import is_users_function, module_path, operator_part, part_of
+from lmbench.kernels.names import module_path, operator_part, part_of
 from lmbench.records.intervals import NONE, Flags, Integers
 from lmbench.records.vocabulary import MODULE
 
@@ -48,7 +49,7 @@ class Nesting:
     def __init__(self, events: Events) -> None:
         self.names: list[str] = events.name.tolist()
         self.events = events
-        parent: list[int] = []
+        parent = []
         opened: list[int] = []
         ends, threads = events.end_ns.tolist(), events.thread.tolist()
         for index, start in enumerate(events.start_ns.tolist()):

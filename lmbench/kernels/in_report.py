@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
-from lmbench.records.load import Run
+from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
@@ -46,7 +46,7 @@ def _wait_fraction(run: RunRecord) -> float | None:
     return math.fsum(phase.host_wait_s or 0.0 for phase in phases) / window_s if window_s else None
 
 
-def _top_other(run: Run) -> Cell | None:
+def _top_other(run: StoredRun) -> Cell | None:
     """The longest kernel of the step that is not a matrix product, and its share of kernel time."""
     if (row := value_at(run.record, "kernels.phases.step.top_other")) is None:
         return None

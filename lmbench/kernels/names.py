@@ -8,7 +8,6 @@ rule matches, the operator that launched it decides.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +53,6 @@ class Names(Struct, forbid_unknown_fields=True):
     foreign_phases: list[Rule]
     users_phases: list[Rule]
     calls: list[Rule]
-    libraries: str
     causes: dict[str, WaitCause]
     phase_parts: dict[str, str]
 
@@ -90,9 +88,6 @@ _MODULE = re.compile(
 )
 _by_beginning, _by_function = reader(NAMES.kernel_beginnings), reader(NAMES.kernel_functions)
 _by_arguments, _by_operator = reader(NAMES.kernel_arguments), reader(NAMES.kernel_operators)
-_LIBRARY_FILE = re.compile(NAMES.libraries, re.VERBOSE)
-# A function of a file: `my_data.py(27): tokenize`; the group is the file's module or outermost package.
-_PYTHON_FUNCTION = re.compile(r"^([^/(]*)(?:/.*)?\.py\([1-9]\d*\): ")
 _type, _precision = reader(NAMES.types), reader(NAMES.precisions)
 # The operation that a general launcher runs, in its template arguments: the last occurrence of the first pattern found.
 _OPERATIONS = [re.compile(pattern) for pattern in NAMES.operations]
@@ -152,7 +147,7 @@ def base_name(name: str) -> str:
     if not name.startswith("_Z"):
         text = _NOISE.sub("", name).strip()
         return text.partition("<")[0].partition("(")[0].strip() or text
-    components: list[str] = []
+    components = []
     end = 3 if name.startswith("_ZN") else 2
     while match := _LENGTH.match(name, end):
         begin, end = match.end(), match.end() + int(match[0])
@@ -219,12 +214,6 @@ def joined(parts: Iterable[str]) -> str:
 def part_order(part: str) -> tuple[int, str]:
     """A sorting key for the model's order; a joined part comes right after the first of its parts."""
     return _ORDER.get(part.partition("+")[0], len(PARTS)), part
-
-
-def is_users_function(name: str) -> bool:
-    """Whether a Python function of a trace is in the user's own file: neither in a library nor in Python's own."""
-    file = _PYTHON_FUNCTION.match(name)
-    return file is not None and file[1] not in sys.stdlib_module_names and not _LIBRARY_FILE.search(name)
 
 
 @lru_cache(maxsize=4096)

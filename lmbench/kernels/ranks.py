@@ -50,7 +50,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
     if len(paths) == 1:
         return kernels_answer(paths[0])
-    traces: dict[int, Trace] = {}
+    traces = {}
     with progress("kernels", len(paths)) as task:
         for path in paths:
             task.begin(path.name)

@@ -101,7 +101,7 @@ def attention_times(work: Work, model: Model) -> dict[Phase, AttentionTimes]:
     A phase is left out if its products or its softmax have no kernels of their own. It is also left out if a kernel
     does one of the parts together with another: its time cannot be divided.
     """
-    times: dict[Phase, AttentionTimes] = {}
+    times = {}
     for phase, (softmax, products) in _FLOPS.items():
         parts = work.seconds("part", phase)
         pieces = work.by("kind", "part", phase=phase)

@@ -22,7 +22,7 @@ from lmbench.kernels.host import HostEvents, settled
 from lmbench.kernels.names import NAMES, UNCLASSIFIED, kind_of, reader
 from lmbench.kernels.trace_notes import TRACE_FILE, TraceNotes
 from lmbench.records.intervals import NONE, Flags, Integers, locate, paint
-from lmbench.records.load import Run, is_run_folder, load_run
+from lmbench.records.load import StoredRun, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUN_FILE
 from lmbench.records.vocabulary import DAMAGED, PHASE, PHASES, STEP, Phase
@@ -93,7 +93,7 @@ class Trace:
     """
 
     path: Path
-    run: Run | None
+    run: StoredRun | None
     events: TraceEvents
     host: HostEvents
     timeline: PhaseTimeline
@@ -139,7 +139,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
     ranges = pd.DataFrame.from_records(events[is_range(events)])[["name", "start_ns", "end_ns"]]
     pieces = ranges[ranges.name.str.startswith(PHASE)]
     pieces = pieces.assign(phase=pieces.name.str.removeprefix(PHASE))
-    inferred = list[pd.DataFrame]()
+    inferred = []
     if unknown := set(pieces.phase).difference(PHASES):
         raise UsageError(f"the trace has a phase {min(unknown)[:40]!r}, which is none of {', '.join(PHASES)}")
     is_lmbench = len(pieces) > 0

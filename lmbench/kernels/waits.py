@@ -9,11 +9,12 @@ from itertools import takewhile
 import numpy as np
 import pandas as pd
 
+from lmbench.code_owners import is_users_function
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.events import each, starting, take, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
-from lmbench.kernels.names import NAMES, is_users_function, module_path, reader
+from lmbench.kernels.names import NAMES, module_path, reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, union
 from lmbench.report.console import shortened
@@ -190,7 +191,7 @@ def _surroundings(trace: Trace, thread: Integers, moments: Integers, causes: Seq
         host.users.around(main, moments),
     )
     for cause, event, function, users_range in zip(causes, *around, strict=True):
-        words = list[str]()
+        words = []
         if event != NONE and cause not in (DATA, _COMPILING) and (cause != HOST_CODE or function == NONE):
             # Of nested ATen operators the outermost is named: the program called it.
             nested = takewhile(lambda index: host.names[index].startswith("aten::"), host.nesting.climb(event))

@@ -87,12 +87,7 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
     calls = [node for node in nodes if node.op == "call_function"]
     (returned,) = next(node for node in nodes if node.op == "output").args
     outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
-    for node in calls:
-        if "val" not in node.meta:
-            # The partitioner re-inserts an operator with several results without its values: its `getitem` users have
-            # them.
-            items = {user.args[1]: user.meta.get("val") for user in node.users if user.target is operator.getitem}
-            node.meta["val"] = tuple(items.get(index) for index in range(max(items, default=-1) + 1))
+    _restore_values(calls)
     first_node: dict[int, fx.Node] = {}
     base = {}
     for node in nodes:
@@ -139,6 +134,14 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+def _restore_values(calls: list[Any]) -> None:
+    """Give an operator with several results its values, which the partitioner leaves to its `getitem` users alone."""
+    for node in calls:
+        if "val" not in node.meta:
+            items = {user.args[1]: user.meta.get("val") for user in node.users if user.target is operator.getitem}
+            node.meta["val"] = tuple(items.get(index) for index in range(max(items, default=-1) + 1))
 
 
 def _plan(calls: list[fx.Node], base: dict[fx.Node, fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:

@@ -49,7 +49,7 @@ class PhasePeak(Struct):
         return sum(self.peak.values())
 
 
-class Gpu(Struct):
+class TargetGpu(Struct):
     """A GPU to predict for: its memory, and the workspace that cuBLAS takes on it."""
 
     name: str
@@ -86,7 +86,7 @@ class Forecast(Struct):
     phases: list[PhasePeak]
     reserved_bytes: int
     method: str
-    gpu: Gpu | None = None
+    gpu: TargetGpu | None = None
     fits: bool | None = None
     largest_batch_size: Largest | None = None
     largest_context_length: Largest | None = None
@@ -106,11 +106,11 @@ class Forecast(Struct):
 class Request(Struct):
     """The part of a request to the predicting process that is not an option of `lmbench fit`."""
 
-    gpu: Gpu | None
+    gpu: TargetGpu | None
     finds_largest: bool
 
 
-def gpu_for(name: str | None) -> Gpu | None:
+def gpu_for(name: str | None) -> TargetGpu | None:
     """The GPU of that name, or without a name the first one of this machine; None if the machine has none.
 
     Raises:
@@ -119,7 +119,7 @@ def gpu_for(name: str | None) -> Gpu | None:
     if name is not None:
         sheet = named_gpu(name)
         offered_bytes = int(sheet.size * 2**30 * OFFERED_FRACTION)
-        return Gpu(sheet.name, offered_bytes, matmul_workspace_bytes(sheet.name))
+        return TargetGpu(sheet.name, offered_bytes, matmul_workspace_bytes(sheet.name))
     import pynvml  # type: ignore[import-untyped]
 
     try:
@@ -130,16 +130,16 @@ def gpu_for(name: str | None) -> Gpu | None:
         return None
     # NVML's total includes the memory that the driver keeps for itself (torch sees 139.8 of an H200's 140.4 GiB).
     total_bytes = memory.total - getattr(memory, "reserved", 0)
-    return Gpu(name, total_bytes, matmul_workspace_bytes(name))
+    return TargetGpu(name, total_bytes, matmul_workspace_bytes(name))
 
 
-def gpu_of(run: RunRecord) -> Gpu | None:
+def gpu_of(run: RunRecord) -> TargetGpu | None:
     """The GPU of a run, by its record; None for a run on a CPU, or if the size of its memory is unknown."""
     gpu = run.environment.gpu if run.environment else None
     total_bytes = run.memory.device_total_bytes
     if not run.is_on_gpu or gpu is None or gpu.name is None or total_bytes is None:
         return None
-    return Gpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name))
+    return TargetGpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name))
 
 
 def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None] | None = None) -> Forecast:
@@ -187,7 +187,7 @@ class Shortage:
     """A run that ran out of memory, with predictions for the run as it is and for each change, lowest peak first."""
 
     run: RunRecord
-    gpu: Gpu | None
+    gpu: TargetGpu | None
     as_it_is: Remedy
     remedies: list[Remedy]
 

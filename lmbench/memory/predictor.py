@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from lmbench.memory.blocks import CATEGORIES, Category, by_category, held_at, held_bytes, highest_moments, rounded_bytes
-from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, Largest, PhasePeak
+from lmbench.memory.forecast import CONTEXT_BYTES, Largest, PhasePeak, TargetGpu
 from lmbench.records.vocabulary import PHASES, Phase
 
 _MIB = 2**20
@@ -36,15 +36,15 @@ _LEAST_REST_BYTES = {True: 512, False: _MIB + 1}
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class CachedBlock:
     """A piece of a segment, with its neighbours in the segment."""
 
     address: int
     size_bytes: int
     is_small: bool
     is_free: bool = False
-    before: Block | None = None
-    behind: Block | None = None
+    before: CachedBlock | None = None
+    behind: CachedBlock | None = None
 
 
 @dataclass
@@ -56,9 +56,9 @@ class CachingAllocator:
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
-    _free: dict[bool, list[tuple[int, int, Block]]] = field(default_factory=lambda: {True: [], False: []})
+    _free: dict[bool, list[tuple[int, int, CachedBlock]]] = field(default_factory=lambda: {True: [], False: []})
 
-    def allocate(self, size_bytes: int) -> Block:
+    def allocate(self, size_bytes: int) -> CachedBlock:
         """A block for a request, of the requested size or more."""
         size = rounded_bytes(max(size_bytes, 1))
         is_small = size <= _SMALL_BYTES
@@ -72,11 +72,11 @@ class CachingAllocator:
             if size < _LARGE_FROM_BYTES:
                 segment_size = _SMALL_SEGMENT_BYTES if is_small else _LARGE_SEGMENT_BYTES
             # The model puts each segment behind the ones before.
-            block = Block(self.reserved_bytes, segment_size, is_small)
+            block = CachedBlock(self.reserved_bytes, segment_size, is_small)
             self.reserved_bytes += segment_size
         rest_size = block.size_bytes - size
         if rest_size >= _LEAST_REST_BYTES[is_small]:
-            rest = Block(block.address + size, rest_size, is_small, True, block, block.behind)
+            rest = CachedBlock(block.address + size, rest_size, is_small, True, block, block.behind)
             if block.behind is not None:
                 block.behind.before = rest
             block.behind, block.size_bytes = rest, size
@@ -84,7 +84,7 @@ class CachingAllocator:
         self.allocated_bytes += block.size_bytes
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: CachedBlock) -> None:
         """Take a block back and join it with free neighbours."""
         self.allocated_bytes -= block.size_bytes
         free = self._free[block.is_small]
@@ -138,7 +138,7 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
     events = [(allocation.start, index) for index, allocation in enumerate(sized)]
     events += [(allocation.end, index) for index, allocation in enumerate(sized) if allocation.end is not None]
     allocator = CachingAllocator()
-    held = dict[int, Block]()
+    held = dict[int, CachedBlock]()
     sizes = list[int]()
     for _, index in sorted(events):
         if index in held:
@@ -175,7 +175,7 @@ SHARED: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state")
 _MAX_ROUNDS = 3
 
 
-class Trial(NamedTuple):
+class FakeStep(NamedTuple):
     """The result of one fake step: its peaks, the bytes that the allocator reserved, and the number of alike blocks.
 
     `block_count` is that of the whole module, None for a module without alike blocks.
@@ -187,7 +187,7 @@ class Trial(NamedTuple):
 
 
 #: Takes a fake step of a batch size and a context length with a number of the alike blocks (None: all of them).
-TakeStep = Callable[[int, int | None, int | None], Trial]
+TakeStep = Callable[[int, int | None, int | None], FakeStep]
 
 
 class Predictor:
@@ -233,7 +233,7 @@ class Predictor:
         self.run_peak_bytes = peak_bytes(peaks)
         self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
 
-    def largest(self, gpu: Gpu, is_context: bool = False) -> Largest:
+    def largest(self, gpu: TargetGpu, is_context: bool = False) -> Largest:
         """The largest batch size that fits, or the largest context, a multiple of CONTEXT_UNIT tokens.
 
         The search uses peaks from few blocks. A step with all blocks at its result then corrects the ratio of reserved
@@ -260,7 +260,7 @@ class Predictor:
             ratio = self._take_step(*shape(start), None).reserved_bytes / peak(start)
         return border
 
-    def fewest_ranks(self, world_size: int, gpu: Gpu, reserve: Callable[[int], int]) -> int | None:
+    def fewest_ranks(self, world_size: int, gpu: TargetGpu, reserve: Callable[[int], int]) -> int | None:
         """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.
 
         Each peak is `shared / ranks + rest`; None if the rest alone does not fit.
@@ -327,7 +327,7 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     return all(abs(a - b) <= ROUGHLY_FRACTION * b for a, b in sizes)
 
 
-def largest_that_fits(reserve: Callable[[int], int], gpu: Gpu, start: int, unit: int, limit: int) -> Largest:
+def largest_that_fits(reserve: Callable[[int], int], gpu: TargetGpu, start: int, unit: int, limit: int) -> Largest:
     """The largest multiple of `unit` up to `limit` that fits, where `reserve` has the reserved bytes of each.
 
     The search begins at `start`, brackets the border, and finds it by Brent's method.

@@ -45,7 +45,7 @@ _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 
 
-class Frame(Struct, frozen=True):
+class StackFrame(Struct, frozen=True):
     """A frame of a stack."""
 
     name: str = ""
@@ -66,7 +66,7 @@ class Frame(Struct, frozen=True):
         return "::" not in self.name and not _NOT_PYTHON.search(self.filename)
 
 
-Stack = tuple[Frame, ...]
+Stack = tuple[StackFrame, ...]
 
 
 class Entry(Struct, rename={"address": "addr", "requested_bytes": "size", "stack": "frames"}):
@@ -83,7 +83,7 @@ class Entry(Struct, rename={"address": "addr", "requested_bytes": "size", "stack
     stack: Any = None
 
 
-class Block(Struct, rename={"size_bytes": "size", "requested_bytes": "requested_size", "stack": "frames"}):
+class SegmentBlock(Struct, rename={"size_bytes": "size", "requested_bytes": "requested_size", "stack": "frames"}):
     """A piece of a segment.
 
     Its state is active_allocated, inactive, or active_pending_free: given back while another stream still uses it. The
@@ -103,7 +103,7 @@ class Segment(Struct):
     device: int
     address: _Int64
     total_size: _Bytes
-    blocks: list[Block] = []
+    blocks: list[SegmentBlock] = []
     segment_type: str = ""
     is_expandable: bool = False
 
@@ -223,7 +223,7 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     log = pd.DataFrame(rows, columns=Entry.__struct_fields__)
     segments = [segment for segment in snapshot.segments if segment.device == device]
     pieces = pd.DataFrame(
-        [astuple(block) for segment in segments for block in segment.blocks], columns=Block.__struct_fields__
+        [astuple(block) for segment in segments for block in segment.blocks], columns=SegmentBlock.__struct_fields__
     )
     stacks, index = different_stacks([*log["stack"], *pieces["stack"]])
     log = log.assign(stack=index[: len(log)], start=log.index)

@@ -158,8 +158,8 @@ def _check_kernel(kind: AttentionKind, use: Use) -> None:
 
 def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> AttentionCheck:
     """Compare a user's function with the formula, for each of the checked uses. Raises UsageError if it is wrong."""
-    deviations: list[tuple[float, str]] = []
-    refused: list[str] = []
+    deviations = []
+    refused = []
     for case in checked:
         try:
             by_part = zip(PARTS, _deviations(kind, case), strict=False)

@@ -117,7 +117,7 @@ class AttentionLayer(LightningModule):
 
     def count_saved_bytes(self) -> int:
         """Run one forward pass and count the bytes that autograd saves besides the inputs, each storage once."""
-        sizes: dict[int, int] = {}
+        sizes = {}
 
         def count(tensor: Tensor) -> Tensor:
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()

@@ -147,16 +147,16 @@ class NextTokenLoss(nn.Module):
         return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
-def rope_tables(context_length: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+def rope_tables(context_length: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine tables of rotary position embedding (Su et al. 2021), float32.
 
     The cosines are ``seq 1 head_dim/2``, the sines ``seq 2 head_dim/2`` with the first half negated. The angles are
-    position * base^(-2i / head_dim). They are computed in float64, since in float32 an angle at position 100 000 is
+    position * 10000^(-2i / head_dim). They are computed in float64, since in float32 an angle at position 100 000 is
     off by some thousandths.
     """
     pair = torch.arange(0, head_dim, 2, dtype=torch.float64)
     position = torch.arange(context_length, dtype=torch.float64)
-    angle = torch.outer(position, base ** (-pair / head_dim)).unsqueeze(1)
+    angle = torch.outer(position, 10_000.0 ** (-pair / head_dim)).unsqueeze(1)
     return angle.cos().float(), torch.cat((-angle.sin(), angle.sin()), 1).float()
 
 

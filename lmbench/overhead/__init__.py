@@ -112,7 +112,7 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         task.keep(f"a first run of lmbench fit settled on {steps} steps a window")
         fixed = f"--measure.steps={steps} --measure.min_window_s=0 --measure.probe_steps=0 --measure.strict=false"
         options = [*fit_options, *fixed.split()]
-        measurements: list[ArmMeasurement] = []
+        measurements = []
         for index in range(rounds):
             turn = index % len(ARMS)
             for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:

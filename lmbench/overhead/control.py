@@ -147,13 +147,15 @@ def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> t
     return step, optimizer
 
 
-def _clip(trainer: Trainer, module: LightningModule) -> None:
-    """Clip the module's gradients as the trainer's flags say, by value or by norm."""
-    limit = float(trainer.gradient_clip_val or 0.0)
-    if trainer.gradient_clip_algorithm == "value":
-        nn.utils.clip_grad_value_(module.parameters(), limit)
-    else:
-        nn.utils.clip_grad_norm_(module.parameters(), limit)
+def _update(module: LightningModule, trainer: Trainer, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+    """Update the weights, after clipping the gradients by value or by norm as the trainer's flags say."""
+    if limit := trainer.gradient_clip_val:
+        scaler.unscale_(optimizer)
+        by_value = trainer.gradient_clip_algorithm == "value"
+        clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+        clip(module.parameters(), float(limit))
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def train_bare(
@@ -161,8 +163,8 @@ def train_bare(
     trainer: Trainer,
     batches: Iterable[Iterable[Tensor]],
     window: ControlWindow,
-    mode: str = "train_step",
-    zero_grad: str = "after_step",
+    mode: str,
+    zero_grad: str,
 ) -> None:
     """Train a LightningModule in a plain PyTorch loop until the window is complete.
 
@@ -208,11 +210,7 @@ def train_bare(
                 scaler.scale(loss).backward()
             if is_last:
                 if mode == "train_step":
-                    if trainer.gradient_clip_val:
-                        scaler.unscale_(optimizer)
-                        _clip(trainer, module)
-                    scaler.step(optimizer)
-                    scaler.update()
+                    _update(module, trainer, scaler, optimizer)
                 if mode != "forward" and zero_grad == "after_step":
                     optimizer.zero_grad(set_to_none=True)
             # A CUDA graph overwrites this loss with the next one.
@@ -278,7 +276,7 @@ if __name__ == "__main__":
     measure = partial(leave_record, arm, result, words)
     if count == 1:
         sys.exit(measure())
-    ends = run_ranks(Path(result).parent, count, measure)
+    ends = run_ranks(Path(result).parent, count, measure)[0]
     failed_rank = next((end for end in ends if end.code), None)
     if failed_rank is not None:
         print(failed_rank.log, file=sys.stderr)

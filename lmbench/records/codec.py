@@ -156,13 +156,13 @@ def encode_run(record: RunRecord) -> bytes:
     return indented_json(plain | {"nonfinite": _nonfinite(plain)}).encode()
 
 
-def indented_json(value: object, indent: int = 1) -> str:
+def indented_json(value: object) -> str:
     """A value that msgspec can encode, as readable JSON with one item per line and a line feed at its end."""
     try:
         data = msgspec.json.encode(value, enc_hook=_builtin)
     except UnicodeEncodeError:
         data = msgspec.json.encode(_with_escapes(as_dict(value)))
-    return msgspec.json.format(data, indent=indent).decode() + "\n"
+    return msgspec.json.format(data, indent=1).decode() + "\n"
 
 
 def _with_escapes(tree: Any) -> Any:

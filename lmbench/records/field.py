@@ -1,6 +1,6 @@
 """Types and documentation of record fields, and `PerPhase`, a value for each phase.
 
-A record is a dataclass, which msgspec reads and writes like its own classes. A field is declared once, with its type,
+A `record` is a dataclass, which msgspec reads and writes like its own classes. A field is declared once, with its type,
 its unit and its documentation: `median_s: Seconds = lower("Median time of <phase>.")`. In the texts `<phase>` stands
 for the phase that the field belongs to. A part that occurs more than once names its placeholder in its type, as in
 `Annotated[DeviceReading, "<end>"]`. `lmbench fields` shows these texts.
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, dataclass_transform
 
 from msgspec import Meta, Struct
 
@@ -109,6 +109,12 @@ def about(
 
 #: Fields whose lower, or higher, values are better.
 lower, higher = partial(about, better="down"), partial(about, better="up")
+
+
+@dataclass_transform()
+def record(kind: type[T]) -> type[T]:
+    """Make a record, or a part of one, of a class: a dataclass with slots, whose fields `about` documents."""
+    return dataclass(slots=True)(kind)
 
 
 def part(kind: type) -> Any:

@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A run's result as it was read.
 
     `outcome` is one of OUTCOMES or of three other words. A run that is `running` still has its process; one that was
@@ -45,7 +45,7 @@ class Run:
         return self.path.name
 
 
-def load_run(path: str | Path, with_steps: bool = True) -> Run:
+def load_run(path: str | Path, with_steps: bool = True) -> StoredRun:
     """Read a run's folder, or the folder of a run.json.
 
     A kill can leave a torn last line in steps.jsonl, which is ignored. Any other unreadable line counts as damage, and
@@ -71,17 +71,17 @@ def load_run(path: str | Path, with_steps: bool = True) -> Run:
     if record.outcome == RUNNING:
         is_alive = record.pid is not None and is_running(record.pid, record.boot_id, record.process_start_s)
         outcome = RUNNING if is_alive else KILLED
-    return Run(folder, record, steps, outcome, damage or None)
+    return StoredRun(folder, record, steps, outcome, damage or None)
 
 
-def load_known(folder: Path) -> Run:
+def load_known(folder: Path) -> StoredRun:
     """A run without its steps; `damage` says where another version of lmbench wrote it."""
     try:
         return load_run(folder, with_steps=False)
     except UsageError as error:
         # Messages about damage stand beside their run, and so do not repeat its path.
         damage = str(error).replace(repr(str(folder / RUN_FILE)), RUN_FILE)
-        return Run(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, damage)
+        return StoredRun(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, damage)
 
 
 def is_run_folder(path: Path) -> bool:
@@ -97,7 +97,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """
     if not (paths := list(paths)):
         raise UsageError("no result was named; name result folders, such as results")
-    folders: set[Path] = set()
+    folders = set()
     for path in paths:
         root = _folder_of(Path(path))
         if not os.path.isdir(root):  # noqa: PTH112 (Path.is_dir raises on a name that is too long)

@@ -5,7 +5,6 @@ The results of the other passes are here too: kernels of a trace, the allocator'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Struct
@@ -33,6 +32,7 @@ from lmbench.records.field import (
     higher,
     lower,
     part,
+    record,
 )
 from lmbench.records.vocabulary import INCORRECT
 
@@ -61,7 +61,7 @@ class Guard(Struct, frozen=True):
 LagWord = Literal["host-bound", "queued", "mixed"]
 
 
-@dataclass(slots=True)
+@record
 class Window:
     """Window: the measured steps, between two synchronizations of host and device."""
 
@@ -113,7 +113,7 @@ class Window:
         return self.tokens / self.steps if self.tokens and self.steps else None
 
 
-@dataclass(slots=True)
+@record
 class Warmup:
     """Window: facts of the warm-up."""
 
@@ -123,7 +123,7 @@ class Warmup:
     )
 
 
-@dataclass(slots=True)
+@record
 class HostSpan:
     """Phases: time that the host spent."""
 
@@ -133,7 +133,7 @@ class HostSpan:
     max_s: Seconds = lower("Longest time that the host needed to issue <phase>.", "host max", over="max")
 
 
-@dataclass(slots=True)
+@record
 class Lag:
     """Phases: lag of the device behind the host."""
 
@@ -142,7 +142,7 @@ class Lag:
     max_s: Offset = about("Largest lag of the device behind the host at the end of <phase>.", "lag max", over="max")
 
 
-@dataclass(slots=True)
+@record
 class PhaseSummary:
     """Phases: statistics of one phase, or of the step, over the window's full and unskipped steps."""
 
@@ -185,7 +185,7 @@ class PhaseSummary:
     lag: Lag | None = None
 
 
-@dataclass(slots=True)
+@record
 class Throughput:
     """Throughput: rates of the window."""
 
@@ -211,7 +211,7 @@ class Throughput:
     )
 
 
-@dataclass(slots=True)
+@record
 class Loss:
     """Throughput: losses."""
 
@@ -235,7 +235,7 @@ class RankRecord(Struct):
     energy_j: Joules = None
 
 
-@dataclass(slots=True)
+@record
 class RefusedAllocation:
     """Memory: contents of the device when an allocation failed."""
 
@@ -259,7 +259,7 @@ class RefusedAllocation:
     )
 
 
-@dataclass(slots=True)
+@record
 class Memory:
     """Memory: peaks of the allocator and of the process."""
 
@@ -309,7 +309,7 @@ class Memory:
     host_peak_rss_bytes: Bytes = lower("Peak resident memory of the process on the host.", "host peak", over="max")
 
 
-@dataclass(slots=True)
+@record
 class DeviceReading:
     """Device state: one reading from the management library of the GPU's vendor, NVML or amdsmi."""
 
@@ -333,7 +333,7 @@ class DeviceReading:
     )
 
 
-@dataclass(slots=True)
+@record
 class DeviceState:
     """Device state: summary of the readings at the window's start and end."""
 
@@ -358,7 +358,7 @@ class DeviceState:
     )
 
 
-@dataclass(slots=True)
+@record
 class HostState:
     """Host state: load of the machine during the window; null where the system does not report it."""
 
@@ -379,7 +379,7 @@ class HostState:
     )
 
 
-@dataclass(slots=True)
+@record
 class LagVerdict:
     """Probe steps: whether a phase waits for the host."""
 
@@ -395,7 +395,7 @@ class LagVerdict:
     marks: Count = about("Number of times that the lag was measured within <phase> in one step.", "<phase> marks")
 
 
-@dataclass(slots=True)
+@record
 class Communication:
     """Communication: how several ranks work together in a step; null on one rank."""
 
@@ -424,7 +424,7 @@ class HiddenSync(Struct):
     stack: str
 
 
-@dataclass(slots=True)
+@record
 class TrainingFacts:
     """Probe steps: whether parameters got gradients and moved."""
 
@@ -443,7 +443,7 @@ class TrainingFacts:
     is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step.", "check skipped")
 
 
-@dataclass(slots=True)
+@record
 class RunError:
     """Run: the exception that ended it."""
 
@@ -470,7 +470,7 @@ class RunError:
         return (self.message or "").startswith(f"{INCORRECT}: ")
 
 
-@dataclass(slots=True)
+@record
 class Probe:
     """Probe steps: unmeasured steps after the window."""
 
@@ -507,7 +507,7 @@ class TopKernel(Struct):
     share_fraction: float
 
 
-@dataclass(slots=True)
+@record
 class PhaseKernels:
     """Kernels: GPU kernels of one phase, or of the step including kernels outside all phases."""
 
@@ -565,7 +565,7 @@ class PhaseKernels:
     )
 
 
-@dataclass(slots=True)
+@record
 class AttentionTimes:
     """Kernels: parts of attention that is written out."""
 
@@ -608,7 +608,7 @@ class TopOperator(Struct):
     share_fraction: float
 
 
-@dataclass(slots=True)
+@record
 class KernelSummary:
     """Kernels: GPU kernels of the whole trace."""
 
@@ -680,7 +680,7 @@ class TopAllocation(Struct):
     where: str
 
 
-@dataclass(slots=True)
+@record
 class MemoryHistoryRecord:
     """Memory history: contents of the peak of the recorded steps."""
 
@@ -744,7 +744,7 @@ class MemoryHistoryRecord:
     )
 
 
-@dataclass(slots=True)
+@record
 class MemoryPrediction:
     """Memory prediction: peak memory predicted from the configuration, on fake tensors without data."""
 
@@ -774,7 +774,7 @@ class NotedTensors(Struct):
     reason: str
 
 
-@dataclass(slots=True)
+@record
 class DtypeRecord:
     """Dtypes: dtypes in one probe step."""
 

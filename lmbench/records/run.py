@@ -5,7 +5,7 @@ Beside the measured parts it has the settings, the model, and the environment th
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from typing import Annotated, Literal
 
 from msgspec import Struct
@@ -27,6 +27,7 @@ from lmbench.records.field import (
     about,
     lower,
     part,
+    record,
 )
 from lmbench.records.measured import (
     Communication,
@@ -50,7 +51,7 @@ from lmbench.records.measured import (
 from lmbench.records.vocabulary import Mode, Values
 
 
-@dataclass(slots=True)
+@record
 class Versions:
     """Environment: versions of the software."""
 
@@ -65,7 +66,7 @@ class Versions:
     lmbench: Text = about("Version of lmbench.")
 
 
-@dataclass(slots=True)
+@record
 class Revision:
     """Environment: state of a git checkout."""
 
@@ -73,7 +74,7 @@ class Revision:
     is_dirty: Flag = about("Whether tracked files differ from the commit.")
 
 
-@dataclass(slots=True)
+@record
 class Code:
     """Environment: revisions of the code that ran."""
 
@@ -81,7 +82,7 @@ class Code:
     lmbench: Revision = part(Revision)
 
 
-@dataclass(slots=True)
+@record
 class GpuFacts:
     """Environment: the GPU."""
 
@@ -100,7 +101,7 @@ class GpuFacts:
     )
 
 
-@dataclass(slots=True)
+@record
 class HostFacts:
     """Environment: the machine."""
 
@@ -119,7 +120,7 @@ class HostFacts:
     )
 
 
-@dataclass(slots=True)
+@record
 class GarbageCollection:
     """Environment: Python's garbage collection outside the window."""
 
@@ -128,7 +129,7 @@ class GarbageCollection:
     frozen_count: Count = about("Number of objects that were frozen before the window.", "gc frozen")
 
 
-@dataclass(slots=True)
+@record
 class Flags:
     """Environment: PyTorch's global switches."""
 
@@ -145,7 +146,7 @@ class Flags:
     thread_count: Count = about("Number of threads that PyTorch uses within an operator.", "threads")
 
 
-@dataclass(slots=True)
+@record
 class RunEnvironment:
     """Environment: environment variables."""
 
@@ -162,7 +163,7 @@ class RunEnvironment:
 SCHEMA_VERSION = 1
 
 
-@dataclass(slots=True)
+@record
 class Profile:
     """Settings: the profiler."""
 
@@ -178,7 +179,7 @@ class Profile:
     trace_bytes: Bytes = about("Size of the trace's file, compressed.", "trace size")
 
 
-@dataclass(slots=True)
+@record
 class Compile:
     """Settings: torch.compile."""
 
@@ -205,7 +206,7 @@ class Compile:
     )
 
 
-@dataclass(slots=True)
+@record
 class AttentionCheck:
     """Model: check of the user's own attention function before it was measured."""
 
@@ -226,7 +227,7 @@ class AttentionCheck:
     )
 
 
-@dataclass(slots=True)
+@record
 class Fp8Layers:
     """Model: linear layers that torchao converted to fp8."""
 
@@ -244,7 +245,7 @@ class Fp8Layers:
     torchao: Text = about("Version of torchao.")
 
 
-@dataclass(slots=True)
+@record
 class Model:
     """Model: what was measured."""
 
@@ -283,7 +284,7 @@ class Model:
     described: Values = about("Further facts that the module reports by its method `describe()`.", "more", factory=dict)
 
 
-@dataclass(slots=True)
+@record
 class Flops:
     """FLOPs: counts and the device's peak."""
 
@@ -310,7 +311,7 @@ class Flops:
     peak_source: Text = about("Datasheet that `peak_flops_per_s` comes from.")
 
 
-@dataclass(slots=True)
+@record
 class Data:
     """Data: batches that the model was measured on."""
 
@@ -325,7 +326,7 @@ class Data:
     )
 
 
-@dataclass(slots=True)
+@record
 class Cost:
     """Sweep: time of a run."""
 
@@ -335,7 +336,7 @@ class Cost:
     )
 
 
-@dataclass(slots=True)
+@record
 class SweepPlace:
     """Sweep: the run's place in its sweep."""
 
@@ -361,7 +362,7 @@ class SweepPlace:
     cost: Cost | None = None
 
 
-@dataclass(slots=True)
+@record
 class Milestones:
     """Milestones: time at which the process reached each part of a run."""
 
@@ -396,7 +397,7 @@ class WandbFiling(Struct):
     artifact: bool = False
 
 
-@dataclass(slots=True)
+@record
 class RunRecord:
     """Run: one process measuring one configuration."""
 

@@ -1,5 +1,4 @@
 """Statistics of one series of values, the ratio of two groups of processes, and level changes in a series.
-from lmbench.records.vocabulary import MIN_REPEATS
 
 SciPy's submodules load at first use, 0.3 s for `special` and 0.9 s for `stats`; `import scipy` alone takes 20 ms.
 So commands that only read results do not wait for them.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from lmbench.records.field import ABOUT, About, Count, Flag, Index, Nats, Number, Offset, Seconds, about, lower
+from lmbench.records.field import ABOUT, About, Count, Flag, Index, Nats, Number, Offset, Seconds, about, lower, record
 from lmbench.records.vocabulary import Stage
 
 
@@ -23,7 +23,7 @@ def _lag() -> Any:
     )
 
 
-@dataclass(slots=True)
+@record
 class StepRecord:
     """Step records: one optimizer step with all its micro-batches, timed on the device (on a CPU: on the host)."""
 

@@ -19,7 +19,7 @@ _Row = TypeVar("_Row", bound=Struct)
 FOLDER = Path(__file__).parent
 
 
-class Figure(Struct, frozen=True):
+class PublishedFigure(Struct, frozen=True):
     """One published figure.
 
     `column` is lmbench's name of the quantity. `value` is in SI units, and None if the run was out of memory; `text` is

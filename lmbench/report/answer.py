@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 def guard_lines(guards: Iterable[Guard], prefix: str = "") -> list[Line]:
     """The messages of guards that failed or warned, failures first, each with its advice; `prefix` starts each."""
-    lines = list[Line]()
+    lines = []
     for guard in sorted(guards, key=lambda guard: guard.status != "fail"):
         if guard.status in ("warn", "fail"):
             lines.append(Line(guard.status.upper(), f"{prefix}{guard.message}"))
@@ -148,7 +148,7 @@ class Table:
         """
         rows = []
         for row in self.cells:
-            record: dict[str, Value] = {}
+            record = {}
             for column, cell in zip(self.columns, row, strict=True):
                 record[column.key] = cell.value
                 for part in ("std", "low", "high"):

@@ -19,7 +19,7 @@ from typing import Any
 
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable
-from lmbench.records.load import Run, read_steps
+from lmbench.records.load import StoredRun, read_steps
 from lmbench.records.schema import fields, value_at
 from lmbench.records.statistics import ratio_of, sample_std
 from lmbench.records.step import StepRecord
@@ -110,7 +110,7 @@ class Quantity:
 Read = Callable[[Frame, int], Any]
 
 
-def per_cell(read: Callable[[Run], Any], *, is_shown: bool | None = True, outcome: str | None = "ok") -> Read:
+def per_cell(read: Callable[[StoredRun], Any], *, is_shown: bool | None = True, outcome: str | None = "ok") -> Read:
     """A function of a cell: the first value, a number or a Cell, that `read` finds in one of the cell's runs."""
 
     def of(frame: Frame, cell: int) -> Any:

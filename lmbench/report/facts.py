@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmbench.masking import masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
@@ -15,8 +13,8 @@ from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import leaves, value_at
+from lmbench.records.settings import is_named
 from lmbench.records.vocabulary import MODES, Values
-from lmbench.report import shipped
 from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
@@ -33,36 +31,44 @@ def planned(plan: Plan, option: str) -> Any:
     return value_at(nested, option) if axes.get(option) is None else axes[option]
 
 
-@dataclass(frozen=True)
-class Fact:
+def _first_known(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+class Fact(NamedTuple):
     """One fact.
 
-    `name` is its name in `--baseline` and CSV, `heading` its title in tables if that differs. `read` is the dotted name
-    of a record field; without it, _READ computes the fact. `settings` are the dotted options that set it; they are read
-    from the plan if the run died before its record had the fact. `order` lists known values in the order of tables.
-    `usual` is the value of nearly all runs, which captions leave out.
+    Attributes:
+        name: its name in `--baseline` and CSV.
+        read: the dotted name of its field in a run's record, or a function of the record.
+        settings: the dotted options that set it, separated by blanks; read from the plan if the run died before its
+            record had the fact.
+        order: known values in the order of tables.
+        heading: its title in tables if that differs from the name.
+        usual: the value of nearly all runs, which captions leave out.
+        label: the words for a recorded value or an option's value: `highest` becomes `highest (fp32)`.
+        from_settings: computes the fact from the values of its settings; by default it is the first known value.
     """
 
     name: str
-    read: str = ""
-    settings: Sequence[str] = ()
+    read: str | Callable[[RunRecord], Any]
+    settings: str = ""
     order: Sequence[str] = ()
     heading: str = ""
     usual: Value = None
+    label: Callable[[Any], Any] = lambda value: value
+    from_settings: Callable[..., Any] = _first_known
 
     def of(self, run: RunRecord, plan: Plan) -> Value:
         """The fact as the run's record has it, or else as it was planned; None if neither says."""
-        value = value_at(run, self.read) if self.read else _READ[self.name](run)
-        settings = [planned(plan, option) for option in self.settings]
-        if value is None and self.name in _PLANNED:
-            value = _PLANNED[self.name](*settings)
+        value = value_at(run, self.read) if isinstance(self.read, str) else self.read(run)
         if value is None:
-            value = next((value for value in settings if value is not None), None)
+            value = self.from_settings(*(planned(plan, option) for option in self.settings.split()))
         return None if value is None else self.labelled(value)
 
     def labelled(self, value: Any) -> Value:
-        """A recorded value or an option's value in this fact's words: `highest` becomes `highest (fp32)`."""
-        return plain(_LABELS[self.name](value) if self.name in _LABELS else value)
+        """A recorded value or an option's value in this fact's words."""
+        return plain(self.label(value))
 
 
 def _device(run: RunRecord) -> str | None:
@@ -142,33 +148,70 @@ def _commit(run: RunRecord) -> str | None:
     return code.commit[:9] + ("+" if code.is_dirty else "")
 
 
-#: Facts that are computed from a record, since facts.toml names no field for them.
-_READ: Mapping[str, Callable[[RunRecord], Any]] = {
-    "gpu": _device,
-    "size": _size,
-    # `lmbench validate` is inference.
-    "mode": lambda run: "inference" if run.command == "validate" else run.mode,
-    "compile": lambda run: as_dict(run.compile) if run.compile.is_enabled else run.compile.is_enabled,
-    "choices": lambda run: choices_of(run.model) or ("plain" if run.model.name else None),
-    "heads": lambda run: run.model.num_heads if run.model.head_dim else None,
-    "micro_batches": lambda run: run.window.micro_batches or None,
-    "strategy": _strategy,
-    "commit": _commit,
-}
-#: Facts that are computed from the settings of a run that died before its record had them.
-_PLANNED: Mapping[str, Callable[..., str | None]] = {
-    "size": lambda _, *dimensions: "{} x {}".format(*dimensions) if all(dimensions) else None,
-    "choices": lambda *settings: choices(*settings) or "plain",
-}
-_LABELS: Mapping[str, Callable[[Any], Any]] = {
-    "matmul": matmul_label, "compile": _compile_label, "causal": lambda is_causal: "causal" if is_causal else "none",
-}  # fmt: skip
-_ORDERS = {"mode": MODES, "precision": (*PRECISIONS,), "matmul": (FP32_MATMUL, TF32_MATMUL)}
+def _mode(run: RunRecord) -> str | None:
+    return "inference" if run.command == "validate" else run.mode
 
-_TABLES = tomllib.loads(shipped("facts.toml"))
+
+def _planned_size(size: str | None, *dimensions: int | None) -> str | None:
+    return "{} x {}".format(*dimensions) if all(dimensions) else size
+
+
+#: Every fact, in the order of columns and of words.
 FACT: Mapping[str, Fact] = {
-    name: Fact(name, **{"order": _ORDERS.get(name, ()), **fact}) for name, fact in _TABLES["facts"].items()
-}
+    fact.name: fact
+    for fact in (
+        Fact("gpu", _device),
+        Fact("size", _size, "model.size model.num_layers model.d_model", from_settings=_planned_size),
+        Fact("mode", _mode, "measure.mode mode", MODES),
+        Fact("batch", "data.batch_size", "data.batch_size"),
+        Fact("context", "data.context_length", "data.context_length"),
+        Fact("precision", "precision", "trainer.precision", (*PRECISIONS,)),
+        Fact(
+            "matmul", "matmul_precision", "measure.matmul_precision", (FP32_MATMUL, TF32_MATMUL), "float32 matmul",
+            label=matmul_label,
+        ),
+        Fact(
+            "compile", lambda run: as_dict(run.compile) if run.compile.is_enabled else run.compile.is_enabled,
+            "trainer.compile", (EAGER, "default"), label=_compile_label,
+        ),
+        Fact("attention", "model.attention", "model.attention", ("naive",)),
+        Fact("head_dim", "model.head_dim", "model.head_dim model.init_args.head_dim"),
+        Fact(
+            "heads", lambda run: run.model.num_heads if run.model.head_dim else None,
+            "model.heads model.init_args.heads",
+        ),
+        Fact(
+            "causal", "model.is_causal", "model.causal model.init_args.causal", ("causal", "none"), "mask",
+            label=lambda is_causal: "causal" if is_causal else "none",
+        ),
+        Fact("checkpoint", "model.checkpoint", "model.checkpoint", usual="none"),
+        Fact(
+            "choices", lambda run: choices_of(run.model) or ("plain" if run.model.name else None),
+            "model.residual_dtype model.fused_projections model.loss",
+            ("plain", "bf16 residual", "fused projections", "chunked loss"), usual="plain",
+            from_settings=lambda *settings: choices(*settings) or "plain",
+        ),
+        Fact("optimizer", "model.optimizer"),
+        Fact(
+            "micro_batches", lambda run: run.window.micro_batches or None, "trainer.accumulate_grad_batches",
+            heading="micro-batches", usual=1,
+        ),
+        Fact("warmup", "window.warmup_steps", "measure.warmup_steps", heading="warm-up"),
+        Fact("zero_grad", "zero_grad", "measure.zero_grad", usual="after_step"),
+        Fact("ranks", "world_size", "trainer.devices", usual=1),
+        Fact("strategy", _strategy, "trainer.strategy", ("none",), usual="none"),
+        Fact("environment", "sweep.environment", "environment"),
+        Fact("torch", "environment.versions.torch"),
+        Fact("commit", _commit),
+        Fact("host", "environment.host.hostname"),
+    )
+}  # fmt: skip
+#: Options that do not tell runs apart: they decide how long or where is measured, not what, or a fact covers them.
+_LEFT_OUT = """
+measure.steps measure.min_window_s measure.probe_steps measure.results_dir measure.run_id measure.strict data.vocab_size
+model.context_length model.optimizer model.optimizer_variant trainer.devices data.cache_dir wandb trainer.logger
+trainer.callbacks trainer.default_root_dir trainer.enable_progress_bar ckpt_path
+"""
 
 #: Facts that separate cells only among runs outside sweeps.
 ENVIRONMENT = {"torch", "commit", "host"}
@@ -176,7 +219,9 @@ ENVIRONMENT = {"torch", "commit", "host"}
 CONSEQUENCES = {"optimizer"}
 
 #: The fact that each option sets.
-_FACT_OF: Mapping[str, str] = {option: fact.name for fact in reversed([*FACT.values()]) for option in fact.settings}
+_FACT_OF: Mapping[str, str] = {
+    option: fact.name for fact in reversed([*FACT.values()]) for option in fact.settings.split()
+}
 
 #: Axes that repeat a cell with other weights or other data.
 SEEDS = ("seed_everything", "data.seed")
@@ -204,15 +249,14 @@ def other_axes(axes: Values) -> dict[str, Value]:
 
 def other_settings(config: Values) -> dict[str, Value]:
     """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
-    return _others(dict(leaves(config)), (*NO_ROWS, *_TABLES["left_out"]))
+    return _others(dict(leaves(config)), (*NO_ROWS, *_LEFT_OUT.split()))
 
 
 def _others(settings: Values, left_out: tuple[str, ...]) -> dict[str, Value]:
-    excluded = (*_FACT_OF, *left_out)
     return {
         shown(name): plain(masked(value, name))
         for name, value in settings.items()
-        if not any(name == option or name.startswith(f"{option}.") for option in excluded)
+        if not is_named(name, (*_FACT_OF, *left_out))
     }
 
 
@@ -241,7 +285,7 @@ def describe(facts: Mapping[str, Value], names: Sequence[str], has_matmul: bool 
     Texts stand alone and numbers follow their names. Precision and float32 matmul are one word (`TF32`), unless
     `has_matmul` is false: then the precision is called as in tables.
     """
-    words = list[str]()
+    words = []
     for name in names:
         value = facts.get(name)
         if value is None or (name == "matmul" and "precision" in names):

@@ -19,7 +19,7 @@ from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, decode
-from lmbench.records.load import Run, find_runs, load_known
+from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
@@ -86,7 +86,7 @@ class RunRow(NamedTuple):
     `is_shown` says that the run's times are shown: normally those of the timing pass.
     """
 
-    run: Run
+    run: StoredRun
     facts: dict[str, Value]
     row: str | None
     repeat: int
@@ -121,8 +121,8 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups: dict[Path | None, Group] = {}
-    seen = set[object]()
+    groups = {}
+    seen = set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
@@ -147,7 +147,7 @@ def read_sweep(home: Path) -> _Sweep:
     return _Sweep()
 
 
-def _row(run: Run, group: Group) -> RunRow:
+def _row(run: StoredRun, group: Group) -> RunRow:
     """The run's row. Its cell in the sweep is stated by the record, or else by the folder's name and sweep.json."""
     record, place = run.record, run.record.sweep or SweepPlace()
     cell = (place.cell or run.path.name.rpartition("-r")[0]) if group.home else None
@@ -200,17 +200,17 @@ class Frame:
         return [row for rows in self.rows.values() for row in rows]
 
     @cached_property
-    def ok(self) -> dict[int, list[Run]]:
+    def ok(self) -> dict[int, list[StoredRun]]:
         """The shown runs of each cell that ended well, on which all statistics rest; cells without one are left out."""
         ok = {cell: self.runs_of(cell, "ok") for cell in self.rows}
         return {cell: runs for cell, runs in ok.items() if runs}
 
-    def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[Run]:
+    def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[StoredRun]:
         """The cell's runs of this outcome, or of any if it is None; with `is_shown=None` the runs of all passes."""
         rows = (row for row in self.rows[cell] if is_shown is None or row.is_shown == is_shown)
         return [row.run for row in rows if outcome is None or row.run.outcome == outcome]
 
-    def by_seed(self, cell: int) -> dict[Any, Run]:
+    def by_seed(self, cell: int) -> dict[Any, StoredRun]:
         """The cell's first ok run for each seed of weights and data."""
         rows = [row for row in self.rows[cell] if row.is_shown and row.run.outcome == "ok" and row.seed is not None]
         return {row.seed: row.run for row in reversed(rows)}
@@ -332,7 +332,7 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     return Frame(rows, cell_facts)
 
 
-def frame_of(runs: Iterable[Run], home: Path | None) -> Frame:
+def frame_of(runs: Iterable[StoredRun], home: Path | None) -> Frame:
     """The frame of runs by their records alone; `home` is their sweep's folder, None outside sweeps."""
     group = Group(home)
     group.rows += [_row(run, group) for run in runs]
@@ -344,7 +344,7 @@ def in_order(names: Set[str]) -> list[str]:
     return [*(name for name in FACT if name in names), *sorted(names - FACT.keys())]
 
 
-def outcome_label(run: Run) -> str:
+def outcome_label(run: StoredRun) -> str:
     """How a run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if attention
     gave wrong results."""
     word, error = outcome_word(run.outcome), run.record.error
@@ -363,7 +363,7 @@ def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
     Raises:
         UsageError: no cell has this fact or this value.
     """
-    facts: dict[str, Value] = {}
+    facts = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in frame.values:

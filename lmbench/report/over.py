@@ -90,7 +90,7 @@ def _courses(frame: Frame) -> Iterator[Frame]:
 @lru_cache(maxsize=8)
 def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
     """The level changes of a number as fractions with intervals, each at the first cell of the new level."""
-    changes = dict[int, Cell]()
+    changes = {}
     for part in _courses(frame):
         numbers = {cell: part.numbers(cell, expression) for cell in part.facts}
         means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lmbench.errors import UsageError, unknown
 from lmbench.files import Unreadable, read_file
-from lmbench.reference import FOLDER, Figure, load_rows
+from lmbench.reference import FOLDER, PublishedFigure, load_rows
 from lmbench.report.answer import Cell
 from lmbench.report.columns import STEP, Quantity
 from lmbench.report.facts import EAGER, FACT, Value
@@ -118,7 +118,7 @@ def _write_ups(column: str) -> Sources:
     states. The cell must recompute nothing and have one head (in attention by itself). Unstated facts are caveats, but
     if the cells differ in size or context, a figure must state that. Of several matches the last one states most.
     """
-    figures = [figure for figure in load_rows("figures.csv", Figure) if figure.column == column]
+    figures = [figure for figure in load_rows("figures.csv", PublishedFigure) if figure.column == column]
 
     def find(label: str, frame: Frame, cell: int) -> Cell | None:
         usual: dict[str, Value] = {"attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER}

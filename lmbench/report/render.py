@@ -145,7 +145,7 @@ def _markdown(answer: Answer) -> str:
 
 def _markdown_lines(lines: Iterable[Line]) -> list[str]:
     """A list with an item for each label; a line without a label continues the item, after a line break."""
-    items: list[str] = []
+    items = []
     for line in lines:
         text = escaped(masked_message(line.text))
         if line.label:

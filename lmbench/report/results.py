@@ -13,7 +13,7 @@ from msgspec import structs
 
 from lmbench.errors import UsageError
 from lmbench.masking import masked_message
-from lmbench.records.load import Run
+from lmbench.records.load import StoredRun
 from lmbench.records.measured import Guard
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
@@ -72,7 +72,7 @@ def report_on(
         common_view = catalogue.view(over_view(over), (over,))
     elif view is not None:
         common_view = catalogue.view(view)
-    sections = list[_Section]()
+    sections = []
     for group in groups:
         group_view, note = (common_view, "") if common_view else _view_of(group, catalogue)
         frame = frame_over(group, over) if over else make_frame(group, group_view.is_profiled)
@@ -193,7 +193,7 @@ def _notes(frame: Frame) -> Iterator[str]:
             yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
 
 
-def _warned(runs: Iterable[Run]) -> dict[str, list[Guard]]:
+def _warned(runs: Iterable[StoredRun]) -> dict[str, list[Guard]]:
     """The guards that warn, by name."""
     guards = defaultdict[str, list[Guard]](list)
     for run in runs:

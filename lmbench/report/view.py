@@ -231,7 +231,7 @@ class Catalogue:
         Raises:
             UsageError: a column does not exist, or a pattern matches none.
         """
-        names: list[str] = []
+        names = []
         for pattern in patterns:
             matching = fnmatch.filter(self.columns, pattern) if "*" in pattern else [pattern]
             names += [self.column(name).name for name in matching]

@@ -126,7 +126,7 @@ class Execution:
 
         A value fits if its run ends well without a retry of the allocator, which empties its cache to find room.
         """
-        tried: dict[int, tuple[Job, RunRecord]] = {}
+        tried = {}
 
         def fits(value: int) -> bool | None:
             trial = replace(

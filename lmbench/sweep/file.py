@@ -84,7 +84,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         `environment`."""
         if self.sides:
             return [[{SIDE: name, **options} for name, options in self.sides.items()]]
-        axes: list[list[Options]] = []
+        axes = []
         for axis, values in self.matrix.items():
             is_named = "." not in axis and all(isinstance(value, dict) for value in values)
             axes.append(values if is_named else [{axis: value} for value in values])

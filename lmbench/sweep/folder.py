@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from shlex import quote
+from typing import TextIO
 
 import psutil
 import yaml
@@ -89,7 +90,7 @@ class SweepFolder:
             # One byte for each round, since other processes may measure other rounds. Network file systems support such
             # locks, and the kernel releases them however this process ends.
             for repeat in rounds:
-                fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, repeat, 1, 0))
+                _lock_byte(lock, repeat)
             # A run's name is its cell's id, the value that a search tried if there is one, and the repeat.
             ids = {cell.id for cell in plan.cells}
             for path in filter(is_run_folder, sorted(self.runs.iterdir())):
@@ -115,7 +116,7 @@ class SweepFolder:
 
     def _write_plan(self, plan: Plan) -> None:
         file = plan.file.as_mapping()
-        texts = dict[str, str]()
+        texts = {}
         for options, name in _with_configs(file):
             config = str(options[CONFIG])
             text, content = plan.configs[config], plan.contents[config]
@@ -197,6 +198,16 @@ class SweepFolder:
         return next((self.path / name for name in (*names, CONFIG_FILE) if is_file(self.path / name)), None)
 
 
+def _lock_byte(file: TextIO, position: int) -> None:
+    """Lock one byte of an open file for this process and its forks (`man 2 fcntl_locking`, F_OFD_SETLK).
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
+    flock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, position, 1, 0)
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, flock)
+
+
 def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
     """The file of the sweep in a folder, to go on with that sweep.
 
@@ -206,7 +217,7 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
     Raises:
         UsageError: the folder holds no sweep that this lmbench can read, or one that this user did not begin.
     """
-    contents = dict[str, bytes]()
+    contents = {}
     for name in _FILES:
         try:
             contents[name] = read_file(path / name, MAX_SWEEP_BYTES if name == SWEEP_FILE else MAX_YAML_BYTES)

@@ -25,9 +25,9 @@ from lmbench.sweep.environments import Environment
 
 _MOST_MESSAGE = 2000
 _PREFIX = "lmbench: "
-# Colours and cursor movements.
-#: The end of a log that is read.
+# The end of a log that is read.
 _TAIL_BYTES = 2**14
+# Colours and cursor movements.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 # Exit codes from here on stand for a signal.

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from msgspec import Struct, to_builtins
 
+from lmbench.code_owners import own_folders
 from lmbench.errors import ExitCode, UsageError, check_one_line, find_modules_in_current_folder, import_named, tell
 from lmbench.files import Unreadable, read_file
 from lmbench.masking import secrets_of
@@ -49,6 +50,8 @@ TASKS_FILE = "tasks.json"
 #: The variables of SLURM that a task keeps. From the others Lightning concludes that each cell is one of several ranks.
 _SLURM_KEPT = ("SLURM_JOB_ID", "SLURM_CONF")
 _POLL_S = 5.0
+#: Suffixes of the files that decide what is measured.
+_SOURCES = (".py", ".toml", ".csv", ".yaml")
 #: Time for imports and for the checks before the first cell.
 _START_S = 600.0
 
@@ -246,7 +249,7 @@ def merge(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
     runs = [run for run in sorted((other / RUNS_FOLDER).glob("*")) if is_run_folder(run)]
     if not runs:
         raise UsageError(f"--merge {other}: there are no runs in {other / RUNS_FOLDER}")
-    new = list[Path]()
+    new = []
     for run in runs:
         if run.name not in names:
             raise UsageError(f"--merge {other}: {run.name} is no run of this sweep; merge folders of one study")
@@ -285,9 +288,9 @@ def _run_json(run: Path) -> bytes | None:
 
 def versions() -> dict[str, str]:
     """Versions that must be equal on the machine that plans a sweep and on those that measure it."""
-    source = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        source.update(path.read_bytes())
+    files = {file for folder in own_folders() for file in folder.rglob("*") if file.suffix in _SOURCES}
+    # Sorted by content, since a checkout has folders beside the package that a wheel has inside it.
+    source = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
         "Python": platform.python_version(),
         "torch": metadata.version("torch"),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lmbench.compare.sides import split_usable, typical_step_s
 from lmbench.errors import unknown
-from lmbench.records.load import Run
+from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import geometric_mean, logs_of, pooled_std, ratio_from, student_quantile
 from lmbench.report.units import GIB, UNITS, Unit, whole
@@ -136,7 +136,7 @@ class Candidate:
 
     trial: Trial
     before: Trial | None = None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[StoredRun] = field(default_factory=list)
     predicted_bytes: int | None = None
     problem: str = ""
 

@@ -51,7 +51,7 @@ class Board(Struct, frozen=True):
     run_pass: str = TIMING
 
 
-class Request(Struct, frozen=True):
+class BoardRequest(Struct, frozen=True):
     """The boards to make at W&B; without an entity they belong to the user's default entity."""
 
     project: str
@@ -72,7 +72,7 @@ class _Shared(Struct, frozen=True):
     profiled: dict[str, tuple[Panel, ...]]
 
 
-def planned_boards(request: Request) -> Answer:
+def planned_boards(request: BoardRequest) -> Answer:
     """The boards that would be made, with a row for each panel."""
     columns = [*map(Column, ("board", "section", "panel", "kind", "shows"))]
     rows = [
@@ -124,7 +124,7 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
 
 def main(file: str) -> int:
     """Save a request's boards and print a line for each; returns 1 after a failure, which the last line explains."""
-    request = msgspec.json.decode(Path(file).read_bytes(), type=Request)
+    request = msgspec.json.decode(Path(file).read_bytes(), type=BoardRequest)
     try:
         import wandb
 

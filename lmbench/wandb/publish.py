@@ -28,7 +28,7 @@ from lmbench.python_process import tied_python
 from lmbench.records.load import load_run
 from lmbench.records.named import sweep_of
 from lmbench.records.run import WandbFiling, WandbMode
-from lmbench.wandb.board import Request
+from lmbench.wandb.board import BoardRequest
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -282,7 +282,7 @@ def sync(result: Path, timeout_s: float, options: Sequence[str] = ()) -> str | N
     raise WandbProblem("the server refused it; is the key right?" if reason == "<no message>" else reason)
 
 
-def save_boards(request: Request, timeout_s: float) -> Iterator[str]:
+def save_boards(request: BoardRequest, timeout_s: float) -> Iterator[str]:
     """Create or update boards at W&B; yields a line for each.
 
     Raises:

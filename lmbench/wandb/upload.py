@@ -30,7 +30,7 @@ def upload_results(
         destination: the `project` and `entity` to send to, where these are not the results' own.
         timeout_s: seconds for each result.
     """
-    pending: list[Path] = []
+    pending = []
     code = ExitCode.OK
     for folder in find_runs(results):
         run = load_known(folder)

@@ -15,11 +15,11 @@ from paths import RUNS
 
 from lmbench.errors import UsageError
 from lmbench.memory.answer import forecast_answer
-from lmbench.memory.forecast import CONTEXT_BYTES, Gpu, PhasePeak, Request, gpu_for
-from lmbench.memory.predictor import SHARED, Predictor, Trial, by_phase, largest_that_fits
+from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, Request, TargetGpu, gpu_for
+from lmbench.memory.predictor import SHARED, FakeStep, Predictor, by_phase, largest_that_fits
 from lmbench.model.transformer import LOSS_CHUNKS
 
-ROOM = Gpu("test", 100 * 2**30, 0)
+ROOM = TargetGpu("test", 100 * 2**30, 0)
 TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
 
 
@@ -337,7 +337,7 @@ def test_buckets_that_are_the_gradients_are_always_held(own_module):
 def test_four_gpus_are_enough_where_a_quarter_of_the_shared_memory_fits(shared, rest, enough):
     """Sizes are in GiB. If a prediction takes more than the formula says, one more GPU is tried."""
     sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared // 2 * 2**30, "activations": rest * 2**30 - CONTEXT_BYTES}
-    trial = Trial([PhasePeak("forward", sizes, "")], sum(sizes.values()), None)
+    trial = FakeStep([PhasePeak("forward", sizes, "")], sum(sizes.values()), None)
     predictor = Predictor(lambda *_: trial, 1, None, is_slow=False)
     assert predictor.fewest_ranks(2, ROOM, lambda count: 2**30 * (200 // count + 50) - CONTEXT_BYTES) == enough
 

@@ -59,7 +59,7 @@ def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp
     words += ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.01"]
     records = []
     for arm in list(ARMS)[:2]:
-        ends = run_ranks(tmp_path, 2, partial(leave_record, arm, str(tmp_path / arm), words))
+        ends, _ = run_ranks(tmp_path, 2, partial(leave_record, arm, str(tmp_path / arm), words))
         assert [end.code for end in ends] == [0, 0]
         records.append(msgspec.json.decode((tmp_path / arm).read_bytes(), type=RunRecord))
     assert losses(records[0]) == (records[1].loss.first, records[1].loss.last)

@@ -10,7 +10,7 @@ from wandb_loopback import Server, keys_of
 
 from lmbench.cli import main
 from lmbench.configs import shipped_studies
-from lmbench.wandb.board import Request
+from lmbench.wandb.board import BoardRequest
 
 OWN = """
 matrix: {model.size: [tiny]}
@@ -50,7 +50,7 @@ def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, dry_run):
 
 def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, dry_run):
     boards = ["sweep", "precision", "kernels"]
-    request = msgspec.convert(dry_run(*boards), Request)
+    request = msgspec.convert(dry_run(*boards), BoardRequest)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         assert main(["board", *boards]) == 0
