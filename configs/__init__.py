@@ -157,7 +157,8 @@ def placed(line: str, places: Mapping[str, str], part: str = "") -> str:
 
 
 _PLAIN_WORDS = {
-    "Expected": "expected", "Object contains ": "", "Object missing required": "there is no", "Invalid enum value": "unknown value",
+    "Expected": "expected", "Object contains ": "", "Object missing required": "there is no",
+    "Invalid enum value": "unknown value",
     "`array`": "a list such as [a, b]", "`object`": "a mapping such as {a: 1}", "`str`": "text",
     "`bool`": "true or false", "`int`": "a whole number", "`float`": "a number",
 }  # fmt: skip

@@ -132,9 +132,9 @@ def measure(
     module: LightningModule,
     data: Any = None,
     *,
-    steps: int = 20,
+    steps: int | None = None,
     warmup_steps: int = 5,
-    min_window_s: float = 3.0,
+    min_window_s: float | None = None,
     probe_steps: int = 10,
     mode: Mode | None = None,
     precision: str | int = "32-true",
@@ -159,9 +159,9 @@ def measure(
         data: a LightningDataModule, a loader (any iterable of batches, or a list of batches), or one batch (a tensor,
             tuple, mapping or list of tensors) for every step. None takes the module's own train_dataloader
             (val_dataloader for inference); lmbench's models get random tokens.
-        steps: least number of steps in the window, which also lasts `min_window_s`: steps=10 of 40 ms become 75.
+        steps: number of steps in the window. None takes at least 20, and 3 s unless `min_window_s` says otherwise.
         warmup_steps: steps before the window.
-        min_window_s: least length of the window in seconds; with 0 the window has exactly `steps`.
+        min_window_s: least length of the window in seconds, for which more than `steps` are taken.
         probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
             kind.
         mode: inference (on validation_step), forward (graph kept), forward_backward (no optimizer) or train_step. None
@@ -194,8 +194,8 @@ def measure(
         MeasureSettings,
         mode=usual_mode(type(module)) if mode is None else mode,
         warmup_steps=warmup_steps,
-        steps=steps,
-        min_window_s=min_window_s,
+        steps=20 if steps is None else steps,
+        min_window_s=(3.0 if steps is None else 0.0) if min_window_s is None else min_window_s,
         probe_steps=probe_steps,
         matmul_precision=matmul_precision,
         zero_grad=zero_grad,

@@ -228,7 +228,7 @@ class Catalogue:
             try:
                 (name, *_) = self._names([pattern])
                 if pattern in compared and not self.column(name).is_process_mean:
-                    yield f"column {name!r} is no number of one process, which can be compared; give a time such as step_s"
+                    yield f"column {name!r} is no number of one process and cannot be compared; give one such as step_s"
             except UsageError as error:
                 yield str(error)
 
