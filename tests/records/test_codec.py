@@ -48,8 +48,7 @@ def test_unknown_fields_of_a_later_lmbench_are_ignored():
 
 @pytest.mark.parametrize(
     ("number", "read"),
-    [(1e201, math.inf), (-1.7e308, -math.inf), (1e199, 1e199), (2**63, hex(2**63)), (-(2**64), hex(-(2**64)))]
-    + [(16**5000, hex(16**5000)), (2**63 - 1, 2**63 - 1)],
+    [(1e201, math.inf), (-1.7e308, -math.inf), (1e199, 1e199), (2**63, hex(2**63)), (-(2**64), hex(-(2**64)))],
     ids=lambda number: "",
 )
 def test_what_a_user_logs_or_sets_comes_back_also_where_it_is_larger_than_a_reader_takes(number, read):
