@@ -14,6 +14,7 @@ from lmbench.commands.parser import Result, run_typed
 from lmbench.commands.words import read_options
 from lmbench.configs import lines_of, shipped_studies
 from lmbench.errors import ExitCode, UsageError
+from lmbench.masking import shown
 from lmbench.records.store import SWEEP_FILE, check_name
 from lmbench.standard_output import write_result
 from lmbench.sweep.engine import OnInterrupt
@@ -107,7 +108,7 @@ def _write_study(path: Path) -> None:
             file.write((files("lmbench.sweep") / "new.yaml").read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; give a new file's name") from error
-    write_result(f"{path}: change it, then `lmbench sweep {shlex.quote(str(path))} --dry_run` checks it\n")
+    write_result(shown(f"{path}: change it, then `lmbench sweep {shlex.quote(str(path))} --dry_run` checks it") + "\n")
 
 
 def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str]]:

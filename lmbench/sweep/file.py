@@ -157,6 +157,8 @@ def _check(sweep: SweepFile) -> None:
     choices = {SIDE: sweep.sides, MODE: MODES, PASS: PASSES, ENVIRONMENT: sweep.environments}
     points = [*itertools.chain(*sweep.axes()), *sweep.include]
     for option in itertools.chain(sweep.base, *points):
+        if not isinstance(option, str) or (option == CONFIG and not isinstance(sweep.base.get(CONFIG, ""), str)):
+            raise UsageError(f"option {option!r}: name one such as data.batch_size; config takes a name or a path")
         if option in _SET_BY_SWEEP:
             raise UsageError(f"{option} is set by the sweep; list `modes`, give --results_dir to the command")
     for option, value in itertools.chain.from_iterable(point.items() for point in points):

@@ -21,6 +21,8 @@ def cells(text):
 
 #: Files with a mistake, and a part of the message about it.
 MISTAKES = rows("""
+{matrix: {a: [{3: 1}]}} | option 3: name one such as data.batch_size
+{base: {config: []}, matrix: {a.b: [1]}} | config takes a name or a path
 [1, 2] | expected a mapping such as {a: 1}, got a list such as [a, b]
 matrx: {a.b: [1]} | unknown field 'matrx'; allowed: base, matrix, 
 {} | the matrix is empty
