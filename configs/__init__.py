@@ -185,7 +185,7 @@ def converted(content: Any, kind: type[T]) -> T:
         # An optional setting has its type first, then null.
         info = getattr(info, "types", [info])[0]
     names = [field.name for field in getattr(info, "fields", ())]
-    allowed = names or getattr(getattr(info, "key_type", info), "values", ())
+    allowed = names or getattr(getattr(info, "key_type", info), "values", [])
     for phrase, plain in _PLAIN_WORDS.items():
         message = message.replace(phrase, plain)
     if allowed:

@@ -216,7 +216,8 @@ class Catalogue:
         for chart in view.charts:
             if chart.kind not in self.chart_kinds:
                 yield str(unknown("chart kind", chart.kind, self.chart_kinds))
-        for part in (*view.charts, *view.answers):
+        parts: list[ChartSpec | AnswerSpec] = [*view.charts, *view.answers]
+        for part in parts:
             if (key := _NEEDED.get(part.kind)) and not getattr(part, key):
                 yield f"{part.kind!r} lacks `{key}`; give it {'one fact' if key == 'x' else 'a list'}"
         for table in view.tables:
