@@ -124,7 +124,7 @@ class PhaseTimer(Observer):
         facts = Step(self.session.step, self._losses)
         self._losses = []
         for (name, _), value in self.session.scalars.items():
-            slot = self._ring.put(value) if isinstance(value, torch.Tensor) else float(value)
+            slot = self._ring.put(value) if isinstance(value, torch.Tensor) else value
             facts.scalars.setdefault(name, []).append(slot)
         if self._scaler is not None and self._scaler._scale is not None:
             facts.scale_slot = self._ring.put(self._scaler._scale)

@@ -216,7 +216,7 @@ class MeasurementSession(LeanCallback):
         name = name.replace(".", "/")
         if unit:
             self.run.scalar_units[name] = unit
-        self.scalars[name, source] = value
+        self.scalars[name, source] = value if isinstance(value, torch.Tensor) else float(value)
 
     @property
     def window_elapsed_s(self) -> float:

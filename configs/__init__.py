@@ -7,10 +7,15 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
 
 from lmbench.errors import UsageError, suggest
 from lmbench.files import Unreadable, read_file
+
+T = TypeVar("T")
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -149,6 +154,44 @@ def placed(line: str, places: Mapping[str, str], part: str = "") -> str:
     word = re.search(r"(?:['`]|--)([^'`;\s]*)", line)
     paths = [path for path in places if word and path.startswith(part) and path.endswith(f".{word[1]}")]
     return next((f"{places[path]}: {line}" for path in [*paths, part] if path in places), line)
+
+
+_PLAIN_WORDS = {
+    "Expected": "expected", "Object contains ": "", "Object missing required": "there is no",
+    "Invalid enum value": "unknown value",
+    "`array`": "a list such as [a, b]", "`object`": "a mapping such as {a: 1}", "`str`": "text",
+    "`bool`": "true or false", "`int`": "a whole number", "`float`": "a number",
+}  # fmt: skip
+
+
+def converted(content: Any, kind: type[T]) -> T:
+    """The content of a YAML file as an instance of a class.
+
+    Raises:
+        UsageError: the content does not fit; `charts[0]: unknown field 'colour'; allowed: title, kind, ...`.
+    """
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `")
+    # The place of a value is `$.charts[0].kind`, the place of a mapping's key is `key` in `$.sides`.
+    place = place.rpartition("$")[2].strip(".`")
+    info: Any = inspect.type_info(kind)
+    for step in re.findall(r"\[|[a-z_]+", place):
+        if step == "[":
+            info = getattr(info, "item_type", None) or info.value_type
+        else:
+            info = next(field.type for field in info.fields if field.name == step)
+        # An optional setting has its type first, then null.
+        info = getattr(info, "types", [info])[0]
+    names = [field.name for field in getattr(info, "fields", ())]
+    allowed = names or getattr(getattr(info, "key_type", info), "values", [])
+    for phrase, plain in _PLAIN_WORDS.items():
+        message = message.replace(phrase, plain)
+    if allowed:
+        misspelt = {*re.findall("[`'](.*?)[`']", message)} - {*allowed}
+        message += f"; allowed: {', '.join(allowed)}" + "".join(suggest(word, allowed) for word in misspelt)
+    raise UsageError(f"{place}: {message.replace('`', chr(39))}".removeprefix(": "))
 
 
 def _shipped(pattern: str) -> dict[str, Path]:

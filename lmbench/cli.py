@@ -14,6 +14,7 @@ from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import ExitCode, UsageError, check_launcher, suggest, tell
 from lmbench.interruption import exit_code, listening, received
 from lmbench.masking import keep_words_secret, masked_message
+from lmbench.python_process import leave_no_process
 from lmbench.records.process import begin
 from lmbench.standard_output import abandon_result, replace_unencodable, result_alone, result_stream
 from lmbench.version import __version__
@@ -114,6 +115,8 @@ def _run(args: list[str], is_whole_process: bool) -> int:
                 from lmbench.campaign.waiting import give_way_when_busy
 
                 give_way_when_busy()
+            if is_whole_process and args[0] in MEASURING:
+                leave_no_process()
         with result_alone(is_whole_process) if is_for_programs else nullcontext():
             if hasattr(module := module_of(args[0]), "run"):
                 return int(module.run(args))

@@ -1,7 +1,8 @@
-"""Runs a Python process for work that changes its process for good, or that needs a fresh one."""
+"""Runs a Python process for work that changes its process for good, or that needs a fresh one, and ends processes."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -11,11 +12,13 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 
+import psutil
+
 from lmbench.errors import ExitCode, Failure, UsageError
 
 _LAST_LINES = 3
-# Option of Linux's prctl: sets the signal that the process gets when its parent ends.
-_SET_PARENT_DEATH_SIGNAL = 1
+# Options of Linux's prctl: the signal that the process gets when its parent ends, and whether it adopts orphans.
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
 class ProcessFailed(Failure):
@@ -74,6 +77,23 @@ def die_with_parent() -> None:
     """Let Linux kill this process when its parent ends for any reason; does nothing on other systems."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def leave_no_process() -> None:
+    """Let every process below this one end when this process exits, also with a session of its own or without a parent.
+
+    Call it before anything else is registered with `atexit`, since then it comes last. W&B's hook, for example, waits
+    for a process that sends the rest of a run.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    atexit.register(_end_processes_below)
+
+
+def _end_processes_below() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
 
 from lmbench.commands.parser import Result, run_typed
 from lmbench.commands.words import read_options
 from lmbench.configs import lines_of, shipped_studies
-from lmbench.errors import UsageError
+from lmbench.errors import ExitCode, UsageError
+from lmbench.masking import shown
 from lmbench.records.store import SWEEP_FILE, check_name
+from lmbench.standard_output import write_result
 from lmbench.sweep.engine import OnInterrupt
 from lmbench.sweep.file import SweepFile, read_sweep_file
 from lmbench.sweep.folder import read_sweep_folder
@@ -36,6 +40,7 @@ class SweepOptions:
         on_interrupt: ask, leave or cancel its tasks
         dry_run: check as a start would, and list cells and runs
         trust: go on with a folder that you did not begin here
+        new: write a commented study with all fields to STUDY, and measure nothing
         repeats: processes of each cell, instead of the file's
         timeout_s: seconds a run may take, instead of the file's
     """
@@ -48,6 +53,7 @@ class SweepOptions:
     on_interrupt: OnInterrupt = "ask"
     dry_run: bool = False
     trust: bool = False
+    new: bool = False
     repeats: int | None = None
     timeout_s: float | None = None
 
@@ -76,6 +82,9 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
     from lmbench.campaign.sweep import Sweep
     from lmbench.sweep.tasks import make_engine, merge
 
+    if how.new:
+        _write_study(Path(study))
+        return ExitCode.OK
     path, file, places = _find(study, how)
     options = read_options(settings)
     engine = make_engine(how.on, options)
@@ -88,6 +97,18 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
     measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=how.on_interrupt)
     with measured.concluding():
         return measured.carry_out(how.dry_run)
+
+
+def _write_study(path: Path) -> None:
+    """Write the example of a study with all fields. Raises UsageError where that fails, or the file is there."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"--new writes a study to a file of YAML, not to {str(path)!r}; name it {path.name}.yaml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write((files("lmbench.sweep") / "new.yaml").read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; give a new file's name") from error
+    write_result(shown(f"{path}: change it, then `lmbench sweep {shlex.quote(str(path))} --dry_run` checks it") + "\n")
 
 
 def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str]]:

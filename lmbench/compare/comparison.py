@@ -16,7 +16,7 @@ import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from lmbench.compare.comparability import are_apart, busy_reason, check_about, failed_guards, invalid_reasons, notes
-from lmbench.compare.noise import Noise, NoiseKey, noise_key, read_floors
+from lmbench.compare.noise import NoiseEntry, NoiseKey, noise_key, read_floors
 from lmbench.compare.rounds import FIRST_LOOK, ratio_by_rounds
 from lmbench.compare.sides import (
     MEAN_STEP,
@@ -51,7 +51,7 @@ from lmbench.records.statistics import (
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.units import change_percent, change_range, percent_short
 
-Floors = Mapping[NoiseKey, Mapping[str, Noise]]
+Floors = Mapping[NoiseKey, NoiseEntry]
 #: A comparison is invalid where guards failed in more than this fraction of a side's rounds; fewer are accidents.
 _ACCIDENTS_FRACTION = 1 / 3
 #: A process is slow if the difference of its round is this many standard deviations, and this fraction of the step, off
@@ -232,7 +232,8 @@ def _measure(
 ) -> None:
     """Fill in the figures of a cell, its differences and notes, and signs of load, drift and slow processes."""
     cell.differences = differences(a[0].record, b[0].record)
-    noises = [] if cell.by_rounds else [floors.get(noise_key(run.record), {}) for run in (a[0], b[0])]
+    known = [] if cell.by_rounds else [floors.get(noise_key(run.record)) for run in (a[0], b[0])]
+    noises = [entry.metrics for entry in known if entry]
     for metric in METRICS:
         values = metric.of_all(a), metric.of_all(b)
         if all(values):
@@ -248,13 +249,9 @@ def _measure(
         return
     cell.busy, cell.is_apart = busy_reason({"runs of A": a, "runs of B": b}), are_apart(a, b)
     if not is_invalid and step.noise_floor_fraction is None:
-        key, unlike = noise_key(a[0].record), list[list[str]]()
-        for other in floors:
-            unlike.append([name for name in key.__struct_fields__ if getattr(key, name) != getattr(other, name)])
-        fewest = min(unlike, key=len) if unlike else []
-        nearest = " and ".join(fewest).replace("settings_digest", "settings")
-        known = f"of these runs is known, only of other {nearest}" if nearest else "is known"
-        cell.notes.append(f"no A/A noise floor {known}; `lmbench noise` measures it")
+        unlike = min((entry.differences_from(a[0].record) for entry in floors.values()), key=len, default=[])
+        others = f"of these runs is known, only of others: {', '.join(unlike[:3])}" if unlike else "is known"
+        cell.notes.append(f"no A/A noise floor {others}; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)) if not is_invalid else ():
         if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))

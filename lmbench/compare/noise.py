@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, to_builtins
+from msgspec.structs import replace
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
@@ -23,7 +24,7 @@ from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.settings import as_text, settings
+from lmbench.records.settings import as_text, brief, settings
 from lmbench.records.statistics import (
     CONFIDENCE,
     detectable_fraction,
@@ -33,6 +34,7 @@ from lmbench.records.statistics import (
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table, Value
+from lmbench.report.facts import describe, is_notable, read_facts
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
@@ -64,10 +66,17 @@ class NoiseKey(Struct, frozen=True):
 
 
 class NoiseEntry(Struct, frozen=True):
-    """The floors of one configuration in noise.json, by the name of the metric."""
+    """The floors of one configuration in noise.json, by the name of the metric, with the text of each setting."""
 
     key: NoiseKey
+    settings: dict[str, str]
     metrics: dict[str, Noise]
+
+    def differences_from(self, record: RunRecord) -> list[str]:
+        """The host, device and settings of the floor that a run does not have: `data.batch_size 8`."""
+        floors, run = ({**to_builtins(entry.key), **entry.settings} for entry in (self, _entry_of(record)))
+        names = [name for name in {**run, **floors} if name != "settings_digest" and floors.get(name) != run.get(name)]
+        return [f"{name} {brief(floors.get(name))}" for name in names]
 
 
 class NoiseFile(Struct, frozen=True):
@@ -89,12 +98,18 @@ def measure_noise(values: Sequence[float]) -> Noise:
 
 def noise_key(record: RunRecord) -> NoiseKey:
     """The configuration and machine of a run, by which its floor is stored and found."""
-    texts = json.dumps({name: as_text(value) for name, value in sorted(settings(record).items())})
-    return NoiseKey(
+    return _entry_of(record).key
+
+
+def _entry_of(record: RunRecord) -> NoiseEntry:
+    """The entry of a run's configuration, without floors."""
+    texts = {name: as_text(value) for name, value in sorted(settings(record).items())}
+    key = NoiseKey(
         host=value_at(record, "environment.host.hostname"),
         device=value_at(record, "environment.gpu.name") or value_at(record, "environment.host.cpu_model"),
-        settings_digest=sha256(texts.encode()).hexdigest()[:16],
+        settings_digest=sha256(json.dumps(texts).encode()).hexdigest()[:16],
     )
+    return NoiseEntry(key, texts, {})
 
 
 def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
@@ -109,8 +124,8 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     for name, (repeats, _) in join_cells(runs, []).items():
         for run in repeats:
             groups.setdefault((name, noise_key(run.record)), []).append(run)
-    entries, problems = list[tuple[str, NoiseEntry]](), list[Line]()
-    for (name, key), group in groups.items():
+    entries, problems, facts = list[tuple[str, NoiseEntry]](), list[Line](), list[dict[str, Value]]()
+    for (name, _), group in groups.items():
         usable, left_out = split_usable(group, takes_failed=False)
         if len(usable) < MIN_NOISE_REPEATS:
             problem = f"{len(usable)} repeats that count; a noise floor takes {MIN_NOISE_REPEATS}"
@@ -119,7 +134,8 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
             problem = f"not repeats of one thing: {mixed[0]}"
         else:
             noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
-            entries.append((name, NoiseEntry(key, noises)))
+            entries.append((name, replace(_entry_of(usable[0].record), metrics=noises)))
+            facts.append(read_facts(usable[0].record))
             if reason := busy_reason({"repeats": usable}):
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
@@ -128,7 +144,9 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
         raise UsageError("; ".join(line.text for line in problems[:3]))
     path = store_noise(home or home_of(runs), [entry for _, entry in entries])
     tell(f"noise: stored in {path}")
-    return _answer(entries, problems)
+    shared = {name: value for name, value in facts[0].items() if all(other.get(name) == value for other in facts)}
+    names = [name for name, value in shared.items() if name in ("gpu", "host") or is_notable(name, value)]
+    return _answer(entries, [Line("holds for", f"{describe(shared, names)}; not for other settings"), *problems])
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
@@ -158,9 +176,9 @@ def _read(path: Path) -> list[NoiseEntry]:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
-def read_floors(folder: Path) -> dict[NoiseKey, dict[str, Noise]]:
-    """The noise of each configuration in a folder's noise.json. Raises UsageError where the file cannot be read."""
-    return {entry.key: entry.metrics for entry in _read(folder / NOISE_FILE)}
+def read_floors(folder: Path) -> dict[NoiseKey, NoiseEntry]:
+    """The entries of a folder's noise.json. Raises UsageError where the file cannot be read."""
+    return {entry.key: entry for entry in _read(folder / NOISE_FILE)}
 
 
 _PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}")
@@ -179,8 +197,8 @@ _MEANINGS = (
 )
 
 
-def _answer(entries: Sequence[tuple[str, NoiseEntry]], problems: Sequence[Line]) -> Answer:
-    """One table of all floors by the name of the cell, and the reasons why some cells have none."""
+def _answer(entries: Sequence[tuple[str, NoiseEntry]], notes: Sequence[Line]) -> Answer:
+    """One table of all floors by the name of the cell, what they hold for, and the reasons why some cells have none."""
     noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in entries]
     rows: list[list[Value]] = [
         [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
@@ -190,6 +208,6 @@ def _answer(entries: Sequence[tuple[str, NoiseEntry]], problems: Sequence[Line])
     conclusion = f"changes under {' to '.join(ends)} cannot be detected here with {MIN_REPEATS} repeats"
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
-        notes=[*_MEANINGS, *problems, Line("so", conclusion)],
+        notes=[*_MEANINGS, *notes, Line("so", conclusion)],
         figures={"schema_version": 1, "entries": [entry for _, entry in entries]},
     )

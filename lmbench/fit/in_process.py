@@ -163,6 +163,7 @@ def measure(
         copy: measure a deep copy of the module.
         settings: those of `lmbench.MeasureSettings` by name: steps, warmup_steps, mode, matmul_precision, ... By
             default the mode is train_step, or forward_backward for attention by itself, which has nothing to optimize.
+            With `steps` the window has just so many; without it at least 20, and 3 s, or `min_window_s`.
 
     Returns:
         The run, with outcome `ok`, or `oom` if memory ran out.
@@ -173,7 +174,10 @@ def measure(
     """
     if not isinstance(module, LightningModule):
         raise UsageError(f"{getattr(module, '__name__', type(module).__name__)} {NO_MODULE}")
-    defaults = {"mode": usual_mode(type(module)), "results_dir": str(results_dir or "")}
+    defaults: Values = {"mode": usual_mode(type(module)), "results_dir": str(results_dir or "")}
+    if "steps" in settings:
+        # Who asks for a number of steps gets it, however short the window is.
+        defaults["min_window_s"] = 0.0
     schedule = settings_of("measure", MeasureSettings, **{**defaults, **settings})
     flags = {**TRAINER_DEFAULTS, "precision": precision, "compile": compile, **(trainer or {})}
     groups = _groups(instrument, flags)

@@ -148,12 +148,24 @@ def _check_size(value: Any, depth: int) -> None:
 def encode_run(record: RunRecord) -> bytes:
     """The content of run.json, one field per line, with a line feed at its end.
 
-    Objects in `config` that JSON cannot hold become text. Secrets are masked: values of settings and variables with a
+    Objects in `config` that JSON cannot hold become text, and numbers that are too large to be read back become text or
+    infinite. Secrets are masked: values of settings and variables with a
     secret's name, and text that looks like a key.
     """
     keep_environment_secret()
-    plain = masked(as_dict(record)) | {"argv": record.argv and masked_words(record.argv)}
+    plain = _readable(masked(as_dict(record))) | {"argv": record.argv and masked_words(record.argv)}
     return indented_json(plain | {"nonfinite": _nonfinite(plain)}).encode()
+
+
+def _readable(tree: Any) -> Any:
+    """A tree of which `_check_size` takes every number."""
+    if isinstance(tree, dict):
+        return {key: _readable(item) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [_readable(item) for item in tree]
+    if isinstance(tree, float) and abs(tree) > _MAX_NUMBER:
+        return math.copysign(math.inf, tree)
+    return hex(tree) if isinstance(tree, int) and not -_MAX_WHOLE <= tree < _MAX_WHOLE else tree
 
 
 def indented_json(value: object) -> str:
@@ -179,6 +191,7 @@ def encode_step(step: StepRecord) -> bytes:
     values = zip(_STEP_FIELDS, _step_values(step), strict=True)
     nonfinite = {name: str(value) for name, value in values if type(value) is float and not math.isfinite(value)}
     if step.scalars:
+        step = replace(step, scalars=_readable(step.scalars))
         nonfinite |= _nonfinite(step.scalars, ".scalars")
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from lmbench.configs import lines_of, parse_yaml, placed, read_yaml, shipped_studies
+from lmbench.configs import converted, lines_of, parse_yaml, placed, read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.records.schema import fields
 from lmbench.report import shipped
@@ -100,6 +100,10 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
 #: The view of sweeps without one and of runs outside sweeps: a row for whatever differs.
 GENERIC = msgspec.convert(parse_yaml(shipped("sweep.yaml"), "sweep.yaml"), View)
 
+_COLUMNS = "give one such as step_s, or a field of a run; `lmbench guide columns` has all"
+#: The setting without which a kind of charts or of sentences says nothing.
+_NEEDED = {"stack": "of", "best": "x", "fastest": "among"}
+
 
 @dataclass(frozen=True)
 class ChartKind:
@@ -147,7 +151,7 @@ class Catalogue:
         column = self.columns.get(name) or schema_column(name)
         if column is None:
             near = suggest(name, [*self.columns, *fields("run")])
-            raise UsageError(f"column {name!r} is unknown; give one such as step_s, or a field of a run{near}")
+            raise UsageError(f"column {name!r} is unknown; {_COLUMNS}{near}")
         return column
 
     def columns_of(self, spec: TableSpec) -> list[Quantity]:
@@ -180,9 +184,9 @@ class Catalogue:
         if isinstance(named, str):
             name, content, axes, places = _view_of_study(named)
         try:
-            view = msgspec.convert(content, View)
+            view = converted(content, View)
             mistakes = [*self._mistakes(view, axes)]
-        except msgspec.ValidationError as error:
+        except UsageError as error:
             mistakes = [str(error)]
         if mistakes:
             raise UsageError("; ".join(placed(mistake, places, "view") for mistake in dict.fromkeys(mistakes)))
@@ -212,6 +216,10 @@ class Catalogue:
         for chart in view.charts:
             if chart.kind not in self.chart_kinds:
                 yield str(unknown("chart kind", chart.kind, self.chart_kinds))
+        parts: list[ChartSpec | AnswerSpec] = [*view.charts, *view.answers]
+        for part in parts:
+            if (key := _NEEDED.get(part.kind)) and not getattr(part, key):
+                yield f"{part.kind!r} lacks `{key}`; give it {'one fact' if key == 'x' else 'a list'}"
         for table in view.tables:
             if table.among and table.columns[1:]:
                 yield f"{table.title!r} has {len(table.columns)} columns; with `among` it takes one"
@@ -221,7 +229,7 @@ class Catalogue:
             try:
                 (name, *_) = self._names([pattern])
                 if pattern in compared and not self.column(name).is_process_mean:
-                    yield f"column {name!r} is no number of one process, which can be compared"
+                    yield f"column {name!r} is no number of one process and cannot be compared; give one such as step_s"
             except UsageError as error:
                 yield str(error)
 
@@ -236,7 +244,7 @@ class Catalogue:
             matching = fnmatch.filter(self.columns, pattern) if "*" in pattern else [pattern]
             names += [self.column(name).name for name in matching]
             if not matching:
-                raise UsageError(f"no column is like {pattern!r}")
+                raise UsageError(f"no column is like {pattern!r}; {_COLUMNS}")
         return tuple(names)
 
 

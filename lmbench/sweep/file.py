@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from lmbench.configs import lines_of, placed, read_yaml
+from lmbench.configs import converted, lines_of, placed, read_yaml
 from lmbench.errors import UsageError, unknown
 from lmbench.masking import is_secret
 from lmbench.records.passes import PASS as PASSES
@@ -139,25 +139,17 @@ def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
         content = {key: value for key, value in content.items() if value is not None}
         if isinstance(option := content.get("largest"), str):
             content["largest"] = {"option": option}
-    try:
-        sweep = msgspec.convert(content, SweepFile)
-    except msgspec.ValidationError as error:
-        raise UsageError("; ".join(_mistakes(content, places)) or str(error)) from None
+    mistakes = []
+    for key, value in content.items() if isinstance(content, dict) else ():
+        try:
+            converted({key: value}, SweepFile)
+        except UsageError as error:
+            mistakes.append(placed(str(error), places, str(key)))
+    if mistakes:
+        raise UsageError("; ".join(mistakes))
+    sweep = converted(content, SweepFile)
     _check(sweep)
     return sweep
-
-
-def _mistakes(content: Any, places: Mapping[str, str]) -> Iterator[str]:
-    """A message for each key of a file whose value is wrong, with its place where that is known."""
-    if not isinstance(content, dict):
-        return
-    for key, value in content.items():
-        try:
-            msgspec.convert({key: value}, SweepFile)
-        except msgspec.ValidationError as error:
-            keys = SweepFile.__struct_fields__
-            mistake = unknown("key", str(key), keys) if key not in keys else error
-            yield placed(str(mistake), places, str(key))
 
 
 def _check(sweep: SweepFile) -> None:
@@ -165,6 +157,8 @@ def _check(sweep: SweepFile) -> None:
     choices = {SIDE: sweep.sides, MODE: MODES, PASS: PASSES, ENVIRONMENT: sweep.environments}
     points = [*itertools.chain(*sweep.axes()), *sweep.include]
     for option in itertools.chain(sweep.base, *points):
+        if not isinstance(option, str) or (option == CONFIG and not isinstance(sweep.base.get(CONFIG, ""), str)):
+            raise UsageError(f"option {option!r}: name one such as data.batch_size; config takes a name or a path")
         if option in _SET_BY_SWEEP:
             raise UsageError(f"{option} is set by the sweep; list `modes`, give --results_dir to the command")
     for option, value in itertools.chain.from_iterable(point.items() for point in points):

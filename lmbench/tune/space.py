@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec import Struct
 
-from lmbench.configs import read_yaml
+from lmbench.configs import converted, read_yaml
 from lmbench.errors import UsageError, unknown
 from lmbench.precision import find_precision
 from lmbench.records.measured import PhaseKernels
@@ -79,9 +78,9 @@ def read_space(path: Path | None) -> list[Axis]:
 def _read(path: Path) -> SpaceFile:
     problem = f"space {str(path)!r}"
     try:
-        return msgspec.convert(read_yaml(path, problem)[1], SpaceFile)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{problem}: {error}; it has `axes` (values by option), `acts_on` and `only`") from None
+        return converted(read_yaml(path, problem)[1], SpaceFile)
+    except UsageError as error:
+        raise UsageError(str(error) if problem in str(error) else f"{problem}: {error}") from None
 
 
 def with_arguments(tree: Any) -> Any:

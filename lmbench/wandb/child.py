@@ -185,10 +185,11 @@ def write_run(result: Path) -> None:
     ended_s = lasted_s = None
     if record.ended_at is not None and (lasted_s := record.milestones.closed_s) is not None:
         ended_s = datetime.fromisoformat(record.ended_at).timestamp()
-    for step, time_s in zip(loaded.steps, step_times(record, loaded.steps), strict=True):
-        # wandb sets `_runtime` of a row itself, to the time of this writing.
+    for number, (step, time_s) in enumerate(zip(loaded.steps, step_times(record, loaded.steps), strict=True)):
         times = {} if ended_s is None or lasted_s is None else {"_timestamp": ended_s - lasted_s + time_s}
-        run.log({STEP: step.step, **times, **logged.of_step(step, record)})
+        row = {STEP: step.step, "_runtime": time_s, **times, **logged.of_step(step, record)}
+        # `run.log` would replace `_runtime` by the time of this writing.
+        run._interface.publish_history(run, row, number)
     run.summary.update(summary_of(record, loaded.outcome))
     if ended_s is not None and lasted_s is not None:
         run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_timestamp": ended_s})

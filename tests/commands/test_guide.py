@@ -19,11 +19,13 @@ from strangers import Telling
 
 import lmbench
 from lmbench.catalogue import make_catalogue
-from lmbench.cli import COMMANDS
+from lmbench.cli import COMMANDS, main
 from lmbench.errors import ExitCode
 from lmbench.guide import INDEX, text, topics
 from lmbench.records.guards import rules
 from lmbench.records.schema import RECORDS, fields
+from lmbench.report.view import AnswerSpec, ChartSpec, TableSpec, View
+from lmbench.sweep.file import EnvironmentSpec, LargestSpec, SweepFile, read_sweep_file
 from lmbench.tune.space import read_space
 
 from conftest import Sleeper, SlowBatches
@@ -176,6 +178,24 @@ def test_the_callback_of_the_extending_page_notes_the_spread_of_losses():
 def test_the_study_of_the_sweeps_page_is_one(tmp_path, printed):
     (tmp_path / "mine.yaml").write_text(block("sweeps", "yaml", "matrix:"))
     assert "cells: 4, repeats: 3, runs: 12" in printed("sweep", tmp_path / "mine.yaml", "--dry_run")
+
+
+def test_every_field_of_a_study_is_in_the_guides_table_and_in_a_new_study_whose_lines_all_fit(tmp_path, printed):
+    path = tmp_path / "mine.yaml"
+    assert "mine.yaml --dry_run" in printed("sweep", "--new", path)
+    assert main(["sweep", "--new", str(path)]) == 2
+    text, table = path.read_text(), PAGES["sweeps"].partition("## The fields of a study")[2]
+    parts = (SweepFile, EnvironmentSpec, LargestSpec, View, TableSpec, ChartSpec, AnswerSpec)
+    names = {name for part in parts for name in part.__struct_fields__}
+    assert [name for name in names if f"`{name}`" not in table and f".{name}`" not in table] == []
+    assert names <= {*re.findall(r"(\w+):", text)}
+    assert all(kind in table and kind in text for kind in ("against", "best", "fastest", "parts", "stack", "curves"))
+    left_out = re.findall(r"^ *# (?:- \{|[a-z_]+: ).*$", text, re.MULTILINE)
+    assert len(left_out) == 12
+    for line in ["", *left_out]:
+        (tmp_path / "changed.yaml").write_text(text.replace(line, line.replace("# ", "", 1)))
+        study = read_sweep_file(tmp_path / "changed.yaml")
+        make_catalogue().view(study.view, study.matrix)
 
 
 def test_the_space_of_the_tuning_page_adds_axes_and_takes_one_away(tmp_path):

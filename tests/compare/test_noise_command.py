@@ -36,13 +36,14 @@ def test_floors_are_stored_beside_the_results_and_belong_to_host_device_and_sett
         ("environment.gpu.name", "NVIDIA A100", False),
         ("config.data.batch_size", 8, False),
     ):
-        noises = floors.get(noise_key(load_run(make_run(tmp_path / "other", **{name: value})).record), {})
-        assert [noise.floor_fraction for noise in noises.values()][:1] == [floor][:is_known], name
+        entry = floors.get(noise_key(load_run(make_run(tmp_path / "other", **{name: value})).record))
+        assert (entry and entry.metrics["step_s"].floor_fraction) == (floor if is_known else None), name
     for side in "ab":
         make_run(tmp_path / "results" / side, **{"config.data.batch_size": 8})
     main(["compare", str(tmp_path / "results" / "a"), str(tmp_path / "results" / "b"), "--all"])
-    said = "no A/A noise floor of these runs is known, only of other settings;"
+    said = "no A/A noise floor of these runs is known, only of others: data.batch_size 4; `lmbench noise` measures it"
     assert said in " ".join(capsys.readouterr().out.split())
+    assert re.search("holds for +NVIDIA H200, small, .*; not for other settings", " ".join(captured.out.split()))
 
 
 def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, capsys):

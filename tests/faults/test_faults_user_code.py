@@ -9,9 +9,11 @@ import traceback
 from pathlib import Path
 
 import planted_faults
+import psutil
 import pytest
 from fit_process import bench, plant, start_fit
 from tables import rows
+from waiting import wait_for
 
 import lmbench
 from lmbench.records.load import load_run
@@ -61,6 +63,19 @@ def test_a_callback_that_raises_ends_the_run_as_an_error_at_its_line(hook, at, p
 def test_code_that_exits_or_says_nothing_is_an_error(deed, message, tmp_path):
     run = bench(tmp_path, QUICK, *plant("on_train_batch_end", deed, 8), code=5)
     assert (run.outcome, len(run.steps), message in run.record.error.message) == ("error", 8, True)
+
+
+@pytest.mark.parametrize(("more", "code"), [([], 0), (["--trainer.callbacks+=planted_faults.Planted"], 143)])
+def test_no_process_of_a_step_outlives_the_run(more, code, tmp_path):
+    settings = (
+        [f"--trainer.callbacks.{name}" for name in ("hook=on_train_batch_end", "deed=sigterm", "at=9")] if more else []
+    )
+    process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "daemons", 8), *more, *settings)
+    assert process.wait() == code, (tmp_path / "err").read_text()
+    pids = [int(pid) for pid in (tmp_path / "daemons").read_text().split()]
+    assert len(pids) == 3
+    # A process that has ended stays a zombie where nobody waits for it.
+    wait_for(lambda: not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids))
 
 
 def test_a_fork_of_a_step_neither_trains_on_nor_writes(tmp_path):

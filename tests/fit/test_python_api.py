@@ -27,6 +27,8 @@ import lmbench
 from lmbench.cli import main
 from lmbench.model.language_model import LanguageModel
 
+CPU = {"accelerator": "cpu"}
+
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
@@ -216,6 +218,13 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):
     (run,) = lmbench.load(tmp_path)
     assert run.outcome == "interrupted"
     assert measure().outcome == "ok"
+
+
+@pytest.mark.parametrize(("asked", "window"), [({"steps": 7}, 7), ({"steps": 7, "min_window_s": 0.0}, 7), ({}, None)])
+def test_a_window_has_as_many_steps_as_were_asked_for(asked, window):
+    run = lmbench.measure(Regression(), Data(batches=9), warmup_steps=1, probe_steps=0, **asked, trainer=CPU)
+    taken = run.record.window
+    assert taken.steps == window or (window is None and (taken.requested_steps, taken.requested_s) == (20, 3.0))
 
 
 @pytest.mark.parametrize(("batches", "ends"), [(3, 4), (100, 0)])

@@ -46,6 +46,21 @@ def test_unknown_fields_of_a_later_lmbench_are_ignored():
     assert decode_run(_json(colour="red", window={"wall_s": 1.0, "wall_ms": 1000})).window.wall_s == 1.0
 
 
+@pytest.mark.parametrize(
+    ("number", "read"),
+    [(1e201, math.inf), (-1.7e308, -math.inf), (1e199, 1e199), (2**63, hex(2**63)), (-(2**64), hex(-(2**64)))],
+    ids=lambda number: "",
+)
+def test_what_a_user_logs_or_sets_comes_back_also_where_it_is_larger_than_a_reader_takes(number, read):
+    run = RunRecord(SCHEMA_VERSION, "ok", config={"model": [number]}, rooms={"mine": {"x": number}})
+    run.scalars = {"x": number} if isinstance(number, float) else {}
+    back = decode_run(encode_run(run))
+    assert (back.config["model"], back.rooms["mine"]["x"]) == ([read], read)
+    assert [*back.scalars.values()] == [read][: len(run.scalars)]
+    step = StepRecord(step=0, scalars={**run.scalars, "y": math.nan})
+    assert [*decode_step(encode_step(step)).scalars.values()][:-1] == [read][: len(run.scalars)]
+
+
 def test_nonfinite_numbers_are_stored_as_null_and_come_back():
     run = RunRecord(SCHEMA_VERSION, "ok", config={"limits": [1.0, -math.inf], "1": {"2": math.nan}})
     run.loss.first = math.nan

@@ -78,8 +78,8 @@ def test_every_number_of_a_record_is_a_column_with_its_unit():
     ("right", "wrong", "message"),
     [
         *rows("""
-title: Power and heat | titel: Power and heat | unknown field titel
-columns: [device_state.mean_power_w | colums: [device_state.mean_power_w | unknown field colums - at $.tables[
+title: Power and heat | titel: Power and heat | unknown field 'titel'; allowed: title,
+columns: [device_state.mean_power_w | colums: [device_state.mean_power_w | 'colums'; allowed: title, columns,
 device_state.mean_power_w, | device_state.mean_powr_w, | did you mean device_state.mean_power_w?
 phases.step.p95_s | phases.*.p98_s | no column is like 'phases.*.p98_s'
 phases.step.p95_s | environment.gpu.name | column 'environment.gpu.name' is text
@@ -87,8 +87,19 @@ rows: [size, batch] | rows: [size, batches] | fact 'batches' is unknown
 kind: lines | kind: line | unknown chart kind 'line'; choose one of bars, lines
 baseline: {batch: 1} | baseline: {bach: 1} | did you mean batch?
 columns: [step_s | columns: [peak_bytes, step_s | `among` it takes one
+kind: lines | hue: batch | charts[0]: unknown field 'hue'; allowed: title, kind, y, x, series, of
+kind: lines, | - | charts[0]: there is no field 'kind'; allowed: title, kind, y, x, series, of
+kind: lines | kind: stack | 'stack' lacks `of`; give it a list
+series: [size] | series: size | charts[0].series: expected a list such as [a, b], got text
+question: What | answers: [{kind: bst}] # | answers[0].kind: unknown value 'bst'; allowed: against, best,
+question: What | answers: [best] # | answers[0]: expected a mapping such as {a: 1}, got text; allowed: kind, y, x,
+question: What | answers: [{kind: best}] # | 'best' lacks `x`; give it one fact
+rows: [size, batch] | rows: 3 | tables[0].rows: expected a list such as [a, b], got a whole number
+phases.step.p95_s | phases.step.p98_s | `lmbench guide columns` has all
+repeats: 2 | repeats: [2] | repeats: expected a whole number, got a list such as [a, b]
+repeats: 2 | environments: {now: {pyhton: x}} | allowed: python, revision, variables; did you mean python?
 """),
-        ("view:\n", "view: 5\nviews:\n", "unknown key 'views'"),
+        ("view:\n", "view: 5\nviews:\n", "unknown field 'views'; allowed: base,"),
     ],
 )
 def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path, capsys):

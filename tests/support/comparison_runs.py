@@ -71,4 +71,4 @@ def make_sweep(folder, times, axis="model.size", **changes):
 def store_floor(folder, run, step_times_s):
     """Writes the noise floor of a run's configuration, from step times of repeats, to noise.json in `folder`."""
     key = noise_key(load_run(run).record)
-    store_noise(folder, [NoiseEntry(key, {"step_s": measure_noise(step_times_s)})])
+    store_noise(folder, [NoiseEntry(key, {}, {"step_s": measure_noise(step_times_s)})])

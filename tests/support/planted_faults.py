@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,8 @@ class Planted(Callback):
     """Does its `deed` the `at`-th time (from 0) that Lightning calls the hook.
 
     Deeds: `raise`, `exit`, `leave` (`os._exit`), `speechless` (an exception without a message), `fork` (of a process
-    that raises), a signal such as `sigint`, `swallowed_sigint`, and `exhaust`, which leaves the process 2 MiB more
-    address space than it has.
+    that raises), `daemons` (three processes of sessions of their own), a signal such as `sigint`, `swallowed_sigint`,
+    and `exhaust`, which leaves the process 2 MiB more address space than it has.
     """
 
     def __init__(self, hook: str, deed: str, at: int = 0):
@@ -57,6 +58,12 @@ class Planted(Callback):
     def _fork(self):
         if not os.fork():
             raise ValueError("planted in a fork")
+
+    def _daemons(self):
+        for words in (["sleep", "60"], ["sh", "-c", "sleep 60 & echo $!"]):
+            process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE)
+            with Path("daemons").open("a") as file:
+                file.write(f"{process.pid}\n{process.stdout.readline().decode() if words[0] == 'sh' else ''}")
 
     def _swallowed_sigint(self):
         with suppress(KeyboardInterrupt):

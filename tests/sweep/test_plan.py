@@ -21,22 +21,24 @@ def cells(text):
 
 #: Files with a mistake, and a part of the message about it.
 MISTAKES = rows("""
-[1, 2] | Expected `object`, got `array`
-matrx: {a.b: [1]} | unknown key 'matrx'; choose one of base, matrix, 
+{matrix: {a: [{3: 1}]}} | option 3: name one such as data.batch_size
+{base: {config: []}, matrix: {a.b: [1]}} | config takes a name or a path
+[1, 2] | expected a mapping such as {a: 1}, got a list such as [a, b]
+matrx: {a.b: [1]} | unknown field 'matrx'; allowed: base, matrix, 
 {} | the matrix is empty
-{matrix: {model.size: []}} | Expected `array` of length >= 1
-{base: [1], modes: [forward]} | Expected `object`, got `array` - at `$.base`
+{matrix: {model.size: []}} | expected a list such as [a, b] of length >= 1
+{base: [1], modes: [forward]} | base: expected a mapping such as {a: 1}, got a list
 {matrix: {a.b: [1]}, passes: [kernel]} | unknown pass 'kernel'; choose one of timing, sync, kernels, memory
 {include: [{pass: kernel}]} | choose one of timing, sync, kernels, memory
 {modes: [training]} | unknown mode 'training'; choose one of inference, forward
 {matrix: {measure.mode: [forward]}} | list `modes`
 {matrix: {config: [smoke]}} | config is no axis; it belongs in base
 {base: {measure.results_dir: x}, modes: [forward]} | --results_dir
-{sides: {../A: {}, B: {}}} | Invalid enum value '../A'
+{sides: {../A: {}, B: {}}} | sides: unknown value '../A'; allowed: A, B
 {sides: {A: {environment: x}, B: {}}} | unknown environment 'x'
-{modes: [forward], repeats: 0} | Expected `int` >= 1 - at `$.repeats`
-{modes: [forward], timeout_s: .inf} | at `$.timeout_s`
-{environments: {x: {variables: {A: 1}}}} | Expected `str`, got `int` - at `$.environments[...].variables[...]`
+{modes: [forward], repeats: 0} | repeats: expected a whole number >= 1
+{modes: [forward], timeout_s: .inf} | timeout_s: expected a number <= 1000000000.0
+{environments: {x: {variables: {A: 1}}}} | environments[...].variables[...]: expected text, got a whole number
 {matrix: {a.b: [1, 2]}, exclude: [{a.c: 1}]} | fits no cell; axes are a.b
 {matrix: {a.b: [1]}, exclude: [{a.b: 1}]} | leaves no cell
 {matrix: {a.b: [1, 1]}} | two cells are the same
@@ -44,7 +46,7 @@ matrx: {a.b: [1]} | unknown key 'matrx'; choose one of base, matrix,
 {matrix: {a.b: [1], x: [{a.b: 2}]}} | two axes set a.b
 matrix: {model.hf_token: [a, b]} | looks like a secret, and cells go by what differs
 {base: {config: smok}, modes: [forward]} | did you mean smoke?
-{modes: [forward], largest: {option: a.b, most: 0}} | Expected `int` >= 1 - at `$.largest.most`
+{modes: [forward], largest: {option: a.b, most: 0}} | largest.most: expected a whole number >= 1
 {matrix: {a.b: [1]}, largest: a.b} | largest: a.b is an axis of this sweep
 {modes: [forward], base: {a.b: many}, largest: a.b} | begins at 'many' in base; it must be a whole number
 """)
@@ -123,7 +125,7 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
 WRONG = yaml.safe_load(r"""
 sweep:
   - "matrxi:\n  data.batch_size: [1]\nrepeats: x\nenvironments:\n  a:\n    pyhton: x\n"
-  - {1: "unknown key 'matrxi'", 3: "Expected `int`", 6: "`pyhton`"}
+  - {1: "unknown field 'matrxi'", 3: "expected a whole number", 6: "'pyhton'"}
 sweep of options:
   - "base:\n  config: smoke\n  model.sise: 1\nmatrix:\n  data.batch_sizes: [1]\n"
   - {3: "--model.size?", 5: "--data.batch_size?"}

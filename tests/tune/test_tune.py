@@ -12,6 +12,7 @@ from paths import SUPPORT
 from warm_servers import warm_servers
 
 from lmbench.cli import main
+from lmbench.memory.forecast import Gpu
 
 SPACE = """
 only: true
@@ -128,6 +129,31 @@ def test_a_folder_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tune):
         path.write_text(json.dumps(record))
     _, _, err = tune(*words, "--trust")
     assert "-1,000,000" not in err.replace("-1000000", "-1,000,000")
+
+
+#: An operator of one's own without a version for fake tensors.
+UNPREDICTABLE = """
+import torch
+from planted_tuning import Planted
+
+@torch.library.custom_op("planted::scale", mutates_args=())
+def scale(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs * 1.0
+
+class Unpredictable(Planted):
+    def training_step(self, batch, batch_idx):
+        return super().training_step((scale(batch[0]), batch[1]), batch_idx)
+"""
+
+
+def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_runs(tune, monkeypatch):
+    monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: Gpu("NVIDIA H200", 150 * 10**9, 33 * 2**20))
+    Path("unpredictable.py").write_text(UNPREDICTABLE)
+    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [18]}\n")
+    code, answer, err = tune("given.yaml", *WORDS, "--budget=20s", "--model=unpredictable.Unpredictable")
+    (line,) = [line for line in err.splitlines() if "tune: left out: a prediction of the memory: " in line]
+    assert (code, "no fake impl registered" in line, "unpredictable.py:" in line) == (0, True, True)
+    assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 18"], err
 
 
 def test_other_tokens_a_step_are_another_training(tune):

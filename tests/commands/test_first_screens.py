@@ -1,0 +1,55 @@
+"""What a user sees first, against golden files that were read and found right once.
+
+Run as a program, this file writes them anew; read the difference before you keep it. The first screens of `kernels`
+and of a recorded `memory` are in tests/kernels/test_answer.py and tests/memory/test_recorded.py.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import warm_server
+from comparison_runs import make_runs, make_sides
+from paths import GOLDEN, RUNS
+
+SCREENS = {
+    "alone": "",
+    "fit": "fit smoke",
+    "show": "show results/h200",
+    "list": "list",
+    "compare": "compare results/a results/b",
+    "sweep": "sweep tiny_step_times --dry_run --model.num_heads 2",
+    "noise": "noise repeats",
+    "memory": "memory smoke --gpu H200 --model.num_layers 1",
+}
+
+
+def screen(name, folder):
+    """The standard output of a command in a folder with results. The numbers of a measurement, and the warnings that it
+    may have, are left out."""
+    make_sides(folder / "results")
+    make_runs(folder / "repeats", [0.0500, 0.0502, 0.0499, 0.0501, 0.0498, 0.0500])
+    (folder / "results" / "h200").mkdir()
+    shutil.copy(RUNS / "h200_run.json", folder / "results" / "h200" / "run.json")
+    done = warm_server.run(*SCREENS[name].split(), folder=folder)
+    text = done.stdout.replace(str(folder.resolve()), "FOLDER")
+    if name == "fit":
+        text = re.sub(r"^(?:WARN|FAIL) .*\n(?: {9}.*\n)*", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^(device|guards) .*", r"\1 ...", text, flags=re.MULTILINE)
+        text = re.sub(r"─+", "─", re.sub(r" +", " ", re.sub(r"\d[\d.,TZ]*(-\w+)?", "#", text)))
+    return re.sub(r"in \d+ s,", "in # s,", text)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_the_first_screen_of_a_command_is_the_golden_file(name, tmp_path):
+    assert screen(name, tmp_path) == (GOLDEN / f"screen_{name}.txt").read_text()
+
+
+if __name__ == "__main__":
+    for case in SCREENS:
+        with tempfile.TemporaryDirectory() as scratch:
+            (GOLDEN / f"screen_{case}.txt").write_text(screen(case, Path(scratch)))
