@@ -43,6 +43,7 @@ class ProbeKind(StrEnum):
     #: Lets the queue fill again after the window's last synchronize, in as many steps as that takes.
     SETTLE = "settle"
     LAG = "lag"
+    HOST = "host"
     MEMORY = "memory"
     SYNC = "sync"
     TRAINING = "training"
@@ -92,6 +93,7 @@ class Schedule:
         return [
             ProbeKind.SETTLE,
             *[ProbeKind.LAG] * self.probe_steps,
+            *[ProbeKind.HOST] * self.probe_steps,
             *[ProbeKind.MEMORY] * 2,
             ProbeKind.SYNC,
             ProbeKind.TRAINING,

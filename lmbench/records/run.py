@@ -29,6 +29,7 @@ from lmbench.records.field import (
     part,
     record,
 )
+from lmbench.records.host_time import HostTime
 from lmbench.records.measured import (
     Communication,
     DeviceState,
@@ -489,6 +490,7 @@ class RunRecord:
     memory: Memory = part(Memory)
     device_state: DeviceState = part(DeviceState)
     host_state: HostState = part(HostState)
+    host_time: HostTime = part(HostTime)
     probe: Probe = part(Probe)
     communication: Communication = part(Communication)
     kernels: KernelSummary | None = None
