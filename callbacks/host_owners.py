@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
+from torch.utils.data import DataLoader
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.host_ledger import HostLedger, WorkOwner
+from lmbench.instruments.host_ledger import HostLedger, function_owner
 from lmbench.instruments.phases import BorderProfiler
 from lmbench.instruments.window import ProbeKind
-from lmbench.records.host_time import HostTime
+from lmbench.records.host_time import HostTime, WorkOwner
 from lmbench.records.vocabulary import Stage
 
 #: Calls of a logger that Lightning makes in its loop.
@@ -69,6 +71,14 @@ class HostOwners(Observer):
             for call in _LOGGER_CALLS:
                 setattr(logger, call, ledger.timed(getattr(logger, call), WorkOwner(f"{type(logger).__name__}.{call}")))
                 undo.callback(delattr, logger, call)
+        loader: Any = getattr(self.trainer, "train_dataloader", None)
+        if isinstance(loader, DataLoader) and not loader.num_workers:
+            # The iterator that is in use has a reference of its own to the function.
+            iterators: Any = self.trainer.fit_loop._combined_loader._iterator.iterators
+            for holder in (loader, *(getattr(iterator, "_dataset_fetcher", loader) for iterator in iterators)):
+                collate = holder.collate_fn
+                holder.collate_fn = ledger.timed(collate, function_owner(collate, "collate_fn"))
+                undo.callback(setattr, holder, "collate_fn", collate)
         restart = _DataFetcher.__iter__
         _DataFetcher.__iter__ = ledger.timed(restart, WorkOwner("restart of the loader"))  # type: ignore[method-assign]
         undo.callback(setattr, _DataFetcher, "__iter__", restart)

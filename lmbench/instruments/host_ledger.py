@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import unwrap
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import lightning
 from lightning.pytorch import Trainer
@@ -17,19 +17,12 @@ from torch.utils.data import IterableDataset
 
 from lmbench.code_owners import code_owner
 from lmbench.instruments.phases import CALLBACK, MODULE, Handler, PhaseTrack
-from lmbench.records.host_time import HARNESS, OwnedTime
+from lmbench.records.host_time import HARNESS, OwnedTime, WorkOwner
 from lmbench.records.vocabulary import EXCLUDED, Phase
 
 #: Owners with a smaller share of the host's time are left out of the record.
 LEAST_FRACTION = 0.001
 _LIGHTNING = str(Path(lightning.__file__).parent)
-
-
-class WorkOwner(NamedTuple):
-    """The name of an owner, and the file and line of its code."""
-
-    name: str
-    location: str | None = None
 
 
 COLLECTOR = WorkOwner("garbage collection")
@@ -125,27 +118,41 @@ def owner_of(action_name: str, trainer: Trainer) -> WorkOwner | None:
     label, _, hook = action_name.rpartition(".")
     kind, _, key = label.lstrip("[").partition("]")
     subject: Any = None
+    if hook == "train_dataloader_next":
+        return reader_of(trainer.train_dataloader)
     if kind == CALLBACK:
         subject = next((c for c in trainer.callbacks if c.state_key == key), None)  # type: ignore[attr-defined]
     elif kind == MODULE:
         subject = trainer.lightning_module
     elif kind == "LightningDataModule":
         subject = trainer.datamodule  # type: ignore[attr-defined]
-    elif hook == "train_dataloader_next":
-        subject = getattr(trainer.train_dataloader, "dataset", trainer.train_dataloader)
-        is_drawn = isinstance(subject, IterableDataset) or not hasattr(subject, "__getitem__")
-        hook = "__iter__" if is_drawn else "__getitem__"
     if subject is None:
         return None
-    name, code = f"{type(subject).__name__}.{hook}", code_of(getattr(subject, hook, None))
-    writer = code_owner(code.co_filename) if code is not None else "library"
-    if kind == MODULE and writer in ("lightning", "lmbench"):
-        return None
+    function = getattr(subject, hook)
+    code = _code_of(function)
+    writer = code_owner(code.co_filename) if code is not None else "user"
     if kind == CALLBACK and writer == "lmbench":
         return WorkOwner(HARNESS)
+    if kind == MODULE and writer in ("lightning", "lmbench"):
+        return None
+    return function_owner(function, f"{type(subject).__name__}.{hook}")
+
+
+def reader_of(loader: Any) -> WorkOwner:
+    """The method of a loader's dataset that reads samples."""
+    dataset = getattr(loader, "dataset", loader)
+    is_drawn = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    hook = "__iter__" if is_drawn else "__getitem__"
+    name, workers = f"{type(dataset).__name__}.{hook}", getattr(loader, "num_workers", 0)
+    return function_owner(getattr(dataset, hook), f"{name} with num_workers={workers}" if workers else name)
+
+
+def function_owner(function: Any, name: str) -> WorkOwner:
+    """The owner that a function or method is."""
+    code = _code_of(function)
     return WorkOwner(name, code and f"{Path(code.co_filename).name}:{code.co_firstlineno}")
 
 
-def code_of(function: Any) -> Any:
+def _code_of(function: Any) -> Any:
     """The code of a function or method, without its decorators; None for anything else."""
     return getattr(unwrap(function), "__code__", None) if callable(function) else None

@@ -11,11 +11,15 @@ import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from lmbench.errors import UsageError
 from lmbench.precision import peak_flops
 from lmbench.records.run import Data, Flops, Model, RunRecord
 from lmbench.sizes import FlopCount, UncountableError, counter_flops, mode_multiplier
+
+#: The label that PyTorch's cross-entropy ignores.
+IGNORED = -100
 
 Facts = TypeVar("Facts", Model, Data)
 
@@ -153,6 +157,18 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
         return ids.numel() if isinstance(ids, torch.Tensor) else None
 
     return count_input_ids
+
+
+def padding_fraction(batch: Any) -> float | None:
+    """Share of a batch's tokens that are padding: 0 in its `attention_mask`, or else -100 in a tensor of labels.
+
+    None where neither is there. Waits for the device.
+    """
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if isinstance(mask, torch.Tensor):
+        return (mask == 0).float().mean().item()
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    return max(((tensor == IGNORED).float().mean().item() for tensor in tensors), default=0.0) or None
 
 
 def _whole_number(value: Any, name: str) -> int:

@@ -49,6 +49,8 @@ class ProbeKind(StrEnum):
     TRAINING = "training"
     # Taken only where an observer asks for them.
     DTYPES = "dtypes"
+    RESIDENT = "resident"
+    FED = "fed"
     SYNCHRONIZED = "synchronized"
     UNSYNCHRONIZED = "unsynchronized"
 

@@ -215,6 +215,9 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
         # Where the step waits for the host, Lightning's own work is no fault of the user's.
         hooks_fraction = sum(owner.host_s for owner in hooks) / step.mean_s
         yield make_guard("other_share", hooks_fraction, variant="hooks", where=where)
+    loading = run.host_time.owners_within("data", math.inf)
+    where = f", in {loading[0]}" if loading else ""
+    yield make_guard("data_share", run.phases.data.share_fraction if run.phases.data else None, where=where)
     count = len(syncs) if syncs is not None and run.is_on_gpu else None
     yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 

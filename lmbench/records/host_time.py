@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,10 +15,20 @@ from lmbench.records.vocabulary import Phase
 HARNESS = "lmbench"
 
 
+class WorkOwner(NamedTuple):
+    """A hook with its class, `self.log`, or another task; and the file and line of its code."""
+
+    name: str
+    location: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.location})" if self.location else self.name
+
+
 class OwnedTime(Struct, frozen=True):
     """Work of one owner within a phase; `calls` and `host_s` are means per step, without other owners' work inside.
 
-    `name` is a hook with its class, `self.log` or a task of Lightning; `location` is its file and line.
+    `name` and `location` are those of a `WorkOwner`.
     """
 
     phase: Phase
@@ -28,7 +39,7 @@ class OwnedTime(Struct, frozen=True):
 
     def __str__(self) -> str:
         count = f"{self.calls:.3g} x " if self.calls > 1 else ""
-        return f"{count}{self.name}{f' ({self.location})' if self.location else ''}"
+        return f"{count}{WorkOwner(self.name, self.location)}"
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from lmbench.records.field import (
     record,
 )
 from lmbench.records.host_time import HostTime
+from lmbench.records.input_pipeline import InputPipeline
 from lmbench.records.measured import (
     Communication,
     DeviceState,
@@ -322,6 +323,11 @@ class Data:
     )
     context_length: Count = about("Tokens in a sequence.", "context")
     source: Text = about("Source of the tokens: `random` or `text`.")
+    padding_fraction: Fraction = lower(
+        "Share of padding in the warm-up's batches: tokens outside of `attention_mask`, or else labels of -100; null "
+        "without either.",
+        "padding",
+    )
     described: Values = about(
         "Further facts that the data module reports by its method `describe()`.", "more", factory=dict
     )
@@ -491,6 +497,7 @@ class RunRecord:
     device_state: DeviceState = part(DeviceState)
     host_state: HostState = part(HostState)
     host_time: HostTime = part(HostTime)
+    input_pipeline: InputPipeline | None = None
     probe: Probe = part(Probe)
     communication: Communication = part(Communication)
     kernels: KernelSummary | None = None

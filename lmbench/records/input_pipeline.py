@@ -1,0 +1,33 @@
+"""The part of a run's record that compares the loader alone, the model alone, and both with other settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmbench.records.field import Flag, Fraction, Seconds, Text, about, lower
+from lmbench.records.vocabulary import Values
+
+#: A step waits for its input if that takes a larger share of it.
+BOUND_FRACTION = 0.05
+
+
+@dataclass(slots=True)
+class InputPipeline:
+    """Input pipeline: the loader and the model, alone and together, after the window."""
+
+    reason: Text = about("Why the loader was not measured; null where it was.", "loader not measured because")
+    loader_step_s: Seconds = lower("Time in which the loader alone makes the batches of a step.", "loader alone")
+    resident_step_s: Seconds = lower("Mean step on one batch that is already on the device.", "model alone")
+    first_batch_s: Seconds = lower("Time from the loader's start to its first batch.", "first batch")
+    turn_s: Seconds = lower("Time from a new epoch's start to its first batch.", "turn of an epoch")
+    reader: Text = about("Method of the dataset that reads samples, with file and line.")
+    reader_s: Seconds = lower("Time of the dataset for a batch, in one process.", "reader")
+    idle_fraction: Fraction = about(
+        "Share of the time for a batch in which the process neither computes nor waits for a core: it reads.", "reads"
+    )
+    collate_s: Seconds = lower("Time of `collate_fn`, which joins samples to a batch, in one process.", "collate")
+    settings: Values = about("Settings of the DataLoader.", "loader's settings", factory=dict)
+    is_input_bound: Flag = about("Whether steps of the window wait for the loader or for the batch's copy.")
+    fix: Values = about("Smallest settings with which the step no longer waits; empty where it does not.", factory=dict)
+    predicted_step_s: Seconds = lower("Predicted mean step with `fix`.", "predicted with the fix")
+    fixed_step_s: Seconds = lower("Measured mean step with `fix`.", "measured with the fix")
