@@ -6,19 +6,18 @@ import gc
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.host_ledger import HostLedger, function_owner
+from lmbench.instruments.host_ledger import HostLedger, with_location
 from lmbench.instruments.phases import BorderProfiler
 from lmbench.instruments.window import ProbeKind
-from lmbench.records.host_time import HostTime, WorkOwner
+from lmbench.records.host_time import HostTime
 from lmbench.records.vocabulary import Stage
-
-#: Calls of a logger that Lightning makes in its loop.
-_LOGGER_CALLS = ("log_metrics", "save")
 
 
 class HostOwners(Observer):
@@ -30,7 +29,7 @@ class HostOwners(Observer):
     Recorded under `host_time`:
 
     - `steps`: number of steps that were timed.
-    - `owners`: phase, name, location, calls and `host_s` of each owner per step.
+    - `owners`: phase, owner, calls and `host_s` of each owner per step.
     """
 
     def prepare(self) -> None:
@@ -40,12 +39,12 @@ class HostOwners(Observer):
         if kind is ProbeKind.HOST:
             self._begin()
 
-    def probe_ended(self, kind: ProbeKind) -> None:
-        self._undo.close()
-
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if self.session.only_watches and stage is Stage.WARMUP and self.session.steps_done == 1:
             self._begin()
+
+    def probe_ended(self, kind: ProbeKind) -> None:
+        self._undo.close()
 
     def before_window(self) -> None:
         self._undo.close()
@@ -54,34 +53,27 @@ class HostOwners(Observer):
         self._undo.close()
 
     def _begin(self) -> None:
-        profiler, track, undo = self.trainer.profiler, self.session.track, self._undo  # type: ignore[attr-defined]
-        if not isinstance(profiler, BorderProfiler):
-            return
-        ledger = HostLedger(track)
+        trainer: Any = self.trainer
+        track, ledger, undo = self.session.track, HostLedger(self.session.track), self._undo
         undo.callback(self._end, ledger, self.session.steps_done)
-        profiler.book(partial(ledger.around, self.trainer))
-        undo.callback(profiler.book)
+        tasks = [(self.module, "log", ""), (_DataFetcher, "__iter__", "restart of the loader")]
+        for logger in trainer.loggers:
+            tasks += [(logger, call, f"{type(logger).__name__}.{call}") for call in ("log_metrics", "save")]
+        if isinstance(trainer.train_dataloader, DataLoader) and not trainer.train_dataloader.num_workers:
+            # The iterator that is in use has a reference of its own to the function.
+            iterators = trainer.fit_loop._combined_loader._iterator.iterators
+            fetchers = [own._dataset_fetcher for own in iterators if isinstance(own, _SingleProcessDataLoaderIter)]
+            for holder in (trainer.train_dataloader, *fetchers):
+                tasks.append((holder, "collate_fn", with_location("collate_fn", holder.collate_fn)))
+        for holder, name, owner in tasks:
+            undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
+        if isinstance(trainer.profiler, BorderProfiler):
+            trainer.profiler.book(partial(ledger.around, trainer))
+            undo.callback(trainer.profiler.book)
         track.listeners.append(ledger.book)
         undo.callback(track.unlisten, ledger.book)
         gc.callbacks.append(ledger.collect)
         undo.callback(gc.callbacks.remove, ledger.collect)
-        self.module.log = ledger.timed(self.module.log)  # type: ignore[method-assign]
-        undo.callback(delattr, self.module, "log")
-        for logger in self.trainer.loggers:
-            for call in _LOGGER_CALLS:
-                setattr(logger, call, ledger.timed(getattr(logger, call), WorkOwner(f"{type(logger).__name__}.{call}")))
-                undo.callback(delattr, logger, call)
-        loader: Any = getattr(self.trainer, "train_dataloader", None)
-        if isinstance(loader, DataLoader) and not loader.num_workers:
-            # The iterator that is in use has a reference of its own to the function.
-            iterators: Any = self.trainer.fit_loop._combined_loader._iterator.iterators
-            for holder in (loader, *(getattr(iterator, "_dataset_fetcher", loader) for iterator in iterators)):
-                collate = holder.collate_fn
-                holder.collate_fn = ledger.timed(collate, function_owner(collate, "collate_fn"))
-                undo.callback(setattr, holder, "collate_fn", collate)
-        restart = _DataFetcher.__iter__
-        _DataFetcher.__iter__ = ledger.timed(restart, WorkOwner("restart of the loader"))  # type: ignore[method-assign]
-        undo.callback(setattr, _DataFetcher, "__iter__", restart)
 
     def _end(self, ledger: HostLedger, first_step: int) -> None:
         if steps := self.session.steps_done - first_step:

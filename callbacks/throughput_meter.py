@@ -57,8 +57,8 @@ class ThroughputMeter(Observer):
             if self._sample is None and not self._has_flops and not self.session.only_watches:
                 self._sample = batch, tokens
 
-        if self.session.stage is Stage.WARMUP and (share := padding_fraction(batch)) is not None:
-            self._padding.append(share)
+        if self.session.stage is Stage.WARMUP:
+            self._padding.append(padding_fraction(batch))
 
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done, so running the module's step once more disturbs no measurement.

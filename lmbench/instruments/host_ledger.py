@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import unwrap
 from pathlib import Path
+from types import CodeType
 from typing import Any, cast
 
 import lightning
@@ -16,29 +17,26 @@ from lightning.pytorch import Trainer
 from torch.utils.data import IterableDataset
 
 from lmbench.code_owners import code_owner
-from lmbench.instruments.phases import CALLBACK, MODULE, Handler, PhaseTrack
-from lmbench.records.host_time import HARNESS, OwnedTime, WorkOwner
+from lmbench.instruments.phases import Handler, PhaseTrack
+from lmbench.records.host_time import HARNESS, OwnedTime
 from lmbench.records.vocabulary import EXCLUDED, Phase
 
-#: Owners with a smaller share of the host's time are left out of the record.
-LEAST_FRACTION = 0.001
+#: Most entries of a record.
+_KEPT = 30
 _LIGHTNING = str(Path(lightning.__file__).parent)
-
-
-COLLECTOR = WorkOwner("garbage collection")
 
 
 class HostLedger:
     """Books every moment to one phase and one owner, so that the owners of a phase sum to the phase by construction.
 
-    The owner is the innermost one that was entered and not left; None is Lightning's loop and PyTorch. The time of
-    `self.log` within a hook is thus not the hook's.
+    The owner is the innermost one that was entered and not left; an empty one is Lightning's loop and PyTorch. The time
+    of `self.log` within a hook is thus not the hook's.
     """
 
     def __init__(self, track: PhaseTrack) -> None:
-        self._owners: list[WorkOwner | None] = [None]
-        self._spans_ns: Counter[tuple[str, WorkOwner | None]] = Counter()
-        self._calls: Counter[tuple[str, WorkOwner | None]] = Counter()
+        self._owners = [""]
+        self._spans_ns: Counter[tuple[str, str]] = Counter()
+        self._calls: Counter[tuple[str, str]] = Counter()
         self._phase, self._since_ns = track.current, time.perf_counter_ns()
 
     def book(self, phase: str | None = None) -> None:
@@ -47,7 +45,7 @@ class HostLedger:
         self._spans_ns[self._phase, self._owners[-1]] += now_ns - self._since_ns
         self._phase, self._since_ns = phase or self._phase, now_ns
 
-    def enter(self, owner: WorkOwner | None) -> None:
+    def enter(self, owner: str) -> None:
         self.book()
         self._owners.append(owner)
         self._calls[self._phase, owner] += 1
@@ -75,12 +73,12 @@ class HostLedger:
     def collect(self, moment: str, facts: Any) -> None:
         """Book a garbage collection; a member of `gc.callbacks`."""
         if moment == "start":
-            self.enter(COLLECTOR)
+            self.enter("garbage collection")
         else:
             self.leave()
 
-    def timed(self, function: Callable[..., Any], owner: WorkOwner | None = None) -> Callable[..., Any]:
-        """The function, whose calls are booked to an owner; None books each call of `self.log` to the calling line."""
+    def timed(self, function: Callable[..., Any], owner: str = "") -> Callable[..., Any]:
+        """The function, whose calls are booked to an owner, or without one to the line that calls `self.log`."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -94,65 +92,57 @@ class HostLedger:
 
     def owned_times(self, steps: int) -> list[OwnedTime]:
         """The owners' times per step, the longest first."""
-        least_ns = LEAST_FRACTION * self._spans_ns.total()
         return [
-            OwnedTime(cast(Phase, phase), *owner, self._calls[phase, owner] / steps, span_ns * 1e-9 / steps)
-            for (phase, owner), span_ns in self._spans_ns.most_common()
-            if owner is not None and phase != EXCLUDED and span_ns >= least_ns
+            OwnedTime(cast(Phase, phase), owner, self._calls[phase, owner] / steps, span_ns * 1e-9 / steps)
+            for (phase, owner), span_ns in self._spans_ns.most_common(_KEPT)
+            if owner and phase != EXCLUDED
         ]
 
 
-def _calling_line() -> WorkOwner:
+def _calling_line() -> str:
     """The line outside of Lightning that called `self.log` or `self.log_dict`."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIGHTNING):
         frame = frame.f_back
-    return WorkOwner("self.log", f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+    return f"self.log ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
-def owner_of(action_name: str, trainer: Trainer) -> WorkOwner | None:
-    """The owner of an action that Lightning reports to its profiler; None for Lightning's own work.
+def owner_of(action_name: str, trainer: Trainer) -> str:
+    """The owner of an action that Lightning reports to its profiler; empty for Lightning's own work.
 
     Waiting for the loader is owned by its dataset, and a hook that the module did not define by Lightning.
     """
     label, _, hook = action_name.rpartition(".")
-    kind, _, key = label.lstrip("[").partition("]")
-    subject: Any = None
     if hook == "train_dataloader_next":
         return reader_of(trainer.train_dataloader)
-    if kind == CALLBACK:
-        subject = next((c for c in trainer.callbacks if c.state_key == key), None)  # type: ignore[attr-defined]
-    elif kind == MODULE:
-        subject = trainer.lightning_module
-    elif kind == "LightningDataModule":
-        subject = trainer.datamodule  # type: ignore[attr-defined]
-    if subject is None:
-        return None
+    module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    subjects = {f"[Callback]{callback.state_key}": callback for callback in trainer.callbacks}  # type: ignore[attr-defined]
+    subjects[f"[LightningModule]{type(module).__name__}"] = module
+    subjects[f"[LightningDataModule]{type(data).__name__}"] = data
+    if (subject := subjects.get(label)) is None:
+        return ""
     function = getattr(subject, hook)
     code = _code_of(function)
-    writer = code_owner(code.co_filename) if code is not None else "user"
-    if kind == CALLBACK and writer == "lmbench":
-        return WorkOwner(HARNESS)
-    if kind == MODULE and writer in ("lightning", "lmbench"):
-        return None
-    return function_owner(function, f"{type(subject).__name__}.{hook}")
+    writer = "user" if code is None else code_owner(code.co_filename)
+    if subject is module and writer in ("lightning", "lmbench"):
+        return ""
+    return HARNESS if writer == "lmbench" else with_location(f"{type(subject).__name__}.{hook}", function)
 
 
-def reader_of(loader: Any) -> WorkOwner:
-    """The method of a loader's dataset that reads samples."""
+def reader_of(loader: Any) -> str:
+    """The method of a loader's dataset that reads samples, and the loader's workers."""
     dataset = getattr(loader, "dataset", loader)
     is_drawn = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    hook = "__iter__" if is_drawn else "__getitem__"
-    name, workers = f"{type(dataset).__name__}.{hook}", getattr(loader, "num_workers", 0)
-    return function_owner(getattr(dataset, hook), f"{name} with num_workers={workers}" if workers else name)
+    hook, workers = "__iter__" if is_drawn else "__getitem__", getattr(loader, "num_workers", 0)
+    reader = with_location(f"{type(dataset).__name__}.{hook}", getattr(dataset, hook))
+    return f"{reader} with num_workers={workers}" if workers else reader
 
 
-def function_owner(function: Any, name: str) -> WorkOwner:
-    """The owner that a function or method is."""
+def with_location(name: str, function: Any) -> str:
+    """The name with file and line of a function, if these are known: `Slow.on_train_end (slow.py:14)`."""
     code = _code_of(function)
-    return WorkOwner(name, code and f"{Path(code.co_filename).name}:{code.co_firstlineno}")
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def _code_of(function: Any) -> Any:
-    """The code of a function or method, without its decorators; None for anything else."""
-    return getattr(unwrap(function), "__code__", None) if callable(function) else None
+def _code_of(function: Any) -> CodeType | None:
+    return getattr(unwrap(function), "__code__", None)

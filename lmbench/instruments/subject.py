@@ -159,16 +159,15 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
     return count_input_ids
 
 
-def padding_fraction(batch: Any) -> float | None:
+def padding_fraction(batch: Any) -> float:
     """Share of a batch's tokens that are padding: 0 in its `attention_mask`, or else -100 in a tensor of labels.
 
-    None where neither is there. Waits for the device.
+    Waits for the device.
     """
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if isinstance(mask, torch.Tensor):
-        return (mask == 0).float().mean().item()
-    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
-    return max(((tensor == IGNORED).float().mean().item() for tensor in tensors), default=0.0) or None
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    padded = [mask == 0] if isinstance(mask, torch.Tensor) else [tensor == IGNORED for tensor in tensors]
+    return max((padding.float().mean().item() for padding in padded), default=0.0)
 
 
 def _whole_number(value: Any, name: str) -> int:

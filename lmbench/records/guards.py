@@ -206,18 +206,13 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     verdicts = {lag.verdict for _, lag in run.probe.verdicts.items()} if run.probe.verdicts else set()
     is_device_bound = run.is_on_gpu and verdicts == {"queued"} and not run.unseen_phases
     other = run.phases.other or PhaseSummary()
-    owners = run.host_time.owners_within("other", other.mean_s or 0.0)
-    hooks = [owner for owner in owners if owner.name != HARNESS]
-    where = f", most of it in {hooks[0]}" if hooks else ""
-    if is_device_bound or not step.mean_s or not run.host_time.steps:
-        yield make_guard("other_share", other.share_fraction if is_device_bound else None, where=where)
-    else:
+    hooks = [owned for owned in run.host_time.owners_within("other", other.mean_s or 0.0) if owned.owner != HARNESS]
+    other_share = other.share_fraction if is_device_bound else None
+    if not is_device_bound and step.mean_s and run.host_time.steps:
         # Where the step waits for the host, Lightning's own work is no fault of the user's.
-        hooks_fraction = sum(owner.host_s for owner in hooks) / step.mean_s
-        yield make_guard("other_share", hooks_fraction, variant="hooks", where=where)
-    loading = run.host_time.owners_within("data", math.inf)
-    where = f", in {loading[0]}" if loading else ""
-    yield make_guard("data_share", run.phases.data.share_fraction if run.phases.data else None, where=where)
+        other_share = sum(owned.host_s for owned in hooks) / step.mean_s
+    yield make_guard("other_share", other_share, where=f", most of it in {hooks[0]}" if hooks else "")
+    yield make_guard("data_share", run.phases.data.share_fraction if run.phases.data else None)
     count = len(syncs) if syncs is not None and run.is_on_gpu else None
     yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 

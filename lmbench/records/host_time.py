@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,31 +14,19 @@ from lmbench.records.vocabulary import Phase
 HARNESS = "lmbench"
 
 
-class WorkOwner(NamedTuple):
-    """A hook with its class, `self.log`, or another task; and the file and line of its code."""
-
-    name: str
-    location: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.location})" if self.location else self.name
-
-
 class OwnedTime(Struct, frozen=True):
     """Work of one owner within a phase; `calls` and `host_s` are means per step, without other owners' work inside.
 
-    `name` and `location` are those of a `WorkOwner`.
+    `owner` is a hook with its class, `self.log` or another task, with file and line: `Slow.on_train_end (slow.py:14)`.
     """
 
     phase: Phase
-    name: str
-    location: str | None
+    owner: str
     calls: float
     host_s: float
 
     def __str__(self) -> str:
-        count = f"{self.calls:.3g} x " if self.calls > 1 else ""
-        return f"{count}{WorkOwner(self.name, self.location)}"
+        return f"{self.calls:.3g} x {self.owner}" if self.calls > 1 else self.owner
 
 
 @dataclass(slots=True)
@@ -51,9 +38,8 @@ class HostTime:
         "steps with owners",
     )
     owners: list[OwnedTime] = about(
-        "Work of hooks, loggers, `self.log`, the loader and garbage collection, the longest first: phase, name, "
-        "location, calls, `host_s`. Owners of a phase sum to no more than the phase; the rest is Lightning's and "
-        "PyTorch's own.",
+        "Work of hooks, loggers, `self.log`, the loader and garbage collection, the longest first: phase, owner, "
+        "calls, `host_s`. Owners of a phase sum to no more than the phase; the rest is Lightning's and PyTorch's own.",
         factory=list,
     )
 
@@ -62,6 +48,6 @@ class HostTime:
 
         Steps with timed owners may be slower than the window's, and a device that is behind hides the host's work.
         """
-        owners = [owner for owner in self.owners if owner.phase == phase]
-        scale = min(1.0, phase_s / (sum(owner.host_s for owner in owners) or 1.0))
-        return [replace(owner, host_s=scale * owner.host_s) for owner in owners]
+        owners = [owned for owned in self.owners if owned.phase == phase]
+        scale = min(1.0, phase_s / (sum(owned.host_s for owned in owners) or 1.0))
+        return [replace(owned, host_s=scale * owned.host_s) for owned in owners]

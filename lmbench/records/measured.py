@@ -72,7 +72,7 @@ class Window:
     loader_batches: Count = about("Batches after which the loader ends; null if it never does.", "batches an epoch")
     loader_restart_s: Seconds = lower(
         "What a restart of the loader adds to a step: mean of `data_s` + `other_s` of steps that follow the loader's "
-        "end, less the median over other steps.",
+        "end, less their least sum in any step.",
         "loader's restart",
     )
     pace_steps: Count = about(

@@ -324,8 +324,7 @@ class Data:
     context_length: Count = about("Tokens in a sequence.", "context")
     source: Text = about("Source of the tokens: `random` or `text`.")
     padding_fraction: Fraction = lower(
-        "Share of padding in the warm-up's batches: tokens outside of `attention_mask`, or else labels of -100; null "
-        "without either.",
+        "Share of padding in the warm-up's batches: tokens outside of `attention_mask`, or else labels of -100.",
         "padding",
     )
     described: Values = about(

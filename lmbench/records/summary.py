@@ -47,7 +47,10 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         # The steps leave out the pauses, and the wall time is compared with their sum.
         window.wall_s = raw_wall_s - window.excluded_s
         window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
-    window.loader_restart_s = _loader_restart_s(measured)
+    waits_s = [(step.data_s or 0.0) + (step.other_s or 0.0) for step in measured]
+    restarts_s = [wait_s for step, wait_s in zip(measured, waits_s, strict=True) if step.follows_loader_end]
+    if restarts_s:
+        window.loader_restart_s = statistics.fmean(restarts_s) - min(waits_s)
     run.phases = summarize_steps(steps)
     # Scalars describe updates, which skipped steps do not have.
     updated = [step for step in measured if not step.is_skipped]
@@ -57,16 +60,6 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.scalars = {name: mean_of(values) for name, values in series.items() if values}
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
-
-
-def _loader_restart_s(steps: Sequence[StepRecord]) -> float | None:
-    """Seconds that a restart of the loader adds to a step; None where the loader never ended."""
-    waits_s: dict[bool, list[float]] = {True: [], False: [0.0]}
-    for step in steps:
-        waits_s[bool(step.follows_loader_end)].append((step.data_s or 0.0) + (step.other_s or 0.0))
-    if not waits_s[True]:
-        return None
-    return statistics.fmean(waits_s[True]) - statistics.median(waits_s[False])
 
 
 def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import PHASES
 from lmbench.report.answer import Line
 from lmbench.report.units import milliseconds, percent
 
-#: Smallest share of the step that a phase, and an owner in it, need for a line.
+#: Smallest share of the step that an owner needs for a place in its phase's line.
 _NOTABLE_FRACTION = 0.02
 #: Owners in a line at most.
 _SHOWN = 3
@@ -18,14 +16,13 @@ _SHOWN = 3
 
 def owner_lines(run: RunRecord) -> list[Line]:
     """A line for each phase in which hooks, logging, the loader or the collector take a notable share of the step."""
-    step_s = run.phases.step.mean_s if run.phases.step else None
-    lines = []
+    step, lines = run.phases.step or PhaseSummary(), []
     for phase in PHASES:
         summary = run.phases.get(phase) or PhaseSummary()
         owners = [
-            f"{owner} {milliseconds(owner.host_s)} ms"
-            for owner in run.host_time.owners_within(phase, summary.mean_s or 0.0)
-            if step_s and owner.host_s >= _NOTABLE_FRACTION * step_s
+            f"{owned} {milliseconds(owned.host_s)} ms"
+            for owned in run.host_time.owners_within(phase, summary.mean_s or 0.0)
+            if owned.host_s > _NOTABLE_FRACTION * (step.mean_s or 0.0)
         ]
         if owners:
             lines.append(Line(phase, f"{percent(summary.share_fraction)}: {', '.join(owners[:_SHOWN])}"))
@@ -34,28 +31,21 @@ def owner_lines(run: RunRecord) -> list[Line]:
 
 def input_lines(run: RunRecord) -> list[Line]:
     """Whether the loader or the model limits the step, who makes a batch, and the settings that end the waiting."""
-    facts = run.input_pipeline
-    if facts is None or facts.loader_step_s is None:
-        return [Line("input", f"not measured: {facts.reason}")] if facts and facts.reason else []
-    verdict = "no step waits for its batch"
-    if facts.is_input_bound and facts.resident_step_s and run.phases.step and run.phases.step.mean_s:
-        verdict = f"input-bound by {percent(1 - facts.resident_step_s / run.phases.step.mean_s)} of the step"
-    steps = (("loader alone", facts.loader_step_s), ("model alone", facts.resident_step_s))
-    starts = (("first batch", facts.first_batch_s), ("turn of an epoch", facts.turn_s))
+    facts, step = run.input_pipeline, run.phases.step
+    if facts is None or step is None or not step.mean_s:
+        return []
+    if facts.reason or facts.resident_step_s is None:
+        return [Line("input", f"not measured: {facts.reason}")]
+    bound = f"input-bound by {percent(1 - facts.resident_step_s / step.mean_s)} of the step"
+    times = (facts.loader_step_s, facts.resident_step_s, facts.first_batch_s, facts.turn_s)
+    alone = "loader alone {} ms a step, model alone {}, first batch {}, turn of an epoch {}"
+    made = f"{facts.reader} {milliseconds(facts.reader_s)} ms, collate {milliseconds(facts.collate_s)}"
     lines = [
-        Line("input", f"{verdict}; in ms a step: {_timed(steps)}; {_timed(starts)}"),
-        Line(
-            "batch",
-            f"{facts.reader} {milliseconds(facts.reader_s)} ms, collate {milliseconds(facts.collate_s)} ms in one "
-            f"process, {percent(facts.idle_fraction)} of it waiting, as for a disk",
-        ),
+        Line("input", f"{bound if facts.fix else 'no step waits'}: {alone.format(*map(milliseconds, times))}"),
+        Line("batch", f"{made}, in one process; {percent(facts.idle_fraction)} of it waits, as for a disk"),
     ]
     if facts.fix:
         settings = ", ".join(f"{name}={value}" for name, value in facts.fix.items())
-        steps = (("predicted", facts.predicted_step_s), ("measured", facts.fixed_step_s))
-        lines.append(Line("fix", f"{settings}; ms a step {_timed(steps)}"))
+        predicted, measured = milliseconds(facts.predicted_step_s), milliseconds(facts.fixed_step_s)
+        lines.append(Line("fix", f"{settings}: {predicted} ms a step predicted, {measured} measured"))
     return lines
-
-
-def _timed(spans: Iterable[tuple[str, float | None]]) -> str:
-    return ", ".join(f"{name} {milliseconds(time_s)}" for name, time_s in spans)
