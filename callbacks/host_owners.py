@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.host_ledger import HostLedger, with_location
-from lmbench.instruments.phases import BorderProfiler
+from lmbench.instruments.host_ledger import HostLedger, reader_of, with_location
 from lmbench.instruments.window import ProbeKind
-from lmbench.records.host_time import HostTime
+from lmbench.records.host_time import HARNESS, HostTime
 from lmbench.records.vocabulary import Stage
+
+#: Hooks of callbacks, modules and data, and calls of loggers, that Lightning makes in its loop.
+TASKS = (
+    *(name for name in dir(LightningModule) if name.startswith("on_")),
+    "lr_scheduler_step", "transfer_batch_to_device", "log_metrics", "save",
+)  # fmt: skip
 
 
 class HostOwners(Observer):
@@ -53,27 +59,34 @@ class HostOwners(Observer):
         self._undo.close()
 
     def _begin(self) -> None:
-        trainer: Any = self.trainer
         track, ledger, undo = self.session.track, HostLedger(self.session.track), self._undo
         undo.callback(self._end, ledger, self.session.steps_done)
-        tasks = [(self.module, "log", ""), (_DataFetcher, "__iter__", "restart of the loader")]
-        for logger in trainer.loggers:
-            tasks += [(logger, call, f"{type(logger).__name__}.{call}") for call in ("log_metrics", "save")]
-        if isinstance(trainer.train_dataloader, DataLoader) and not trainer.train_dataloader.num_workers:
-            # The iterator that is in use has a reference of its own to the function.
-            iterators = trainer.fit_loop._combined_loader._iterator.iterators
-            fetchers = [own._dataset_fetcher for own in iterators if isinstance(own, _SingleProcessDataLoaderIter)]
-            for holder in (trainer.train_dataloader, *fetchers):
-                tasks.append((holder, "collate_fn", with_location("collate_fn", holder.collate_fn)))
-        for holder, name, owner in tasks:
+        for holder, name, owner in self._tasks():
             undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
-        if isinstance(trainer.profiler, BorderProfiler):
-            trainer.profiler.book(partial(ledger.around, trainer))
-            undo.callback(trainer.profiler.book)
         track.listeners.append(ledger.book)
         undo.callback(track.unlisten, ledger.book)
         gc.callbacks.append(ledger.collect)
         undo.callback(gc.callbacks.remove, ledger.collect)
+
+    def _tasks(self) -> Iterator[tuple[Any, str, str]]:
+        """The object, method and owner of each task; the owner of `self.log` is the line that calls it."""
+        trainer: Any = self.trainer
+        loader = trainer.train_dataloader or trainer.val_dataloaders
+        yield self.module, "log", ""
+        yield _DataFetcher, "__iter__", "restart of the loader"
+        yield _DataFetcher, "__next__", reader_of(loader)
+        if isinstance(loader, DataLoader) and not loader.num_workers and trainer.training:
+            # The iterator that is in use has a reference of its own to the function.
+            iterators = trainer.fit_loop._combined_loader._iterator.iterators
+            fetchers = [own._dataset_fetcher for own in iterators if isinstance(own, _SingleProcessDataLoaderIter)]
+            for holder in (loader, *fetchers):
+                yield holder, "collate_fn", with_location("collate_fn", holder.collate_fn)
+        for subject in (*trainer.callbacks, *trainer.loggers, self.module, trainer.datamodule):
+            name = type(subject).__name__
+            is_own = type(subject).__module__.startswith("lmbench.")
+            for task in TASKS:
+                if callable(method := getattr(subject, task, None)):
+                    yield subject, task, HARNESS if is_own else with_location(f"{name}.{task}", method)
 
     def _end(self, ledger: HostLedger, first_step: int) -> None:
         if steps := self.session.steps_done - first_step:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from torch.utils.data import DataLoader
 
 from lmbench.callbacks.observer import Observer
@@ -43,12 +44,13 @@ class LoaderProbe(Observer):
     - `reason`: why the loader was not measured.
     """
 
-    def prepare(self) -> None:
-        self.own_probes = ()
-        if self.trainer.state.fn == "fit":
-            self.own_probes = (ProbeKind.RESIDENT,) * STEPS + (ProbeKind.FED,) * STEPS
+    def run_started(self) -> None:
         self._batch: Any = None
         self._lead = 0
+        self._facts = self.session.run.input_pipeline = InputPipeline()
+        self.own_probes = (ProbeKind.RESIDENT,) * STEPS + (ProbeKind.FED,) * STEPS
+        if not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
+            self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         # A batch that is kept in the window would raise its peak memory.
@@ -57,7 +59,6 @@ class LoaderProbe(Observer):
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.RESIDENT:
-            self._facts = self.session.run.input_pipeline = InputPipeline()
             self._feed(repeat(self._batch))
         elif kind is ProbeKind.FED:
             try:
@@ -106,8 +107,7 @@ class LoaderProbe(Observer):
         micro_batches = run.window.micro_batches or 1
         batches_s, cpu_s = time_production(loader, facts)
         facts.loader_step_s = micro_batches * time_alone(loader, facts)
-        free_cores = max(1.0, read_host().cores * (1.0 - (run.host_state.other_cpu_fraction or 0.0)))
-        cores_s = (self._cpu_s / micro_batches + cpu_s) / free_cores
+        cores_s = (self._cpu_s / micro_batches + cpu_s) / read_host().cores
         model_s, epoch = self._resident_s / micro_batches, run.window.loader_batches
         fix, batch_s = best_settings(loader, batches_s, model_s, cores_s, epoch)
         fix["pin_memory"] = device_of(self.session.device).pins_memory

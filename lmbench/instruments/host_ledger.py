@@ -9,16 +9,13 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import unwrap
 from pathlib import Path
-from types import CodeType
 from typing import Any, cast
 
 import lightning
-from lightning.pytorch import Trainer
 from torch.utils.data import IterableDataset
 
-from lmbench.code_owners import code_owner
-from lmbench.instruments.phases import Handler, PhaseTrack
-from lmbench.records.host_time import HARNESS, OwnedTime
+from lmbench.instruments.phases import PhaseTrack
+from lmbench.records.host_time import OwnedTime
 from lmbench.records.vocabulary import EXCLUDED, Phase
 
 #: Most entries of a record.
@@ -55,20 +52,6 @@ class HostLedger:
         # The first hook that ends may have begun before the ledger did.
         if len(self._owners) > 1:
             self._owners.pop()
-
-    def around(self, trainer: Trainer, action_name: str, start: Handler, stop: Handler) -> tuple[Handler, Handler]:
-        """The handlers of an action's start and stop, which also book its time to its owner."""
-        owner = owner_of(action_name, trainer)
-
-        def start_booked() -> None:
-            start()
-            self.enter(owner)
-
-        def stop_booked() -> None:
-            self.leave()
-            stop()
-
-        return start_booked, stop_booked
 
     def collect(self, moment: str, facts: Any) -> None:
         """Book a garbage collection; a member of `gc.callbacks`."""
@@ -107,28 +90,6 @@ def _calling_line() -> str:
     return f"self.log ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
-def owner_of(action_name: str, trainer: Trainer) -> str:
-    """The owner of an action that Lightning reports to its profiler; empty for Lightning's own work.
-
-    Waiting for the loader is owned by its dataset, and a hook that the module did not define by Lightning.
-    """
-    label, _, hook = action_name.rpartition(".")
-    if hook == "train_dataloader_next":
-        return reader_of(trainer.train_dataloader)
-    module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
-    subjects = {f"[Callback]{callback.state_key}": callback for callback in trainer.callbacks}  # type: ignore[attr-defined]
-    subjects[f"[LightningModule]{type(module).__name__}"] = module
-    subjects[f"[LightningDataModule]{type(data).__name__}"] = data
-    if (subject := subjects.get(label)) is None:
-        return ""
-    function = getattr(subject, hook)
-    code = _code_of(function)
-    writer = "user" if code is None else code_owner(code.co_filename)
-    if subject is module and writer in ("lightning", "lmbench"):
-        return ""
-    return HARNESS if writer == "lmbench" else with_location(f"{type(subject).__name__}.{hook}", function)
-
-
 def reader_of(loader: Any) -> str:
     """The method of a loader's dataset that reads samples, and the loader's workers."""
     dataset = getattr(loader, "dataset", loader)
@@ -140,9 +101,5 @@ def reader_of(loader: Any) -> str:
 
 def with_location(name: str, function: Any) -> str:
     """The name with file and line of a function, if these are known: `Slow.on_train_end (slow.py:14)`."""
-    code = _code_of(function)
+    code = getattr(unwrap(function), "__code__", None)
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
-
-
-def _code_of(function: Any) -> CodeType | None:
-    return getattr(unwrap(function), "__code__", None)

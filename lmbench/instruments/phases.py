@@ -228,15 +228,10 @@ class BorderProfiler(Profiler):
         self.inner, self.track = inner, track
         self._silent = isinstance(inner, PassThroughProfiler)
         self._handlers = track.handlers()
-        self.book()
+        self._scopes: dict[str, Scope] = {}
         # Profiler defines these methods, so `__getattr__` does not pass them on.
         for name in ("summary", "describe", "setup", "teardown"):
             setattr(self, name, getattr(inner, name))
-
-    def book(self, around: Callable[[str, Handler, Handler], tuple[Handler, Handler]] | None = None) -> None:
-        """From now on replace the handlers of each action by what `around` returns for its name and handlers."""
-        self._around = around
-        self._scopes: dict[str, Scope] = {}
 
     def scope(self, action_name: str) -> Scope:
         """The scope of an action, made at its first use: of `[Strategy]SingleDeviceStrategy.backward`, say."""
@@ -246,8 +241,6 @@ class BorderProfiler(Profiler):
             kind = owner.partition("]")[0].lstrip("[")
             # A loop is named by its class, which is private: `[_TrainingEpochLoop]`.
             handlers = self._handlers.get((LOOP if kind.startswith("_") else kind, hook), (_nothing, _nothing))
-            if self._around is not None:
-                handlers = self._around(action_name, *handlers)
             scope = self._scopes[action_name] = Scope(self.track, *handlers)
         return scope
 

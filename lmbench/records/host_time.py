@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lmbench.records.field import Count, about
+from lmbench.records.field import Count, about, record
 from lmbench.records.vocabulary import Phase
 
 #: The owner of the work of lmbench's own callbacks.
@@ -29,7 +27,7 @@ class OwnedTime(Struct, frozen=True):
         return f"{self.calls:.3g} x {self.owner}" if self.calls > 1 else self.owner
 
 
-@dataclass(slots=True)
+@record
 class HostTime:
     """Host time: whose work the host did in steps that no statistic includes."""
 

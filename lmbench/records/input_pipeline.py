@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from lmbench.records.field import Fraction, Seconds, Text, about, lower
+from lmbench.records.field import Fraction, Seconds, Text, about, lower, record
 from lmbench.records.vocabulary import Values
 
 
-@dataclass(slots=True)
+@record
 class InputPipeline:
     """Input pipeline: the loader and the model, alone and together, after the window."""
 

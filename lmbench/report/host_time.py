@@ -36,16 +36,22 @@ def input_lines(run: RunRecord) -> list[Line]:
         return []
     if facts.reason or facts.resident_step_s is None:
         return [Line("input", f"not measured: {facts.reason}")]
-    bound = f"input-bound by {percent(1 - facts.resident_step_s / step.mean_s)} of the step"
-    times = (facts.loader_step_s, facts.resident_step_s, facts.first_batch_s, facts.turn_s)
-    alone = "loader alone {} ms a step, model alone {}, first batch {}, turn of an epoch {}"
-    made = f"{facts.reader} {milliseconds(facts.reader_s)} ms, collate {milliseconds(facts.collate_s)}"
+    settings = ", ".join(f"{name}={value}" for name, value in facts.fix.items())
+    bound = f"input-bound by {percent(1 - facts.resident_step_s / step.mean_s)} of the step" if settings else "fine"
     lines = [
-        Line("input", f"{bound if facts.fix else 'no step waits'}: {alone.format(*map(milliseconds, times))}"),
-        Line("batch", f"{made}, in one process; {percent(facts.idle_fraction)} of it waits, as for a disk"),
+        Line(
+            "input",
+            f"{bound}: loader alone {milliseconds(facts.loader_step_s)} ms a step, model alone "
+            f"{milliseconds(facts.resident_step_s)}, first batch {milliseconds(facts.first_batch_s)}, turn of an epoch "
+            f"{milliseconds(facts.turn_s)}",
+        ),
+        Line(
+            "batch",
+            f"{facts.reader} {milliseconds(facts.reader_s)} ms, collate {milliseconds(facts.collate_s)}, in one "
+            f"process; {percent(facts.idle_fraction)} of it waits, as for a disk",
+        ),
     ]
-    if facts.fix:
-        settings = ", ".join(f"{name}={value}" for name, value in facts.fix.items())
+    if settings:
         predicted, measured = milliseconds(facts.predicted_step_s), milliseconds(facts.fixed_step_s)
         lines.append(Line("fix", f"{settings}: {predicted} ms a step predicted, {measured} measured"))
     return lines

@@ -125,20 +125,6 @@ def test_a_users_own_trainer_is_watched_in_its_warm_up_and_left_as_it_was(tmp_pa
     assert [callback for callback in gc.callbacks if "HostLedger" in str(callback)] == []
 
 
-def test_a_nested_task_counts_for_itself_alone():
-    class Logs(SlowHook):
-        def on_train_batch_start(self, *_):
-            self.log("a", 1.0)
-
-        def log(self, *arguments, **settings):
-            time.sleep(SLEEP_S)
-
-    owners = measure_here(Logs(), probe_steps=2).record.host_time.owners
-    hooks = [owned for owned in owners if owned.owner.startswith("Logs.on_train_batch_start")]
-    assert all(owned.host_s < SLEEP_S / 2 for owned in hooks)
-    assert any(owned.owner.startswith("self.log") and owned.host_s >= SLEEP_S for owned in owners)
-
-
 def test_owners_are_scaled_down_to_the_phase_of_the_window():
     owned = [OwnedTime("other", "a", 1, 3.0), OwnedTime("other", "b", 1, 1.0), OwnedTime("data", "c", 1, 1.0)]
     assert [part.host_s for part in HostTime(2, owned).owners_within("other", 2.0)] == [1.5, 0.5]
