@@ -5,9 +5,11 @@ from lmbench.callbacks.compiler import Compiler as Compiler
 from lmbench.callbacks.dtype_recorder import DtypeRecorder as DtypeRecorder
 from lmbench.callbacks.events import Events as Events
 from lmbench.callbacks.gradient_norm import GradientNorm as GradientNorm
+from lmbench.callbacks.host_owners import HostOwners as HostOwners
 from lmbench.callbacks.kernel_capture import KernelCapture as KernelCapture
 from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
 from lmbench.callbacks.learning_rate import LearningRate as LearningRate
+from lmbench.callbacks.loader_probe import LoaderProbe as LoaderProbe
 from lmbench.callbacks.memory_history import MemoryHistory as MemoryHistory
 from lmbench.callbacks.memory_recorder import MemoryRecorder as MemoryRecorder
 from lmbench.callbacks.observer import Observer as Observer

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import Strategy
 from torch.distributed import all_gather_object
 
 from lmbench.callbacks.communication_probe import CommunicationProbe
+from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
@@ -55,9 +56,9 @@ from lmbench.records.vocabulary import RUNNING, Stage
 class RunRecorder(Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer, and with several ranks a CommunicationProbe, if the Trainer has none, and a LearningRate if a
-    scheduler changes the rate. A full disk does not end the run: writing is tried again, and records that are lost in
-    the end make the outcome `error`.
+    It adds a PhaseTimer, HostOwners, and with several ranks a CommunicationProbe, if the Trainer has none, and a
+    LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried again, and records
+    that are lost in the end make the outcome `error`.
 
     Recorded beside the fields of all other callbacks:
 
@@ -99,11 +100,9 @@ class RunRecorder(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if not any(isinstance(callback, PhaseTimer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-            self.session.attach(PhaseTimer(), pl_module, stage)
-        has_probe = any(isinstance(callback, CommunicationProbe) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if trainer.world_size > 1 and not has_probe:
-            self.session.attach(CommunicationProbe(), pl_module, stage)
+        for kind in (PhaseTimer, HostOwners, *([CommunicationProbe] if trainer.world_size > 1 else [])):
+            if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+                self.session.attach(kind(), pl_module, stage)
         profiler = trainer.profiler  # type: ignore[attr-defined]
         run = self.session.run
         run.rank, run.world_size = trainer.global_rank, trainer.world_size

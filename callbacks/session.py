@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -245,6 +246,8 @@ class MeasurementSession(LeanCallback):
     ) -> None:
         # Manual optimization may step any number of times, so a batch counts as a step.
         is_step = not pl_module.automatic_optimization or trainer.global_step != self._optimizer_steps_seen
+        if batch_idx == 0 and self.steps_done:
+            self.step.follows_loader_end = True
         self._end_batch(trainer, outputs, batch, is_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -401,6 +404,8 @@ class MeasurementSession(LeanCallback):
         self.run.window.steps = self.window_steps
         if self._trainer is not None:
             self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
+            batches = self._trainer.num_training_batches
+            self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
         self.stage = Stage.DONE
         self._collector.end()
         for observer in self.observers:

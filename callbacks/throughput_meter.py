@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
-from lmbench.instruments.subject import count_flops, note_peak, token_counter
+from lmbench.instruments.subject import count_flops, note_peak, padding_fraction, token_counter
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
@@ -27,6 +28,7 @@ class ThroughputMeter(Observer):
 
     - `tokens`: tokens of the step, on this rank.
     - `window.tokens`: tokens of the window; `window.tokens_reason`: why they are null.
+    - `data.padding_fraction`: share of padding in the warm-up's batches.
     - `flops.*`: FLOPs per token, where this callback counted them, or the `reason` why not.
     - `device_state.*`: power (watts), energy (joules), temperature, clocks and caps, from NVML or amdsmi.
     - `host_state.*`: shares of the cores' time that other processes and the hypervisor took, from the kernel.
@@ -40,6 +42,8 @@ class ThroughputMeter(Observer):
         self._has_flops = callable(getattr(self.module, "flops_per_token", None))
         #: A batch and its tokens, to count FLOPs on.
         self._sample: tuple[Any, int] | None = None
+        #: Shares of padding in the warm-up's batches: looking at a batch makes the host wait for the device.
+        self._padding: list[float] = []
 
     def run_started(self) -> None:
         self._sensor = device_of(self.session.device).sensor()
@@ -52,6 +56,9 @@ class ThroughputMeter(Observer):
             step.tokens = (step.tokens or 0) + tokens or None
             if self._sample is None and not self._has_flops and not self.session.only_watches:
                 self._sample = batch, tokens
+
+        if self.session.stage is Stage.WARMUP:
+            self._padding.append(padding_fraction(batch))
 
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done, so running the module's step once more disturbs no measurement.
@@ -73,6 +80,7 @@ class ThroughputMeter(Observer):
         run = self.session.run
         run.host_state = host_state(self._host_open, read_host())
         run.window.tokens = self._tokens or None
+        run.data.padding_fraction = fmean(self._padding) if self._padding else None
         if not self._tokens:
             reason = "neither the module nor its data has tokens_per_batch(batch), and no batch holds input_ids"
             run.window.tokens_reason = reason

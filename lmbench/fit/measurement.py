@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lmbench.callbacks import (
     GradientNorm,
+    LoaderProbe,
     MeasurementSession,
     MemoryHistory,
     MemoryRecorder,
@@ -261,6 +262,7 @@ class Measurement:
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),
+            *([LoaderProbe()] if self.settings.loader else []),
             *([GradientNorm()] if self.settings.gradient_norm and self.mode == "train_step" else []),
             # Last of the callbacks that act before the window, so that its power reading is close to the window.
             ThroughputMeter(),

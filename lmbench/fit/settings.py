@@ -31,6 +31,8 @@ class MeasureSettings(Schedule):
             phase `clip` of the step.
         sigterm_broadcast: with several ranks, keep Lightning's check for SIGTERM: a broadcast for each batch, whose
             result the host waits for. Without it lmbench, or the launcher, ends all ranks when one was ended.
+        loader: after the other probe steps, time the loader and the model alone, and with the fewest workers with
+            which no step waits for its batch; nothing is timed if measure.probe_steps is 0.
         results_dir: folder of result folders.
         run_id: name of the result's folder; by default a new name is made up.
         strict: exit with 4 when a guard fails.
@@ -44,6 +46,7 @@ class MeasureSettings(Schedule):
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
     gradient_norm: bool = False
     sigterm_broadcast: bool = False
+    loader: bool = False
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False

@@ -11,11 +11,15 @@ import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from lmbench.errors import UsageError
 from lmbench.precision import peak_flops
 from lmbench.records.run import Data, Flops, Model, RunRecord
 from lmbench.sizes import FlopCount, UncountableError, counter_flops, mode_multiplier
+
+#: The label that PyTorch's cross-entropy ignores.
+IGNORED = -100
 
 Facts = TypeVar("Facts", Model, Data)
 
@@ -153,6 +157,17 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
         return ids.numel() if isinstance(ids, torch.Tensor) else None
 
     return count_input_ids
+
+
+def padding_fraction(batch: Any) -> float:
+    """Share of a batch's tokens that are padding: 0 in its `attention_mask`, or else -100 in a tensor of labels.
+
+    Waits for the device.
+    """
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    padded = [mask == 0] if isinstance(mask, torch.Tensor) else [tensor == IGNORED for tensor in tensors]
+    return max((padding.float().mean().item() for padding in padded), default=0.0)
 
 
 def _whole_number(value: Any, name: str) -> int:

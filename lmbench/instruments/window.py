@@ -43,11 +43,14 @@ class ProbeKind(StrEnum):
     #: Lets the queue fill again after the window's last synchronize, in as many steps as that takes.
     SETTLE = "settle"
     LAG = "lag"
+    HOST = "host"
     MEMORY = "memory"
     SYNC = "sync"
     TRAINING = "training"
     # Taken only where an observer asks for them.
     DTYPES = "dtypes"
+    RESIDENT = "resident"
+    FED = "fed"
     SYNCHRONIZED = "synchronized"
     UNSYNCHRONIZED = "unsynchronized"
 
@@ -92,6 +95,7 @@ class Schedule:
         return [
             ProbeKind.SETTLE,
             *[ProbeKind.LAG] * self.probe_steps,
+            *[ProbeKind.HOST] * self.probe_steps,
             *[ProbeKind.MEMORY] * 2,
             ProbeKind.SYNC,
             ProbeKind.TRAINING,

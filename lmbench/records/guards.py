@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from lmbench.precision import find_precision
+from lmbench.records.host_time import HARNESS
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
 from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.step import StepRecord, select_window
@@ -204,7 +205,14 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     syncs = run.probe.hidden_syncs
     verdicts = {lag.verdict for _, lag in run.probe.verdicts.items()} if run.probe.verdicts else set()
     is_device_bound = run.is_on_gpu and verdicts == {"queued"} and not run.unseen_phases
-    yield make_guard("other_share", run.phases.other.share_fraction if run.phases.other and is_device_bound else None)
+    other = run.phases.other or PhaseSummary()
+    hooks = [owned for owned in run.host_time.owners_within("other", other.mean_s or 0.0) if owned.owner != HARNESS]
+    other_share = other.share_fraction if is_device_bound else None
+    if not is_device_bound and step.mean_s and run.host_time.steps:
+        # Where the step waits for the host, Lightning's own work is no fault of the user's.
+        other_share = sum(owned.host_s for owned in hooks) / step.mean_s
+    yield make_guard("other_share", other_share, where=f", most of it in {hooks[0]}" if hooks else "")
+    yield make_guard("data_share", run.phases.data.share_fraction if run.phases.data else None)
     count = len(syncs) if syncs is not None and run.is_on_gpu else None
     yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 

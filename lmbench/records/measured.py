@@ -69,6 +69,12 @@ class Window:
     loader_end_count: Count = about(
         "How often the training loader ended within the window; its restart is in `data` and `other`.", "loader ends"
     )
+    loader_batches: Count = about("Batches after which the loader ends; null if it never does.", "batches an epoch")
+    loader_restart_s: Seconds = lower(
+        "What a restart of the loader adds to a step: mean of `data_s` + `other_s` of steps that follow the loader's "
+        "end, less their least sum in any step.",
+        "loader's restart",
+    )
     pace_steps: Count = about(
         "Further steps of the warm-up, until the pace of several ranks was steady; null on one rank.", "steady after"
     )

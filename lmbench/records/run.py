@@ -29,6 +29,8 @@ from lmbench.records.field import (
     part,
     record,
 )
+from lmbench.records.host_time import HostTime
+from lmbench.records.input_pipeline import InputPipeline
 from lmbench.records.measured import (
     Communication,
     DeviceState,
@@ -321,6 +323,10 @@ class Data:
     )
     context_length: Count = about("Tokens in a sequence.", "context")
     source: Text = about("Source of the tokens: `random` or `text`.")
+    padding_fraction: Fraction = lower(
+        "Share of padding in the warm-up's batches: tokens outside of `attention_mask`, or else labels of -100.",
+        "padding",
+    )
     described: Values = about(
         "Further facts that the data module reports by its method `describe()`.", "more", factory=dict
     )
@@ -489,6 +495,8 @@ class RunRecord:
     memory: Memory = part(Memory)
     device_state: DeviceState = part(DeviceState)
     host_state: HostState = part(HostState)
+    host_time: HostTime = part(HostTime)
+    input_pipeline: InputPipeline | None = None
     probe: Probe = part(Probe)
     communication: Communication = part(Communication)
     kernels: KernelSummary | None = None

@@ -49,6 +49,7 @@ class StepRecord:
     scalars: dict[str, Number] = about(
         "Numbers of the step by name, which callbacks of yours or `self.log` of your module logged.", factory=dict
     )
+    follows_loader_end: Flag = about("Whether the loader ended before the step, so that the step has its restart.")
     rank: Index = about("Rank of the process that measured.")
     nonfinite: dict[str, str] = about(
         "Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.",
@@ -77,8 +78,9 @@ class StepRecord:
     optimizer_s: Seconds = lower("Time of the parameter update.")
     zero_grad_s: Seconds = lower("Time to zero the gradients.", "zero_grad")
     other_s: Seconds = lower(
-        "Remainder of `step_s`: the framework's time between the phases. Over several ranks it includes Lightning's "
-        "broadcast in each micro-batch."
+        "Remainder of `step_s`: time between the phases, in hooks of callbacks and of the module, in loggers, in the "
+        "loader's restart and in Lightning's own loop; `host_time.owners` says whose it is. Over several ranks it "
+        "includes Lightning's broadcast in each micro-batch."
     )
     step_host_s: Seconds = _host_time()
     data_host_s: Seconds = _host_time()

@@ -19,6 +19,7 @@ from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines
 from lmbench.report.facts import choices_of
+from lmbench.report.host_time import input_lines, owner_lines
 from lmbench.report.units import (
     GIB,
     MS,
@@ -66,7 +67,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
         headline=[
             *(banner(run) if with_banner else []),
             *([BLANK] if run.mode else []),
-            *(_speed(run) if has_times else []),
+            *([*_speed(run), *owner_lines(run), *input_lines(run)] if has_times else []),
             *_peak_memory(run),
             *_ending(run),
             *guard_lines(run.guards),
@@ -213,7 +214,11 @@ def _speed(run: RunRecord) -> list[Line]:
         waits = f"and the others wait for it for {milliseconds(wait_s)} ms of each step"
         lines.append(Line("waits", f"for other ranks: rank {rank} takes longer in {phase}, {waits}"))
     if rate.tokens_per_s:
-        lines.append(Line("throughput", f"{whole(rate.tokens_per_s)} tokens/s"))
+        padding = run.data.padding_fraction
+        useful = (
+            padding and f"{percent(padding)} of them padding: {whole(rate.tokens_per_s * (1 - padding))} that train"
+        )
+        lines += labelled("throughput", f"{whole(rate.tokens_per_s)} tokens/s", useful)
     elif step.mean_s and run.window.tokens_reason:
         lines.append(Line("throughput", f"no tokens/s: {run.window.tokens_reason}"))
     if rate.mfu_fraction:
@@ -275,12 +280,15 @@ def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     history, kernels = run.memory_history or MemoryHistoryRecord(), run.kernels or KernelSummary()
     breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
-    unseen, ends = listed(*run.unseen_phases or ()), run.window.loader_end_count
+    unseen, ends, restart_s = listed(*run.unseen_phases or ()), run.window.loader_end_count, run.window.loader_restart_s
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
     tally = Counter[str](guard.status for guard in run.guards).most_common()
     return [
         *labelled(
-            "loader", ends and f"ended in the window: {ends} times; data and other hold the time to start it again"
+            "loader",
+            ends and f"ended {ends} times in the window ({run.window.loader_batches} batches an epoch)",
+            restart_s and f"its restart took {milliseconds(restart_s)} ms of each",
+            separator=": ",
         ),
         *labelled(
             "unseen", unseen and f"{unseen}: the module optimizes by hand; their time is in other, a step is a batch"

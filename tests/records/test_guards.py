@@ -49,7 +49,11 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
         "precision": "16-mixed",
         "compile": {"is_enabled": True, "window_recompile_count": 0},
         "window": {"steps": len(times), "requested_steps": 20, "wall_s": total_s * wall, "steps_sum_s": total_s},
-        "phases": {**as_dict(summarize_steps(steps)), "other": {"share_fraction": 0.005}},
+        "phases": {
+            **as_dict(summarize_steps(steps)),
+            "other": {"share_fraction": 0.005},
+            "data": {"share_fraction": 0.01},
+        },
         "device_state": {"open": READING, "close": READING, **CAPPED, "other_process_count": 0},
         "host_state": {"other_cpu_fraction": 0.02, "steal_fraction": 0.0, "waited_fraction": 0.001},
         "communication": {"sigterm_check_s": 0.0, "bucket_copy_bytes": 0, "bucket_split_count": 0},

@@ -1,0 +1,93 @@
+"""Finds whose work the host does in a step."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from lmbench.callbacks.observer import Observer
+from lmbench.instruments.host_ledger import HostLedger, reader_of, with_location
+from lmbench.instruments.window import ProbeKind
+from lmbench.records.host_time import HARNESS, HostTime
+from lmbench.records.vocabulary import Stage
+
+#: Hooks of callbacks, modules and data, and calls of loggers, that Lightning makes in its loop.
+TASKS = (
+    *(name for name in dir(LightningModule) if name.startswith("on_")),
+    "lr_scheduler_step", "transfer_batch_to_device", "log_metrics", "save",
+)  # fmt: skip
+
+
+class HostOwners(Observer):
+    """Times the hooks that Lightning calls, by name and line, in probe steps.
+
+    In your own Trainer, which takes no probe steps, it times the steps of the warm-up after the first. Hooks,
+    `self.log`, loggers, the loader and garbage collection are timed; a task within another counts for itself alone.
+
+    Recorded under `host_time`:
+
+    - `steps`: number of steps that were timed.
+    - `owners`: phase, owner, calls and `host_s` of each owner per step.
+    """
+
+    def prepare(self) -> None:
+        self._undo = ExitStack()
+
+    def probe_begins(self, kind: ProbeKind) -> None:
+        if kind is ProbeKind.HOST:
+            self._begin()
+
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        if self.session.only_watches and stage is Stage.WARMUP and self.session.steps_done == 1:
+            self._begin()
+
+    def probe_ended(self, kind: ProbeKind) -> None:
+        self._undo.close()
+
+    def before_window(self) -> None:
+        self._undo.close()
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        self._undo.close()
+
+    def _begin(self) -> None:
+        track, ledger, undo = self.session.track, HostLedger(self.session.track), self._undo
+        undo.callback(self._end, ledger, self.session.steps_done)
+        for holder, name, owner in self._tasks():
+            undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
+        track.listeners.append(ledger.book)
+        undo.callback(track.unlisten, ledger.book)
+        gc.callbacks.append(ledger.collect)
+        undo.callback(gc.callbacks.remove, ledger.collect)
+
+    def _tasks(self) -> Iterator[tuple[Any, str, str]]:
+        """The object, method and owner of each task; the owner of `self.log` is the line that calls it."""
+        trainer: Any = self.trainer
+        loader = trainer.train_dataloader or trainer.val_dataloaders
+        yield self.module, "log", ""
+        yield _DataFetcher, "__iter__", "restart of the loader"
+        yield _DataFetcher, "__next__", reader_of(loader)
+        if isinstance(loader, DataLoader) and not loader.num_workers and trainer.training:
+            # The iterator that is in use has a reference of its own to the function.
+            iterators = trainer.fit_loop._combined_loader._iterator.iterators
+            fetchers = [own._dataset_fetcher for own in iterators if isinstance(own, _SingleProcessDataLoaderIter)]
+            for holder in (loader, *fetchers):
+                yield holder, "collate_fn", with_location("collate_fn", holder.collate_fn)
+        for subject in (*trainer.callbacks, *trainer.loggers, self.module, trainer.datamodule):
+            name = type(subject).__name__
+            is_own = type(subject).__module__.startswith("lmbench.")
+            for task in TASKS:
+                if callable(method := getattr(subject, task, None)):
+                    yield subject, task, HARNESS if is_own else with_location(f"{name}.{task}", method)
+
+    def _end(self, ledger: HostLedger, first_step: int) -> None:
+        if steps := self.session.steps_done - first_step:
+            self.session.run.host_time = HostTime(steps, ledger.owned_times(steps))

@@ -1,0 +1,29 @@
+"""The part of a run's record that compares the loader alone, the model alone, and both with other settings."""
+
+from __future__ import annotations
+
+from lmbench.records.field import Fraction, Seconds, Text, about, lower, record
+from lmbench.records.vocabulary import Values
+
+
+@record
+class InputPipeline:
+    """Input pipeline: the loader and the model, alone and together, after the window."""
+
+    reason: Text = about("Why the loader was not measured; null where it was.", "loader not measured because")
+    resident_step_s: Seconds = lower("Mean step on one batch that is already on the device.", "model alone")
+    loader_step_s: Seconds = lower("Time in which the loader alone makes the batches of a step.", "loader alone")
+    first_batch_s: Seconds = lower("Time from the loader's start to its first batch.", "first batch")
+    turn_s: Seconds = lower("Time from a new epoch's start to its first batch.", "turn of an epoch")
+    reader: Text = about("Method of the dataset that reads samples, with file and line.")
+    reader_s: Seconds = lower("Time of the dataset for a batch, in one process.", "reader")
+    collate_s: Seconds = lower("Time of `collate_fn`, which joins samples to a batch, in one process.", "collate")
+    idle_fraction: Fraction = about(
+        "Share of the time for a batch in which the process neither computes nor waits for a core: it reads.", "reads"
+    )
+    fix: Values = about(
+        "Smallest settings of the DataLoader with which the step waits least; empty where the loader has them.",
+        factory=dict,
+    )
+    predicted_step_s: Seconds = lower("Predicted mean step with `fix`.", "predicted with the fix")
+    fixed_step_s: Seconds = lower("Measured mean step with `fix`.", "measured with the fix")

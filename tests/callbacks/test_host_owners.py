@@ -1,0 +1,145 @@
+"""Whose work the host does in a step: the line that a slow loop waits for is named, also in a user's own Trainer."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+from fit_process import measure_here
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
+from strangers import Data, OwnLoaders, Regression
+from torch.utils.data import DataLoader, default_collate
+
+from lmbench.callbacks import RunRecorder
+from lmbench.records.host_time import HostTime, OwnedTime
+from lmbench.records.vocabulary import PHASES
+
+from conftest import quiet_trainer
+
+#: Longer than a busy machine keeps a thread waiting as a rule.
+SLEEP_S = 0.05
+
+
+class SlowHook(OwnLoaders):
+    def on_train_batch_end(self, *_):
+        time.sleep(SLEEP_S)
+
+
+class SlowCallback(Callback):
+    def on_before_zero_grad(self, *_):
+        time.sleep(SLEEP_S)
+
+
+class Talkative(OwnLoaders):
+    def training_step(self, batch, batch_idx):
+        for index in range(40):
+            self.log_dict({f"a{index}": 1.0, f"b{index}": 2.0})
+        return super().training_step(batch, batch_idx)
+
+
+class Collecting(OwnLoaders):
+    def on_train_batch_start(self, *_):
+        self.cycles = [[] for _ in range(200_000)]
+        gc.collect()
+
+
+class SlowLogger(CSVLogger):
+    def log_metrics(self, metrics, step=None):
+        time.sleep(SLEEP_S)
+
+
+class SlowRows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        time.sleep(SLEEP_S / 4)
+        return (torch.randn(16),)
+
+
+class SlowReader(Regression):
+    def train_dataloader(self):
+        return DataLoader(SlowRows(), batch_size=4)
+
+
+def slow_collate(rows):
+    time.sleep(SLEEP_S)
+    return default_collate(rows)
+
+
+class SlowCollate(Regression):
+    def train_dataloader(self):
+        return DataLoader([(torch.randn(16),)] * 400, batch_size=4, collate_fn=slow_collate)
+
+
+class ShortEpochs(Regression):
+    def train_dataloader(self):
+        return DataLoader([(torch.randn(16),)] * 8, batch_size=4, num_workers=1)
+
+
+def line_of(function):
+    return f"(test_host_owners.py:{function.__code__.co_firstlineno})"
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "phase", "owner"),
+    [
+        (SlowHook, [], "other", f"SlowHook.on_train_batch_end {line_of(SlowHook.on_train_batch_end)}"),
+        (OwnLoaders, [SlowCallback()], "other",
+         f"SlowCallback.on_before_zero_grad {line_of(SlowCallback.on_before_zero_grad)}"),
+        (Talkative, [], "forward",
+         f"self.log (test_host_owners.py:{Talkative.training_step.__code__.co_firstlineno + 2})"),
+        (Collecting, [], "other", "garbage collection"),
+        (SlowReader, [], "data", f"SlowRows.__getitem__ {line_of(SlowRows.__getitem__)}"),
+        (SlowCollate, [], "data", f"collate_fn {line_of(slow_collate)}"),
+        (ShortEpochs, [], "other", "restart of the loader"),
+    ],
+)  # fmt: skip
+def test_the_work_that_a_step_waits_for_is_named_with_its_line(module, callbacks, phase, owner):
+    run = measure_here(module(), steps=6, probe_steps=4, trainer={"callbacks": callbacks})
+    own = [owned for owned in run.record.host_time.owners if owned.phase == phase]
+    assert (run.record.host_time.steps, own[0].owner) == (4, owner)
+    assert owner.partition(" ")[0] in str(run)
+    for name in PHASES:
+        summary = run.record.phases.get(name)
+        if summary is not None:
+            owners_s = [owned.host_s for owned in run.record.host_time.owners_within(name, summary.mean_s)]
+            assert sum(owners_s) <= summary.mean_s * (1 + 1e-9)
+    guard = next(
+        guard for guard in run.record.guards if guard.name == ("data_share" if phase == "data" else "other_share")
+    )
+    assert guard.status == "warn" or phase == "forward"
+
+
+def test_a_users_own_trainer_is_watched_in_its_warm_up_and_left_as_it_was(tmp_path):
+    recorder, logger, module = RunRecorder(str(tmp_path)), SlowLogger(str(tmp_path)), SlowHook()
+    quiet_trainer(recorder, logger=logger, log_every_n_steps=1, max_steps=12).fit(module)
+    times = {(owned.phase, owned.owner.partition(" ")[0]): owned for owned in recorder.run.host_time.owners}
+    assert recorder.run.host_time.steps == 4
+    assert {("other", "SlowHook.on_train_batch_end"), ("other", "SlowLogger.log_metrics")} <= times.keys()
+    assert times["other", "SlowLogger.log_metrics"].host_s >= SLEEP_S
+    assert not {"log", "log_metrics"} & (vars(module).keys() | vars(logger).keys())
+    assert [callback for callback in gc.callbacks if "HostLedger" in str(callback)] == []
+
+
+def test_owners_are_scaled_down_to_the_phase_of_the_window():
+    owned = [OwnedTime("other", "a", 1, 3.0), OwnedTime("other", "b", 1, 1.0), OwnedTime("data", "c", 1, 1.0)]
+    assert [part.host_s for part in HostTime(2, owned).owners_within("other", 2.0)] == [1.5, 0.5]
+    assert [part.host_s for part in HostTime(2, owned).owners_within("other", 9.0)] == [3.0, 1.0]
+
+
+@pytest.mark.parametrize(("batches", "restarts"), [(3, 4), (100, 0)])
+def test_what_a_restart_of_the_loader_costs_is_told(batches, restarts):
+    class Restarting(Data):
+        def train_dataloader(self):
+            loader = super().train_dataloader()
+            loader.worker_init_fn = lambda _: time.sleep(SLEEP_S)
+            loader.num_workers, loader.prefetch_factor = 1, 2
+            return loader
+
+    window = measure_here(Regression(), Restarting(batches=batches), warmup_steps=3, steps=12).record.window
+    assert (window.loader_end_count, window.loader_batches) == (restarts, batches)
+    assert (window.loader_restart_s or 0.0) >= SLEEP_S * bool(restarts)

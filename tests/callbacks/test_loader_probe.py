@@ -1,0 +1,112 @@
+"""Planted input pipelines: who is slow, and the settings that help. Times are compared with each other alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from fit_process import measure_here
+from strangers import OwnLoaders, Regression
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+MODEL_S = 0.02
+
+
+class Rows(Dataset):
+    """Eight rows a batch; reading sleeps and decoding computes."""
+
+    def __init__(self, read_s=0.0, decode_s=0.0, count=400):
+        self.read_s, self.decode_s, self.count = read_s, decode_s, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.read_s)
+        end_s = time.thread_time() + self.decode_s
+        while time.thread_time() < end_s:
+            pass
+        return (torch.zeros(16),)
+
+
+def slow_collate(rows):
+    time.sleep(2 * MODEL_S)
+    return default_collate(rows)
+
+
+class Piped(Regression):
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(MODEL_S)
+        return super().training_step(batch, batch_idx)
+
+    def train_dataloader(self):
+        return self.loader
+
+
+def examine(module):
+    run = measure_here(module, steps=6, probe_steps=1, loader=True)
+    return run, run.record.input_pipeline
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "slowest", "waits", "fixed"),
+    [
+        (Rows(read_s=0.01), {}, "reader_s", True, {"num_workers", "prefetch_factor"}),
+        (Rows(read_s=0.01), {"num_workers": 1}, "reader_s", True, {"num_workers"}),
+        (Rows(decode_s=0.01), {}, "reader_s", False, {"num_workers", "prefetch_factor"}),
+        (Rows(), {"collate_fn": slow_collate}, "collate_s", True, {"num_workers", "prefetch_factor"}),
+        (Rows(read_s=0.001, count=16), {"num_workers": 1}, "reader_s", True, {"persistent_workers"}),
+    ],
+    ids=["slow disk", "one worker", "slow decode", "slow collate", "short epochs"],
+)
+def test_a_slow_pipeline_is_told_with_its_cause_and_fix(rows, settings, slowest, waits, fixed):
+    run, facts = examine(Piped(DataLoader(rows, batch_size=8, **settings)))
+    assert facts.reason is None
+    assert facts.reader == f"Rows.__getitem__ (test_loader_probe.py:{Rows.__getitem__.__code__.co_firstlineno})"
+    assert max(("reader_s", "collate_s"), key=lambda name: getattr(facts, name)) == slowest
+    assert (facts.idle_fraction > 0.5) == waits
+    assert facts.fix.keys() >= fixed
+    # How fast the steps were, a busy machine decides.
+    assert facts.resident_step_s >= MODEL_S
+    assert 0.99 * facts.resident_step_s < facts.predicted_step_s
+    assert facts.predicted_step_s < facts.resident_step_s + facts.reader_s + facts.collate_s
+    assert facts.fixed_step_s >= MODEL_S
+    told = " ".join(str(run).split())
+    assert all(f"{name}={value}" in told for name, value in facts.fix.items())
+
+
+def test_a_fine_pipeline_has_no_fix():
+    run, facts = examine(Piped(DataLoader(Rows(count=8000), batch_size=8, num_workers=1)))
+    assert (facts.fix, facts.fixed_step_s) == ({}, None)
+    assert "fine: loader alone" in " ".join(str(run).split())
+
+
+class Stream(IterableDataset):
+    def __init__(self):
+        self.rows = iter([(torch.zeros(16),)] * 400)
+
+    def __iter__(self):
+        return self.rows
+
+
+class Batches:
+    def __iter__(self):
+        return iter([(torch.zeros(4, 16),)] * 400)
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [(Batches(), "Batches is no DataLoader"), (DataLoader(Stream(), 4), "only once")],
+)
+def test_a_loader_that_cannot_be_timed_has_a_reason_and_a_complete_run(loader, reason):
+    run, facts = examine(Piped(loader))
+    assert (run.outcome, reason in facts.reason, facts.fix) == ("ok", True, {})
+
+
+def test_without_being_asked_no_loader_is_timed():
+    assert measure_here(OwnLoaders(), probe_steps=1).record.input_pipeline is None

@@ -1,0 +1,62 @@
+"""The prediction of a step from the times of batches and the model, against small cases that can be counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+from torch.utils.data import DataLoader
+
+from lmbench.errors import UsageError
+from lmbench.instruments.input_pipeline import best_settings, endless, simulated_step_s
+
+#: One slow batch in ten: on the average a batch takes 19 ms.
+BURSTS = [*[10] * 9, 100]
+
+
+@pytest.mark.parametrize(
+    ("batches", "model", "workers", "prefetched", "epoch", "step"),
+    [
+        ([40], 20, 0, 2, None, 60),
+        ([40], 20, 1, 2, None, 40),
+        ([40], 20, 2, 2, None, 20),
+        ([10], 20, 1, 2, None, 20),
+        # Two workers start together, so that an epoch of two batches takes 40 + 20 + 20.
+        ([40], 20, 2, 2, 2, 40),
+        # Two batches ahead hide 40 of a slow one's 100, eight all of it.
+        (BURSTS, 20, 1, 2, None, 26),
+        (BURSTS, 20, 1, 8, None, 20),
+        (BURSTS, 20, 4, 2, None, 20),
+    ],
+)
+def test_a_step_is_simulated(batches, model, workers, prefetched, epoch, step):
+    assert simulated_step_s(batches, model, workers, prefetched, epoch) == pytest.approx(step, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("workers", "batch_s", "model_s", "cores_s", "epoch", "fix", "step_s"),
+    [
+        (0, 0.09, 0.02, 0, None, {"num_workers": 5, "persistent_workers": False}, 0.02),
+        # Starting the workers would take a notable share of so short an epoch.
+        (0, 0.03, 0.02, 0, 6, {"num_workers": 2, "persistent_workers": True}, 0.025),
+        (3, 0.03, 0.02, 0, None, {"num_workers": 3, "persistent_workers": False}, 0.02),
+        # The cores are busy: further workers would only share them.
+        (0, 0.09, 0.02, 0.05, None, {"num_workers": 2, "persistent_workers": False}, 0.05),
+        (0, 0.0001, 0.02, 0, None, {"num_workers": 0, "prefetch_factor": None}, 0.0201),
+    ],
+)
+def test_the_fewest_workers_that_are_as_good_as_any_are_chosen(workers, batch_s, model_s, cores_s, epoch, fix, step_s):
+    chosen, predicted_s = best_settings(DataLoader([1], num_workers=workers), [batch_s], model_s, cores_s, epoch)
+    assert {name: chosen[name] for name in fix} == fix
+    assert predicted_s == pytest.approx(step_s, rel=0.1)
+
+
+def test_data_that_can_be_read_only_once_ends_in_a_line():
+    rows = iter(range(4))
+
+    class Once(DataLoader):
+        def __iter__(self):
+            return rows
+
+    batches = endless(Once([1]))
+    assert [next(batches) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match="only once"):
+        next(batches)
