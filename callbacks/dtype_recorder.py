@@ -13,7 +13,7 @@ from lmbench.dtypes.recording import StepDtypes
 from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.codec import indented_json
-from lmbench.records.measured import DtypeRecord
+from lmbench.records.examined import DtypeRecord
 from lmbench.records.vocabulary import Stage
 
 

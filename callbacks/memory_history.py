@@ -18,7 +18,7 @@ from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.instruments.window import ProbeKind
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, WORKSPACES, CountedPeaks, MemoryNotes
 from lmbench.memory.recording import Ledger
-from lmbench.records.measured import MemoryHistoryRecord
+from lmbench.records.examined import MemoryHistoryRecord
 from lmbench.records.vocabulary import Stage
 
 

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from lmbench.errors import UsageError
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.codec import DamagedRecord, read_packed
+from lmbench.records.examined import DtypeRecord
 from lmbench.records.load import load_run
-from lmbench.records.measured import DtypeRecord
 from lmbench.records.vocabulary import collapsed
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import COUNT

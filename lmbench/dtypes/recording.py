@@ -27,7 +27,7 @@ from lmbench.dtypes.answer import (
     operator_reason,
     tensor_reasons,
 )
-from lmbench.records.measured import DtypeRecord, NotedTensors
+from lmbench.records.examined import DtypeRecord, NotedTensors
 
 _Dtypes = tuple[str, ...]
 

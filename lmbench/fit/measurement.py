@@ -42,8 +42,9 @@ from lmbench.interruption import exits_raised, held, received
 from lmbench.memory.forecast import Request, ask_forecast, gpu_of
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.python_process import ProcessFailed
+from lmbench.records.examined import MemoryPrediction
 from lmbench.records.field import PerPhase
-from lmbench.records.measured import Guard, MemoryPrediction
+from lmbench.records.measured import Guard
 from lmbench.records.passes import recording_of
 from lmbench.records.process import reach
 from lmbench.records.schema import value_at

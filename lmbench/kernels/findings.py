@@ -20,9 +20,10 @@ from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, 
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
+from lmbench.records.examined import AttentionTimes, KernelSummary
 from lmbench.records.guards import make_guard
 from lmbench.records.intervals import NONE
-from lmbench.records.measured import AttentionTimes, Guard, KernelSummary
+from lmbench.records.measured import Guard
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase, Values
 from lmbench.report.described import Row, records

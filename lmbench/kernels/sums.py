@@ -15,8 +15,8 @@ from lmbench.kernels.events import is_range, take
 from lmbench.kernels.host import Nesting
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
+from lmbench.records.examined import AttentionTimes
 from lmbench.records.intervals import NONE, covered, cut, locate, paint, union
-from lmbench.records.measured import AttentionTimes
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
 

@@ -15,7 +15,8 @@ from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast, Shortage
 from lmbench.memory.timeline import memory_chart
-from lmbench.records.measured import RunError, SavedPerBlock
+from lmbench.records.examined import SavedPerBlock
+from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.described import table

@@ -31,9 +31,10 @@ from lmbench.memory.blocks import (
 )
 from lmbench.memory.snapshot import Replay, read_snapshot, replay
 from lmbench.precision import PRECISIONS, find_precision
+from lmbench.records.examined import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.guards import make_guard
 from lmbench.records.load import is_run_folder, load_run
-from lmbench.records.measured import Guard, MemoryHistoryRecord, SavedPerBlock, TopAllocation
+from lmbench.records.measured import Guard
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, Values, collapsed
 from lmbench.report.units import gib, percent

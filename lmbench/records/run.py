@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from lmbench.records.examined import DtypeRecord, KernelSummary, MemoryHistoryRecord, MemoryPrediction
 from lmbench.records.field import (
     Bytes,
     Count,
@@ -34,14 +35,10 @@ from lmbench.records.input_pipeline import InputPipeline
 from lmbench.records.measured import (
     Communication,
     DeviceState,
-    DtypeRecord,
     Guard,
     HostState,
-    KernelSummary,
     Loss,
     Memory,
-    MemoryHistoryRecord,
-    MemoryPrediction,
     PhaseSummary,
     Probe,
     RankRecord,

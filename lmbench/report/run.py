@@ -11,7 +11,8 @@ from textwrap import shorten
 from typing import Any
 
 from lmbench.records.codec import as_dict
-from lmbench.records.measured import KernelSummary, MemoryHistoryRecord, PhaseSummary, RefusedAllocation, RunError
+from lmbench.records.examined import KernelSummary, MemoryHistoryRecord
+from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Fp8Layers, RunEnvironment, RunRecord

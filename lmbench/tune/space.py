@@ -11,7 +11,7 @@ from msgspec import Struct
 from lmbench.configs import converted, read_yaml
 from lmbench.errors import UsageError, unknown
 from lmbench.precision import find_precision
-from lmbench.records.measured import PhaseKernels
+from lmbench.records.examined import PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Values

@@ -18,8 +18,8 @@ from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode
 from lmbench.fit.measurement import complete_record
 from lmbench.kernels.findings import examine, summarize
+from lmbench.records.examined import KernelSummary
 from lmbench.records.load import load_run
-from lmbench.records.measured import KernelSummary
 from lmbench.records.store import RunFolder
 
 FOLDERS = ("small_fp32_inference", "small_bf16_compiled")

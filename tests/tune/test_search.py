@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lmbench.records.measured import KernelSummary, PhaseKernels
+from lmbench.records.examined import KernelSummary, PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.tune.answer import Tuning, tune_answer, tuned_config
 from lmbench.tune.search import GOALS, Candidate, Choice, Trial, finalists, search, spread_of, standing
