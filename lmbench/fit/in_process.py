@@ -124,8 +124,24 @@ def untouched(module: LightningModule, data: object) -> Iterator[None]:
 
 #: How to give data, for error lines.
 _DATA = "give a DataLoader, an instance of a LightningDataModule, or a batch as data"
-#: Held by the only measurement of this process: each of two would be in the other's figures.
 _measuring = threading.Lock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Within, this is the only measurement of the process: each of two would be in the other's figures.
+
+    Raises:
+        UsageError: another one runs.
+    """
+    if not _measuring.acquire(blocking=False):
+        raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
+    try:
+        yield
+    finally:
+        _measuring.release()
+        # Trainer, optimizer and batch are in reference cycles, which hold device memory until Python collects them.
+        gc.collect()
 
 
 def measure(
@@ -181,14 +197,8 @@ def measure(
     schedule = settings_of("measure", MeasureSettings, **{**defaults, **settings})
     flags = {**TRAINER_DEFAULTS, "precision": precision, "compile": compile, **(trainer or {})}
     groups = _groups(instrument, flags)
-    if not _measuring.acquire(blocking=False):
-        raise UsageError("another measurement runs in this process, and each would be in the other's figures; wait")
-    try:
+    with _alone():
         run_or_failure = _run(deepcopy(module) if copy else module, data, schedule, groups, seed)
-    finally:
-        _measuring.release()
-        # Trainer, optimizer and batch are in reference cycles, which hold device memory until Python collects them.
-        gc.collect()
     if isinstance(run_or_failure, BaseException):
         raise run_or_failure
     return run_or_failure
