@@ -86,10 +86,7 @@ class Rounds:
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
         round_s = elapsed_s / max(1, rounds - self._kept_rounds)
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
-        # A slow process in the last round delays the verdict by a further round.
-        is_slow = any(process.round == rounds for process in cell.slow)
-        is_decided = comparison.verdict != UNDECIDED and not is_slow
-        return is_decided or elapsed_s + round_s > self.budget_s
+        return comparison.verdict != UNDECIDED or elapsed_s + round_s > self.budget_s
 
     def _lengthen_window(self, cell: CellComparison, round_s: float, rest_s: float) -> None:
         """Double the window where the noise needs it and the rest of the budget has time for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -121,7 +122,7 @@ def _two_sides(
             environments[environment] = {"revision": commit, "python": python, "variables": values}
             sides[side][ENVIRONMENT] = environment
     content = {"base": settings, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
-    return sweep_from(content)
+    return sweep_from({**content, "coin_seed": secrets.randbits(32)})
 
 
 def _config_of(text: str) -> tuple[str, Options]:

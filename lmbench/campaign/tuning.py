@@ -16,7 +16,7 @@ from textwrap import shorten
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
 from lmbench.compare.comparison import FASTER, UNDECIDED
-from lmbench.compare.rounds import FIRST_LOOK
+from lmbench.compare.rounds import LEAST_ROUNDS
 from lmbench.compare.sides import typical_step_s
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
@@ -337,7 +337,7 @@ class Stages:
         file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
-        least_s = 2 * FIRST_LOOK * statistics.fmean(self.costs_s("finals-*") or [0.0])
+        least_s = 2 * LEAST_ROUNDS * statistics.fmean(self.costs_s("finals-*") or [0.0])
         rounds = Rounds(path, file, GATE_FRACTION, rest_s, limits=self.pace(path, _VERDICT))
         try:
             if rest_s > least_s:
@@ -346,7 +346,7 @@ class Stages:
                 comparison = rounds.compare()
             else:
                 raise UsageError(
-                    f"no time for its {FIRST_LOOK} rounds, {duration(least_s)} together: it has "
+                    f"no time for its {LEAST_ROUNDS} rounds, {duration(least_s)} together: it has "
                     f"{duration(max(rest_s, 0.0))}, since {1 - _VERDICT:.0%} of the budget are for the trainings "
                     "that prove the answer"
                 )

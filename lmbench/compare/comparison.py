@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from lmbench.compare.comparability import are_apart, busy_reason, check_about, failed_guards, invalid_reasons, notes
 from lmbench.compare.noise import NoiseEntry, NoiseKey, noise_key, read_floors
-from lmbench.compare.rounds import FIRST_LOOK, ratio_by_rounds
+from lmbench.compare.rounds import LEAST_ROUNDS, ratio_by_rounds
 from lmbench.compare.sides import (
     MEAN_STEP,
     METRICS,
@@ -28,6 +28,7 @@ from lmbench.compare.sides import (
     are_rounds,
     by_round,
     home_of,
+    is_first,
     join_cells,
     process_of,
     read_side,
@@ -45,6 +46,7 @@ from lmbench.records.statistics import (
     detectable_fraction,
     geometric_mean,
     holm,
+    logs_of,
     ratio_from,
     ratio_of,
 )
@@ -238,7 +240,10 @@ def _measure(
         values = metric.of_all(a), metric.of_all(b)
         if all(values):
             mean_a, mean_b = map(geometric_mean, values)
-            ratio = ratio_by_rounds(*values) if cell.by_rounds else ratio_of(*values)
+            if cell.by_rounds:
+                ratio: Ratio = ratio_by_rounds(logs_of(values[1]) - logs_of(values[0]), [is_first(run) for run in b])
+            else:
+                ratio = ratio_of(*values)
             floor = max((noise[metric.name].floor_fraction for noise in noises if metric.name in noise), default=None)
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor))
     step = cell.metrics[0]
@@ -298,7 +303,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
 def slow_processes(a: Sequence[StoredRun], b: Sequence[StoredRun], ratio: Ratio) -> list[SlowProcess]:
     """The slow processes of both sides, in the order of their rounds.
 
-    No round is dropped for a slow process: the test of `compare.rounds` gives outlying rounds less weight, whichever
+    No round is dropped for a slow process: the bets of `compare.rounds` give an outlying round little weight, whichever
     side was slow.
     """
     if len(a) < _SLOW_ROUNDS:
@@ -355,7 +360,7 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     """
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
-    repeats, least = min(ratio.n_a, ratio.n_b), FIRST_LOOK if by_rounds else MIN_REPEATS
+    repeats, least = min(ratio.n_a, ratio.n_b), LEAST_ROUNDS if by_rounds else MIN_REPEATS
     if adjusted_p is None or repeats < least:
         few = f"rounds: {ratio.n_a}" if by_rounds else f"repeats: A has {ratio.n_a}, B has {ratio.n_b}"
         return Decision(UNDECIDED, f"{few}; a verdict takes {least} ({change} so far)")
@@ -364,7 +369,7 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     if ratio.lies_within(tolerance):
         return Decision(SAME, f"the 90 % interval {interval(ratio.equal_low, ratio.equal_high)} lies within {gate}")
     limits = interval(ratio.low, ratio.high)
-    if adjusted_p < 1.0 - CONFIDENCE:
+    if adjusted_p < 1.0 - CONFIDENCE and ratio.excludes_one:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
             return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
         if is_apart and is_time and floor is None and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
@@ -382,9 +387,6 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
         correction = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {correction}")
     unclear = f"{change}, interval {limits}: neither a change nor `same` within {gate} is shown"
-    if ratio.persistence:
-        autocorrelations = "of A {:.2f}, of B {:.2f}, of the differences {:.2f}".format(*ratio.persistence)
-        return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {autocorrelations}): {unclear}")
     if ratio.std_a is None or ratio.std_b is None:
         return Decision(UNDECIDED, unclear)
     detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)

@@ -1,44 +1,34 @@
 """The ratio of two sides that were measured in turn, in rounds, and compared again after every round.
 
-Each round contributes one difference: log(step time of B) - log(step time of A). Effects that both sides of a round
-share cancel in it: drift from round to round, a changed clock, the hash seed of the server.
+Each round contributes one difference: log(step time of B) - log(step time of A). A coin decides which side of a round
+begins. If B takes e^m times as long as A, the sign of (difference - m) is then a fair coin, whatever the machine does:
+drift, clocks, bursts, heavy tails and autocorrelation change only the size of a difference.
 
-The evidence against "the typical difference is m" is a likelihood ratio with the spread integrated out (Lai, Annals of
-Statistics 4, 1976). The alternative is a difference that, in units of the spread, is N(0, g), averaged over the g of
-`_EFFECTS`. Such evidence may be looked at after every round (Perez-Ortiz et al., Annals of Statistics 52, 2024).
+The evidence against m is the gain of bets on these signs: the mean, over `_STAKES` and over both directions, of the
+product over rounds of exp(c u) / cosh(c u). Here c is a stake, and u the sign times a weight of the size. On fair coins
+the gain ever exceeds 20 with a probability of at most 5 % (Ville, Etude critique de la notion de collectif, 1939), so
+it may be looked at after every round. The interval holds the m that the bets do not refuse.
 
-Noise may persist over rounds, as in a first-order autoregressive process, and then looks like a change. So the evidence
-is the smallest against any of `_NOISES`, weighted by how persistent the sides' own step times are.
+**At most 5 % of verdicts are false on one condition**: beside its code, a side brings nothing into a round that it
+brought into an earlier one. So every round has fresh processes from fresh servers (hash seed, address layout).
 
-Differences far from m count less: the weight falls from 1 at `_FAR` times their median size to 0 at twice that. It
-depends on the size alone, so that without a change both directions lose alike.
+Rates by `python tests/experiments/simulated_rounds.py`, of 2,000 comparisons without a change and 500 with each change,
+gate 1 %, up to 60 rounds. `false` is `faster` or `slower` without a change, `false same` is `same` at a change of just
+over 1 %. Other figures are median rounds until the verdict, 61 for none:
 
-**At most 5 % of verdicts are false on one condition**: each side's noise is independent from round to round, or
-persists with an autocorrelation up to 0.9. In so few rounds, longer persistence looks the same as a change.
-
-Rates in 10 000 simulated comparisons each, over 60 rounds with gate 1 %, by
-`python tests/experiments/simulated_rounds.py`. `false` is `faster` and `slower` together, `rounds` the median number
-of rounds until the verdict:
-
-                                A/A: false  same in 20  in 60  rounds  +2 %: found in 20  in 60  rounds
-    spread 0.3 %                      0.0%       91.0% 100.0%      13              94.9% 100.0%      12
-    spread 0.5 %                      0.1%       69.5%  99.9%      17              90.0% 100.0%      13
-    spread 1 %                        0.9%        8.2%  94.4%      33              66.1%  99.9%      18
-    spread 2 %                        1.0%        0.0%   1.1%      60              19.0%  95.7%      30
-    spread 3 %                        1.0%        0.0%   0.0%      60               6.0%  63.2%      50
-    0.5 %, drift 1 % a round          0.0%        1.1%  99.5%      31              82.4% 100.0%      17
-    0.3 %, two clocks, 2 %            1.0%        4.8%  92.2%      35              62.8% 100.0%      18
-    0.3 %, two clocks, 5 %            0.9%        0.4%   0.5%      60              10.5%  81.1%      39
-    0.3 %, clock by round, 5 %        0.0%       93.7% 100.0%      13              97.1% 100.0%      11
-    0.5 %, 1 in 5 slow by 5 %         0.7%        3.1%  16.9%      60              22.9%  95.9%      28
-    0.5 %, 1 in 5 slow by 10 %        0.1%       27.7%  97.9%      25              12.2%  46.3%      60
-    1 %, 1 in 5 slow by 30 %          0.6%        1.2%  77.9%      46              28.5%  99.4%      25
-    1 %, 0.3 persists                 1.7%        2.0%  33.8%      60              24.8%  85.2%      30
-    1 %, 0.6 persists                 0.8%        0.3%   1.8%      60               7.2%  19.3%      60
-    1 %, 0.9 persists                 2.2%        0.5%   0.8%      60               9.3%  10.9%      60
-    4 %, 0.9 persists                 2.2%        0.0%   0.0%      60               1.7%   2.3%      60
-    1 %, B's 0.6 persists             1.9%        1.6%  18.7%      60              21.3%  66.0%      39
-    1 %, B's 0.9 persists             4.5%        0.9%   5.1%      60              21.1%  52.8%      51
+                                  false false same A/A same  rounds  +2 %  +5 %  +10 %  +30 %
+    independent 0.3 %              0.1%       2.1%     100%       5     6     6      6      6
+    independent 0.5 %              1.7%       2.2%      98%       8     6     6      6      6
+    independent 1 %                3.4%       1.6%      90%      39     7     6      6      6
+    independent 3 %                3.5%       0.0%       0%      61    60     9      6      6
+    independent 10 %               3.5%       0.0%       0%      61    61    61     29      6
+    autocorrelation 0.9, 3 %       3.2%       2.3%      92%      35     7     6      6      6
+    t with 3 degrees, 1 %          2.6%       2.5%      97%      23     6     6      6      6
+    1 %, one in five slow by 30 %  3.1%       0.6%      32%      61    23    28     20      7
+    3 %, bursts to +100 %          3.0%       0.0%       0%      61    61    14      6      6
+    0.5 %, drift 1 % a round       2.1%       3.2%      98%      13     6     6      6      6
+    0.5 %, second slow by 1 %      4.0%       2.8%      96%      18     6     6      6      6
+    0.3 %, two clocks, 5 %         3.5%       0.2%       5%      61    41     8      6      6
 """
 
 from __future__ import annotations
@@ -46,177 +36,112 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from lmbench.records.statistics import (
-    CONFIDENCE,
-    EQUAL,
-    EQUIVALENCE_CONFIDENCE,
-    Floats,
-    Ratio,
-    lag1_autocorrelation,
-    logs_of,
-    ratio_from,
-)
+from lmbench.records.statistics import CONFIDENCE, EQUAL, EQUIVALENCE_CONFIDENCE, Floats, Ratio, ratio_from
 
-#: The number of rounds before the first look.
-FIRST_LOOK = 4
-#: Variances g of the expected change, in units of the variance of a difference: for small and for large changes.
-_EFFECTS = (2.0, 50.0)
-#: Kinds of noise that must not pass for a change: the autocorrelation from round to round, and the share of the noise
-#: that has it. The share is 1 where the noise of both sides persists, 1/2 where the noise of one side does.
-_NOISES = ((0.0, 0.0), (0.5, 1.0), (0.9, 1.0), (0.9, 0.5))
+Booleans = npt.NDArray[np.bool_]
+
+#: The fewest rounds of a verdict: `same` takes five signs alike, and a change six.
+LEAST_ROUNDS, _LEAST_OF_CHANGE = 5, 6
+#: What the bets stake on each sign, and their shares. Small stakes find small changes after many rounds.
+_STAKES, _SHARES = np.array([0.3, 1.0, 2.5, 5.0]), np.array([0.15, 0.20, 0.25, 0.40])
+#: A size counts less above this many median sizes, and not at all above twice as many.
 _FAR = 2.2
-#: Logarithms of likelihood ratios: `_DOUBT` is added in favour of persistent noise, then its weight is capped at
-#: `_MOST_PERSISTENCE`, because drift that both sides share looks like persistence.
-_DOUBT, _MOST_PERSISTENCE = 1.5, 0.5
-#: The ends of intervals are searched at these distances from the median difference, in standard deviations.
-_DISTANCES = np.geomspace(1e-3, 1e3, 700)
-#: An autocorrelation above this many standard errors is reported.
-_PERSISTS = 1.5
-#: A wider interval than from 1/8 to 8 times the ratio is not shown.
-_NO_BOUND = 2 * math.log(8)
-_MAX_ROUNDS = 200
+#: Rounds of either order that an estimate of the order's effect takes.
+_LEAST_OF_ORDER = 3
+#: The ends of intervals are searched at these distances from the median difference, in standard deviations, and then
+#: by so many halvings.
+_DISTANCES, _HALVINGS = np.geomspace(1e-2, 1e2, 40), 10
+#: Rounds after which half of the comparisons show a change of one standard deviation of the differences (simulated).
+_ROUNDS_OF_ONE_STD = 14
 
 
 @dataclass(frozen=True)
 class RoundsRatio(Ratio):
-    """A ratio of sides that were measured in turn, with the weights of `_NOISES` for the evidence of its rounds."""
+    """A ratio of sides that were measured in turn."""
 
-    weights: tuple[float, ...] = (0.0,) * len(_NOISES)
-
-    def lies_within(self, tolerance: float) -> bool:
-        if self.n_a < FIRST_LOOK or not super().lies_within(tolerance):
-            return False
-        return bool(is_same(np.array(self.differences), np.array(self.weights), tolerance))
+    def rounds_until(self, change: float) -> int:
+        """About how many rounds in all show a change of this fraction, at the spread of the rounds so far."""
+        stds = float(np.std(self.differences)) / math.log1p(change)
+        return max(_LEAST_OF_CHANGE, math.ceil(_ROUNDS_OF_ONE_STD * stds**2))
 
 
-def is_same(differences: Floats, weights: Floats, tolerance: float) -> npt.NDArray[np.bool_]:
-    """Whether rounds (the last axis) show a change smaller than the tolerance: two one-sided tests at 5 % each.
+def without_order(differences: Floats, is_b_first: Booleans) -> Floats:
+    """The differences of rounds (the last axis) without the effect of the order, such as a machine that is warm for the
+    second process.
 
-    The evidence against each end of the tolerance is two-sided at 10 %, and the median lies between the ends.
+    The effect is estimated for each round from the rounds before: half the distance between the medians of both orders.
+    As it does not depend on the round's own coin, the sign stays a fair one.
     """
-    limit = math.log1p(tolerance)
-    evidence = [log_evidence(differences - end, weights) for end in (-limit, limit)]
-    same: npt.NDArray[np.bool_] = np.min(evidence, axis=0) > _threshold(EQUIVALENCE_CONFIDENCE)
-    return same & (np.abs(np.median(differences, axis=-1)) < limit)
+    result = differences.copy()
+    for end in range(2 * _LEAST_OF_ORDER, differences.shape[-1]):
+        earlier, is_b = differences[..., :end], is_b_first[..., :end]
+        a_first, b_first = (
+            np.ma.median(np.ma.array(earlier, mask=mask), axis=-1)  # type: ignore[no-untyped-call]
+            for mask in (is_b, ~is_b)
+        )
+        count_b = is_b.sum(axis=-1)
+        has_both = np.minimum(count_b, end - count_b) >= _LEAST_OF_ORDER
+        effect = np.where(has_both, np.ma.filled(a_first - b_first, 0.0) / 2, 0.0)
+        result[..., end] -= np.where(is_b_first[..., end], -effect, effect)
+    return result
 
 
-def _threshold(confidence: float) -> float:
-    """The log evidence that comparisons without a change exceed with probability 1 - confidence at most.
+def running_medians(values: Floats) -> Floats:
+    """The median of the rounds (the last axis) up to each."""
+    return np.stack([np.median(values[..., : end + 1], axis=-1) for end in range(values.shape[-1])], axis=-1)
 
-    A test against a single kind of noise would need twice the evidence (20 at 95 %). Half is enough for the smallest
-    evidence against several kinds, as the simulation shows.
+
+def log_evidence(differences: Floats) -> Floats:
+    """The logarithm of what bets on the signs of rounds (the last axis) gained after each round, if they began with 1.
+
+    Subtract m from the differences for the evidence against "B takes e^m times as long as A".
     """
-    return -math.log(2 * (1 - confidence))
-
-
-def weights_of_noises(sides: Floats) -> Floats:
-    """The log likelihood ratio of each of `_NOISES` against independent rounds, in favour of persistence by `_DOUBT`.
-
-    `sides` are the logarithms of step times; its last axis is rounds, and the axis before is A and B. The more
-    persistent side decides. The result's first axis is the kind of noise. The likelihoods are restricted ones, since
-    the mean is unknown (Patterson and Thompson, Biometrika 58, 1971).
-    """
-    n, deviations = sides.shape[-1], _trimmed(sides - np.median(sides, axis=-1, keepdims=True))
-
-    def log_likelihood(autocorrelation: float) -> Floats:
-        white, log_determinant = _whitened(deviations, autocorrelation, 1.0)
-        ones, _ = _whitened(np.ones(n), autocorrelation, 1.0)
-        squares = (white**2).sum(axis=-1) - (white * ones).sum(axis=-1) ** 2 / (ones**2).sum()
-        constant: float = log_determinant - np.log((ones**2).sum()) / 2
-        likelihood: Floats = constant - (n - 1) / 2 * np.log(np.maximum(squares, EQUAL**2))
-        return likelihood
-
-    ratios = [(log_likelihood(correlation) - log_likelihood(0.0)).max(axis=-1) for correlation, _ in _NOISES[1:]]
-    return np.array([np.zeros(sides.shape[:-2]), *np.minimum(np.array(ratios) + _DOUBT, _MOST_PERSISTENCE)])
-
-
-def _trimmed(values: Floats) -> Floats:
-    """Values times their weight: 1 up to `_FAR` times their median size, falling to 0 at twice that."""
-    sizes = np.abs(values)
-    medians = np.maximum(np.median(sizes, axis=-1, keepdims=True), EQUAL)
-    return values * np.clip(2 - sizes / (_FAR * medians), 0, 1)
-
-
-def log_evidence(differences: Floats, weights: Floats) -> Floats:
-    """The log evidence of the rounds (the last axis) against "no difference", by the weights of `_NOISES`."""
-    trimmed, n = _trimmed(differences), differences.shape[-1]
-    squares = np.maximum((trimmed**2).sum(axis=-1), EQUAL**2)
-
-    def log_likelihood(residual: Floats) -> Floats:
-        # The lower bound keeps the likelihood of identical differences finite.
-        likelihood: Floats = -n / 2 * np.log(np.maximum(residual, EQUAL * squares))
-        return likelihood
-
-    effects = []
-    for g in _EFFECTS:
-        residual = squares - trimmed.sum(axis=-1) ** 2 * g / (1 + n * g)
-        effects.append(log_likelihood(residual) - 0.5 * math.log1p(n * g))
-    noises = []
-    for noise, weight in zip(_NOISES, weights, strict=True):
-        white, log_determinant = _whitened(trimmed, *noise)
-        noises.append(log_likelihood((white**2).sum(axis=-1)) + log_determinant + weight)
-    evidence: Floats = np.logaddexp.reduce(effects, axis=0) - math.log(len(effects)) - np.max(noises, axis=0)
+    sizes = np.abs(differences)
+    relative = sizes / np.maximum(running_medians(sizes), EQUAL)
+    weighted = np.sign(differences) * relative * np.clip(2 - relative / _FAR, 0, 1)
+    stakes = np.concatenate([_STAKES, -_STAKES]) * weighted[..., np.newaxis]
+    # The logarithm of exp(x) / cosh(x) is log(2) - log(1 + exp(-2 x)).
+    gains = np.cumsum(math.log(2) - np.logaddexp(0, -2 * stakes), axis=-2)
+    evidence: Floats = np.logaddexp.reduce(gains + np.log(np.tile(_SHARES / 2, 2)), axis=-1)
     return evidence
 
 
-def _whitened(values: Floats, autocorrelation: float, share: float) -> tuple[Floats, float]:
-    """The values of rounds (the last axis) made independent, and the log determinant of that transformation."""
-    whitening = _whitening(autocorrelation, share)[: values.shape[-1], : values.shape[-1]]
-    # Unlike `@`, `einsum` does not use BLAS, whose threads wait for each other on a busy machine.
-    white: Floats = np.einsum("...i,ji->...j", values, whitening)
-    return white, float(np.log(np.diag(whitening)).sum())
+def ratio_by_rounds(differences: Sequence[float] | Floats, is_b_first: Sequence[bool]) -> RoundsRatio:
+    """The ratio B over A from log(B / A) of each round, and from the coin that decided which side began.
 
-
-@cache
-def _whitening(autocorrelation: float, share: float) -> Floats:
-    """The matrix that makes rounds with this noise independent: the inverse Cholesky factor of their covariance.
-
-    Its first n rows and columns are the matrix of n rounds.
+    The intervals reach from the median to the nearest ratios that the evidence refuses, at 95 % for a change and at
+    90 % for `same`; None while it refuses none on one side. `p` is below 0.05 where the evidence shows a change.
     """
-    rounds = np.arange(_MAX_ROUNDS)
-    lags = np.abs(np.subtract.outer(rounds, rounds))
-    covariance = share * autocorrelation**lags + (1 - share) * np.eye(_MAX_ROUNDS)
-    whitening: Floats = np.linalg.inv(np.linalg.cholesky(covariance))
-    return whitening
+    values = np.asarray(differences, dtype=float)
+    rounds = without_order(values, np.asarray(is_b_first, dtype=bool))
+    center, n = float(np.median(rounds)), rounds.size
+    # With 0 among the points, the 95 % interval excludes 1 wherever `p` shows a change.
+    distances = np.sort(np.append(max(float(rounds.std()), EQUAL) * _DISTANCES, abs(center)))
 
-
-def ratio_by_rounds(a: Sequence[float], b: Sequence[float]) -> RoundsRatio:
-    """The ratio B over A of values paired by round, from the median difference.
-
-    The intervals hold the ratios around it that the evidence does not exclude, at 95 % for a change and at 90 % for
-    `same`; None while they are too wide. `p` is below 0.05 where the evidence shows a change. Without spread of the
-    differences the intervals are the ratio itself.
-    """
-    logs_a, logs_b = logs_of(a), logs_of(b)
-    differences: Floats = logs_b - logs_a
-    n, center, std = differences.size, float(np.median(differences)), float(differences.std())
-    point, rounds = ratio_from(center), tuple(differences.tolist())
-    if n < 2 or std < EQUAL:
-        end, p = (point, float(abs(center) < EQUAL)) if n > 1 else (None, None)
-        return RoundsRatio(point, end, end, p, n, n, None, None, end, end, rounds)
-    # With 0, no change, among the points the 95 % interval excludes 1 exactly where the test shows a change.
-    points = np.sort(np.concatenate([center - std * _DISTANCES, [center, 0.0], center + std * _DISTANCES]))
-    weights = weights_of_noises(np.array([logs_a, logs_b]))
-    evidence = log_evidence(differences - points[:, None], weights)
+    def evidence(points: Floats) -> Floats:
+        return log_evidence(rounds - points[:, np.newaxis])[:, -1]
 
     def interval(confidence: float) -> tuple[float | None, float | None]:
-        excluded = points[evidence > _threshold(confidence)]
-        below, above = excluded[excluded < center], excluded[excluded > center]
-        if not below.size or not above.size or above.min() - below.max() > _NO_BOUND:
-            return None, None
-        inside = points[(points > below.max()) & (points < above.min())]
-        return ratio_from(inside.min()), ratio_from(inside.max())
+        limit, ends = -math.log(1 - confidence), list[float]()
+        for sign in (-1, 1):
+            points = center + sign * distances
+            is_refused = evidence(points) > limit
+            if not is_refused.any():
+                return None, None
+            nearest = int(is_refused.argmax())
+            inside, outside = points[nearest - 1] if nearest else center, points[nearest]
+            for _ in range(_HALVINGS):
+                middle = (inside + outside) / 2
+                is_kept = evidence(np.array([middle]))[0] <= limit
+                inside, outside = (middle, outside) if is_kept else (inside, middle)
+            # Equal figures differ by rounding.
+            ends.append(ratio_from(round(inside, 12)))
+        return ends[0], ends[1]
 
-    p = min(1.0, math.exp(-float(log_evidence(differences, weights))) / 2)
-    persistence = tuple(lag1_autocorrelation(values) or 0.0 for values in (logs_a, logs_b, differences))
-    if persistence[-1] <= _PERSISTS / math.sqrt(n):
-        persistence = ()
-    return RoundsRatio(
-        point, *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE), rounds, persistence,
-        tuple(weights.tolist()),
-    )  # fmt: skip
+    p = min(1.0, math.exp(-float(log_evidence(rounds)[-1])))
+    intervals = *interval(CONFIDENCE), p, n, n, None, None, *interval(EQUIVALENCE_CONFIDENCE)
+    return RoundsRatio(ratio_from(center), *intervals, tuple(values.tolist()))

@@ -222,14 +222,20 @@ def by_round(runs: Iterable[StoredRun]) -> dict[tuple[int, str], StoredRun]:
     return rounds
 
 
+def is_first(run: StoredRun) -> bool:
+    """Whether a coin let this run's side begin its round."""
+    return bool(value_at(run.record, "sweep.position") == 0)
+
+
 def are_rounds(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> bool:
-    """Whether A and B are the two sides of one `compare --run`, measured in rounds.
+    """Whether A and B are the two sides of one `compare --run`, measured in rounds whose order was drawn by coin.
 
     Repeats of other sweeps are not paired: pairing halves the degrees of freedom, which few repeats cannot spare.
     """
     folders = {run.path.parent for run in (*a, *b)}
     names = [{as_text(value_at(run.record, f"sweep.axes.{SIDE}")) for run in side} for side in (a, b)]
-    return len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
+    has_order = all(value_at(run.record, "sweep.position") is not None for run in (*a, *b))
+    return has_order and len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
 
 
 def join_cells(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, tuple[list[StoredRun], list[StoredRun]]]:

@@ -348,6 +348,9 @@ class SweepPlace:
     cell: Text = about("Id of the cell: its values and a digest of everything that defines it.")
     axes: Values | None = about("Value of each axis in this cell.")
     repeat: Index = about("Index of this repeat of the cell, from 0.")
+    position: Index = about(
+        "Place of the run's side in its round, drawn by coin: 0 begins. Null where no two sides are compared."
+    )
     attempt: Count = about("Number of times that this repeat was started, up to this run.")
     environment: Text = about(
         "Name of the environment (interpreter, variables, code) that the run used; null for the sweep's own."

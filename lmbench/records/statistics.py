@@ -134,8 +134,6 @@ class Ratio:
     equal_high: float | None
     #: log(B / A) of each round, where the sides were measured in turn; else empty.
     differences: tuple[float, ...] = ()
-    #: Autocorrelations over rounds of A, of B and of the differences; empty where rounds look independent.
-    persistence: tuple[float, ...] = ()
 
     @property
     def change(self) -> float:

@@ -33,9 +33,6 @@ from lmbench.sweep.rows import Rows, SweepHalted
 _CHECK_TIMEOUT_S = 300.0
 #: The first stride of a search, as a share of its first value. Each further stride is twice as long.
 _FIRST_STRIDE = 1 / 16
-#: Rounds of two sides that one server forks, since its imports take longer than a round. An effect of the server's hash
-#: seed or address layout on one side persists over these rounds. The rule of `compare.rounds` allows for that.
-ROUNDS_PER_SERVER = 4
 
 
 class CompileCache(ScratchFolder):
@@ -102,7 +99,7 @@ class Execution:
         with nullcontext() if self.pace.cache else self._cache:
             for ended, repeat in enumerate(self.plan.chosen):
                 jobs = self.plan.round(repeat)
-                if ended and not (self.plan.file.sides and repeat % ROUNDS_PER_SERVER):
+                if ended:
                     self.executor.begin_round(len(self.plan.chosen) - ended - 1)
                 missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
                 # Start the servers of all environments first, so that start-up load does not bias one of them. Where a

@@ -56,6 +56,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         exclude: rules that remove points from the grid, each a value or a list of values by axis.
         sides: options of the two cells of a comparison, which are measured in turn. A side may have its own `config`
             and `environment`.
+        coin_seed: seed of the coins that decide which side begins a round.
         largest: the option of which each cell searches the largest value that fits.
         view: the view that reports show, or the name or path of a study that has one.
     """
@@ -65,6 +66,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     include: list[Options] = []
     exclude: list[Options] = []
     sides: dict[Literal["A", "B"], Options] = {}
+    coin_seed: int = 0
     modes: list[str] = []
     passes: list[str] = []
     environments: dict[str, EnvironmentSpec] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,10 +97,15 @@ class Plan:
     def round(self, repeat: int) -> list[Job]:
         """One repeat of every cell, so that a drift over time affects all cells alike.
 
-        Two sides swap their order in every other round. Passes other than timing are measured in repeat 0 alone.
+        A coin decides which of two sides begins. Passes other than timing are measured in repeat 0 alone.
         """
-        cells = self.cells[::-1] if self.file.sides and repeat % 2 else self.cells
+        is_turned = self.file.sides and random.Random(f"{self.file.coin_seed} {repeat}").random() < 0.5
+        cells = self.cells[::-1] if is_turned else self.cells
         return [Job(cell, repeat) for cell in cells if cell.axes.get(PASS, TIMING) == TIMING or not repeat]
+
+    def position(self, job: Job) -> int | None:
+        """The place of a job's side in its round, None without sides."""
+        return self.round(job.repeat).index(job) if self.file.sides else None
 
     def option(self, cell: GridCell, name: str) -> Any:
         """A cell's value of an option such as `trainer.devices`, from its options or else from its configuration."""

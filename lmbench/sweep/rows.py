@@ -109,6 +109,7 @@ class Rows:
             cell=job.cell.id,
             axes=job.cell.axes,
             repeat=job.repeat,
+            position=self.plan.position(job),
             attempt=self.folder.attempt(job),
             environment=job.cell.environment.name,
             search=None if job.searched is None else "trial",

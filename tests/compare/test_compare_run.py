@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from pathlib import Path
 
@@ -45,6 +44,7 @@ class Measured(SimulatedServers):
 def compare_run(tmp_path, monkeypatch, capsys):
     """Runs the command with simulated processes; returns its servers."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("secrets.randbits", lambda bits: 6)
     Path("a.yaml").write_text(CONFIG)
     Path("b.yaml").write_text(CONFIG.replace("tiny", "small"))
 
@@ -65,16 +65,16 @@ def noisy(spread=0.003, effect=0.0, seed=0):
     return lambda side, repeat: 0.05 * generator.lognormvariate(0, spread) * (1 + effect * (side == "B"))
 
 
-def test_both_sides_are_measured_in_rounds_with_the_order_turned_until_the_verdict_stands(compare_run, capsys):
+def test_both_sides_are_measured_in_rounds_with_the_order_of_coins_until_the_verdict_stands(compare_run, capsys):
     servers = compare_run(noisy(), "a.yaml", "b.yaml", "--name=c", "--all")
     assert servers.code == main(["compare", "results/c@side=A", "results/c@side=B", "--all"]) == 0
     assert " ".join(capsys.readouterr().out.split()) == servers.out
     assert "verdict SAME: the 90 % interval" in servers.out
-    assert "test paired by round, since both sides were measured in turn" in servers.out
+    assert "test paired by round, the order drawn by coin" in servers.out
     rounds = len(servers.started) // 2
-    # Four rounds share a server, because imports take longer than a round.
-    assert (8 <= rounds <= 24, len(servers.rounds)) == (True, math.ceil(rounds / 4))
-    assert servers.started[:6] == ["A0", "B0", "B1", "A1", "A2", "B2"]
+    # Every round has a server of its own.
+    assert (5 <= rounds <= 24, len(servers.rounds)) == (True, rounds)
+    assert {*servers.started[::2]} > {"A0", "B1"}
 
 
 def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_round_probes(compare_run):
@@ -131,15 +131,15 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     assert (nothing.code, nothing.started) == (0, [])
 
 
-def test_a_slow_process_is_named_and_measured_again_before_the_verdict(compare_run):
+def test_a_slow_process_is_named_and_does_not_delay_the_verdict(compare_run):
     quiet = noisy(0.001)
 
     def step_s(side, repeat):
         return quiet(side, repeat) * (1.2 if (side, repeat) == ("A", 3) else 1)
 
     servers = compare_run(step_s, "a.yaml")
-    assert (servers.code, "A4" in servers.started) == (0, True)
-    assert "slow round 4: A took 19" in servers.out
+    assert servers.code == 0
+    assert "slow round 4: A took " in servers.out
 
 
 def test_revisions_are_kept_as_commits(compare_run, tmp_path, monkeypatch):

@@ -1,123 +1,111 @@
-"""The error rates of `compare --run`, by simulated comparisons of two sides under several kinds of noise.
+"""The error rates and rounds of `compare --run`, by simulated comparisons of two sides on several kinds of machines.
 
-`python tests/experiments/simulated_rounds.py [TRIALS]` prints the table of `lmbench/compare/rounds.py`; 10 000 trials
-take two minutes. The test suite runs a part of it with a fixed seed.
+`python tests/experiments/simulated_rounds.py` prints the table of `lmbench/compare/rounds.py` in half a minute. The
+test suite runs a part of it with a fixed seed.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from lmbench.compare.rounds import FIRST_LOOK, is_same, log_evidence, weights_of_noises
+from lmbench.compare.rounds import LEAST_ROUNDS, log_evidence, running_medians, without_order
 
-GATE = 0.01
-EFFECT = 0.02
-ROUNDS = 60
+GATE, ROUNDS = 0.01, 60
+EFFECTS = (0.02, 0.05, 0.10, 0.30)
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The sources of differences between step times of processes, as fractions.
+class Machine:
+    """What happens to the logarithms of step times of successive processes, as fractions.
 
-    `spread` is the standard deviation between processes. `drift` is the change from round to round, half of it from one
-    process to the next. A fraction `slow_share` of the processes takes `slow` longer. `clock` is how much slower the
-    second of two clocks is; each process, or with `by_round` each round, gets one at random. `persistence` is the
-    autocorrelation of the spread from round to round, on `sides` 2 (both) or 1 (B only).
+    `spread` is the standard deviation between processes, of Student's t with 3 degrees of freedom if `heavy`, and with
+    this autocorrelation from process to process (`persistence`). `drift` is the rise per round, `second` that of the
+    second process of a round. A fraction `slow_share` of the processes takes `slow` longer. `clock` is how much slower
+    the second of two clocks is, drawn for each process. Bursts last 12 processes, of which each takes up to `burst`
+    longer; one in 40 processes begins one.
     """
 
     spread: float
-    drift: float = 0.0
-    slow: float = 0.0
-    slow_share: float = 0.2
-    clock: float = 0.0
-    by_round: bool = False
+    heavy: bool = False
     persistence: float = 0.0
-    sides: int = 2
+    drift: float = 0.0
+    second: float = 0.0
+    slow: float = 0.0
+    clock: float = 0.0
+    burst: float = 0.0
 
 
-CONDITIONS = {
-    "spread 0.3 %": Noise(0.003),
-    "spread 0.5 %": Noise(0.005),
-    "spread 1 %": Noise(0.01),
-    "spread 2 %": Noise(0.02),
-    "spread 3 %": Noise(0.03),
-    "0.5 %, drift 1 % a round": Noise(0.005, drift=0.01),
-    "0.3 %, two clocks, 2 %": Noise(0.003, clock=0.02),
-    "0.3 %, two clocks, 5 %": Noise(0.003, clock=0.05),
-    "0.3 %, clock by round, 5 %": Noise(0.003, clock=0.05, by_round=True),
-    "0.5 %, 1 in 5 slow by 5 %": Noise(0.005, slow=0.05),
-    "0.5 %, 1 in 5 slow by 10 %": Noise(0.005, slow=0.10),
-    "1 %, 1 in 5 slow by 30 %": Noise(0.01, slow=0.30),
-    "1 %, 0.3 persists": Noise(0.01, persistence=0.3),
-    "1 %, 0.6 persists": Noise(0.01, persistence=0.6),
-    "1 %, 0.9 persists": Noise(0.01, persistence=0.9),
-    "4 %, 0.9 persists": Noise(0.04, persistence=0.9),
-    "1 %, B's 0.6 persists": Noise(0.01, persistence=0.6, sides=1),
-    "1 %, B's 0.9 persists": Noise(0.01, persistence=0.9, sides=1),
+MACHINES = {
+    "independent 0.3 %": Machine(0.003),
+    "independent 0.5 %": Machine(0.005),
+    "independent 1 %": Machine(0.01),
+    "independent 3 %": Machine(0.03),
+    "independent 10 %": Machine(0.1),
+    "autocorrelation 0.9, 3 %": Machine(0.03, persistence=0.9),
+    "t with 3 degrees, 1 %": Machine(0.01, heavy=True),
+    "1 %, one in five slow by 30 %": Machine(0.01, slow=0.3),
+    "3 %, bursts to +100 %": Machine(0.03, burst=1.0),
+    "0.5 %, drift 1 % a round": Machine(0.005, drift=0.01),
+    "0.5 %, second slow by 1 %": Machine(0.005, second=0.01),
+    "0.3 %, two clocks, 5 %": Machine(0.003, clock=0.05),
 }
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Fractions of comparisons by verdict, and the median number of rounds until the verdict."""
-
-    same: float
-    slower: float
-    faster: float
-    median_rounds: float
-
-
-def logarithms(noise, trials, rounds, effect, generator):
-    """Logarithms of step times, of shape (trials, sides, rounds). B is measured first in every other round."""
-    values = generator.normal(0.0, noise.spread, (trials, rounds, 2))
-    kept, fresh = noise.persistence, math.sqrt(1 - noise.persistence**2)
-    for at in range(1, rounds):
-        values[:, at, -noise.sides :] *= fresh
-        values[:, at, -noise.sides :] += kept * values[:, at - 1, -noise.sides :]
-    order = np.arange(2.0 * rounds).reshape(rounds, 2)
-    order[1::2] = order[1::2, ::-1].copy()
-    values += noise.drift / 2 * order
-    values += math.log1p(noise.slow) * (generator.random((trials, rounds, 2)) < noise.slow_share)
-    states = generator.random((trials, rounds, 1 if noise.by_round else 2)) < 0.5
-    values += math.log1p(noise.clock) * states
-    values[..., 1] += math.log1p(effect)
-    return np.moveaxis(values, -1, -2)
+def simulated(machine, trials, effect, rounds, generator):
+    """The differences of rounds, log(B / A), of shape (trials, rounds), and whether B began."""
+    shape = (trials, 2 * rounds)
+    draw = partial(generator.standard_t, 3) if machine.heavy else generator.standard_normal
+    values = draw(size=shape) * machine.spread / (math.sqrt(3) if machine.heavy else 1)
+    for index in range(1, 2 * rounds) if machine.persistence else ():
+        kept = machine.persistence * values[:, index - 1]
+        values[:, index] = kept + math.sqrt(1 - machine.persistence**2) * values[:, index]
+    values += machine.drift / 2 * np.arange(2 * rounds) + machine.second * (np.arange(2 * rounds) % 2)
+    values += math.log1p(machine.slow) * (generator.random(shape) < 0.2)
+    values += math.log1p(machine.clock) * (generator.random(shape) < 0.5)
+    begins = generator.random(shape) < 1 / 40
+    is_burst = np.stack([begins[:, max(0, end - 11) : end + 1].any(axis=-1) for end in range(2 * rounds)], axis=-1)
+    values += np.log1p(machine.burst * generator.random(shape)) * is_burst
+    is_b_first = generator.random((trials, rounds)) < 0.5
+    difference = values[:, 1::2] - values[:, ::2]
+    return np.where(is_b_first, -difference, difference) + math.log1p(effect), is_b_first
 
 
-def simulate(noise, trials, effect=0.0, rounds=ROUNDS):
-    """Rates of the first verdict of each trial."""
-    logs = logarithms(noise, trials, rounds, effect, np.random.default_rng(0))
-    words, ends = np.full(trials, "undecided"), np.full(trials, rounds)
-    for look in range(FIRST_LOOK, rounds + 1):
-        undecided = np.flatnonzero(words == "undecided")
-        sides = logs[undecided, :, :look]
-        differences, weights = sides[:, 1] - sides[:, 0], weights_of_noises(sides)
-        changed = np.where(np.median(differences, axis=-1) > 0, "slower", "faster")
-        is_changed = np.exp(-log_evidence(differences, weights)) < 0.1
-        verdicts = [is_same(differences, weights, GATE), is_changed]
-        words[undecided] = np.select(verdicts, ["same", changed], "undecided")
-        ends[undecided] = look
-    shares = [float((words == word).mean()) for word in ("same", "slower", "faster")]
-    return Rates(*shares, float(np.median(ends)))
+def verdicts(differences, is_b_first):
+    """The first verdict of each trial (0 undecided, 1 same, 2 changed), and the rounds until then; 1 more for none."""
+    rounds, count = without_order(differences, is_b_first), differences.shape[-1]
+    limit = math.log1p(GATE)
+    is_same = np.minimum(*(log_evidence(rounds - end) for end in (-limit, limit))) > math.log(10)
+    is_same &= np.abs(running_medians(rounds)) < limit
+    words = np.where(is_same, 1, 2 * (log_evidence(rounds) > math.log(20)))
+    words[:, : LEAST_ROUNDS - 1] = 0
+    found = words.any(axis=-1)
+    ends = words.astype(bool).argmax(axis=-1)
+    return words[np.arange(len(words)), ends] * found, np.where(found, ends, count) + 1
 
 
-def main(trials=10_000):
+def simulate(machine, trials, effect=0.0, rounds=ROUNDS, seed=0):
+    """The shares of `same` and of `changed`, and the median rounds until a change."""
+    words, ends = verdicts(*simulated(machine, trials, effect, rounds, np.random.default_rng(seed)))
+    same, changed = (float((words == word).mean()) for word in (1, 2))
+    needed = np.where(words == (2 if effect > GATE else 1), ends, rounds + 1)
+    return same, changed, int(np.median(needed))
+
+
+def main():
     rows = {}
-    for name, noise in CONDITIONS.items():
-        same_20, same, changed_20, changed = (
-            simulate(noise, trials, effect, rounds) for effect in (0.0, EFFECT) for rounds in (20, ROUNDS)
-        )
-        rows[name] = [same.slower + same.faster, same_20.same, same.same, int(same.median_rounds)]
-        rows[name] += [changed_20.slower, changed.slower, int(changed.median_rounds)]
-    heads = ["A/A: false", "same in 20", f"in {ROUNDS}", "rounds", "+2 %: found in 20", f"in {ROUNDS}", "rounds"]
-    table = pd.DataFrame(rows.values(), [*rows], heads)
-    print(table.to_string(float_format="{:.1%}".format))
+    for name, machine in MACHINES.items():
+        same, false, rounds = simulate(machine, 2000)
+        false_same, _, _ = simulate(machine, 2000, GATE * 1.01)
+        found = [simulate(machine, 500, effect)[2] for effect in EFFECTS]
+        rows[name] = [f"{false:.1%}", f"{false_same:.1%}", f"{same:.0%}", rounds, *found]
+    heads = ["false", "false same", "A/A same", "rounds", *(f"+{effect * 100:.0f} %" for effect in EFFECTS)]
+    print(pd.DataFrame(rows.values(), [*rows], heads).to_string())
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()
