@@ -10,12 +10,12 @@ from pathlib import Path
 from lmbench.campaign.sweep import Sweep
 from lmbench.catalogue import make_catalogue
 from lmbench.compare.answer import comparison_answer
-from lmbench.compare.comparison import DRIFT_FRACTION, compare
+from lmbench.compare.comparison import DRIFT_FRACTION, compare, smallest_change
 from lmbench.compare.noise import noise_floors
 from lmbench.compare.sides import STEP, read_side, split_usable
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
-from lmbench.records.statistics import detectable_fraction, logs_of, std_of_logs
+from lmbench.records.statistics import logs_of, std_of_logs
 from lmbench.records.store import RESULTS
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer
@@ -82,10 +82,10 @@ def repeats_answer(
                 f"--compare takes {MIN_REPEATS} processes on each side; {earlier_name} has {counts[0]}, and --repeats "
                 f"is {repeats}"
             )
-        least = detectable_fraction(std_of_logs(logs_of(STEP.of_all(runs))) or 0.0, min(counts))
+        least = smallest_change(std_of_logs(logs_of(STEP.of_all(runs))) or 0.0, min(counts))
         reach = (
-            f"compare: {counts[0]} and {repeats} processes can tell changes of {percent_short(least)} or more; one side "
-            f"after the other, up to {percent_short(DRIFT_FRACTION)} may be a drift: `lmbench compare --run` takes turns"
+            f"compare: {counts[0]} and {repeats} processes can tell a change {least} or more; one side "
+            f"after the other, up to {percent_short(DRIFT_FRACTION)} may be a drift: `lmbench compare --run`  takes turns"
         )
         if not quiet:
             tell(reach)

@@ -114,7 +114,7 @@ class CellComparison(Struct):
 
     `verdict` is the finding on the step time. `metrics` begins with the step time, and is empty where no run of a side
     counts. `by_rounds`: runs are paired by the round in which they were measured. `busy`: why the load of the machine
-    may explain a change, or None. `is_apart`: one side was measured before the other, and no noise floor is of several days.
+    may explain a change, or None. `is_apart`: one side was measured before the other, and no floor is of several days.
     """
 
     name: str
@@ -390,9 +390,14 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
         return Decision(UNDECIDED, f"noise persists over rounds (autocorrelation {autocorrelations}): {unclear}")
     if ratio.std_a is None or ratio.std_b is None:
         return Decision(UNDECIDED, unclear)
-    detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
-    smallest = f"of {percent_short(detectable)}" if detectable < 1 else f"by a factor of {1 + detectable:.2g}"
+    smallest = smallest_change(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
     return Decision(UNDECIDED, f"{unclear}; at this spread {repeats} repeats can only show a change {smallest} or more")
+
+
+def smallest_change(std: float, repeats: int) -> str:
+    """The change that repeats of this spread show in words, `of 1.2 %` or `by a factor of 2.5`."""
+    detectable = detectable_fraction(std, repeats)
+    return f"of {percent_short(detectable)}" if detectable < 1 else f"by a factor of {1 + detectable:.2g}"
 
 
 def interval(low: float | None, high: float | None) -> str:

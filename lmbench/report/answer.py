@@ -85,9 +85,9 @@ class Column:
 class Cell:
     """A value with its standard deviation, its interval, a text to show instead of it, and notes.
 
-    `p` is the p value of "the ratio is 1", after Holm's correction over the column. `text` replaces a value that the unit
-    cannot express (`OOM (forward)`). On a page, `style` is the cell's CSS class,
-    such as `outcome`, and `run_id` the run that the cell links to.
+    `p` is the p value of "the ratio is 1", after Holm's correction over the column. `text` replaces a value that the
+    unit cannot express (`OOM (forward)`). On a page, `style` is the cell's CSS class, such as `outcome`, and `run_id`
+    the run that the cell links to.
     """
 
     value: Value

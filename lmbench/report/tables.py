@@ -27,8 +27,8 @@ _Rows = list[tuple[int, list[Cell | None]]]
 _CHANGE = Unit("", 100.0, change_percent)
 
 _UNDECIDED_RATIO = (
-    "the difference to the baseline is not told from none, after Holm's correction over the rows: other processes of the "
-    "same could differ as much"
+    "the difference to the baseline is not told from none, after Holm's correction over the rows: processes of the "
+    "same configuration could differ as much"
 )
 _VERDICT_NOTES = {
     "undecided": (
