@@ -83,13 +83,10 @@ def repeats_answer(
                 f"is {repeats}"
             )
         least = smallest_change(std_of_logs(logs_of(STEP.of_all(runs))) or 0.0, min(counts))
-        drift = percent_short(DRIFT_FRACTION)
-        reach = (
-            f"compare: {counts[0]} and {repeats} processes can tell a change {least} or more; one side after the other, "
-            f"up to {drift} may be a drift: `lmbench compare --run` takes turns"
-        )
+        reach = f"{counts[0]} and {repeats} processes can tell a change {least} or more"
+        drift = f"one side after the other, up to {percent_short(DRIFT_FRACTION)} may be a drift"
         if not quiet:
-            tell(reach)
+            tell(f"compare: {reach}; {drift}: `lmbench compare --run` takes turns")
     path, code = measure_repeats(options, repeats, quiet=quiet)
     if quiet:
         write_result(f"{path}\n")

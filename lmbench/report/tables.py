@@ -19,6 +19,7 @@ from lmbench.report.answer import Cell, Table, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
+from lmbench.report.run import disputed_peak
 from lmbench.report.units import TIMES, Unit, change_percent, change_range
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
@@ -108,6 +109,8 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequen
     if any(run.record.compile.is_attention_fused for run in runs):
         attention = frame.facts[cell].get("attention")
         notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
+    if any(column.name.endswith("mfu_fraction") for column, figure in zip(columns, figures, strict=True) if figure):
+        notes += dict.fromkeys(f"MFU{peak}" for run in runs if (peak := disputed_peak(run.record.flops)))
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
     if base != cell and any(map(_may_be_one, ratios)):
         notes.append(_UNDECIDED_RATIO)
