@@ -96,7 +96,7 @@ class Gpu(Struct, frozen=True):
 
     Attributes:
         name: name from NVML and torch.cuda.get_device_name, without a leading "NVIDIA ".
-        half: rate of the matrix units on float16, and on bfloat16 if the GPU has it (since Ampere, like TF32). It is
+        half: rate of the matrix units on float16, and on bfloat16 if the GPU has it (with TF32 or fp8). It is
             the rate with float32 accumulation, which PyTorch's matmuls use; GeForce cards have half their rate there.
         fp32: rate without matrix units.
         memory: memory bandwidth in GB/s.
@@ -120,7 +120,7 @@ class Gpu(Struct, frozen=True):
 
     def flops_per_s(self, dtype: str) -> float | None:
         """The rate of products in `fp8`, `bf16`, `fp16`, `tf32` or `fp32`, in FLOP/s; None where the GPU has none."""
-        if dtype == "bf16" and self.tf32 is None:
+        if dtype == "bf16" and self.tf32 is None and self.fp8 is None:
             return None
         rates = {"fp8": self.fp8, "bf16": self.half, "fp16": self.half, "tf32": self.tf32, "fp32": self.fp32}
         teraflops = rates[dtype]

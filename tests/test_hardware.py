@@ -16,6 +16,14 @@ NVIDIA H200 | 989.4 494.7 67
 NVIDIA H100 PCIe | 756 378 51
 NVIDIA GeForce RTX 4090 | 165.2 82.6 82.6
 NVIDIA GeForce RTX 5090 | 209.5 104.8 104.8
+NVIDIA GB300 | 2500 1250 80
+NVIDIA GB200 | 2500 1250 80
+NVIDIA B300 SXM6 AC | 2250 1125 75
+NVIDIA H800 | 989.4 494.7 67
+NVIDIA H20 | 148 74 44
+NVIDIA RTX PRO 6000 Blackwell Workstation Edition | 503.8 251.9 125.95
+AMD Instinct MI300X | 1307.4 653.7 163.4
+AMD Instinct MI325X | 1307.4 653.7 163.4
 """
 UNKNOWN = """
 NVIDIA GeForce RTX 4090 Laptop GPU
@@ -24,7 +32,8 @@ NVIDIA GeForce RTX 4080 SUPER
 NVIDIA A100-SXM4-80GB MIG 1g.10gb
 NVIDIA H1000
 NVIDIA H200 NVL
-AMD Instinct MI300X
+AMD Instinct MI300A
+NVIDIA RTX PRO 6000 Blackwell Server Edition
 cpu
 """
 
@@ -60,6 +69,8 @@ def test_in_fp8_the_peak_is_that_of_each_product_in_its_own_precision(fraction, 
 
 def test_a_gpu_without_a_unit_and_a_precision_without_rates_have_no_guessed_peak():
     assert peak_flops("Tesla V100-SXM2-16GB", "bf16-mixed") is None
+    assert peak_flops("AMD Instinct MI355X", "32-true", "high").flops_per_s == 157.3e12
+    assert peak_flops("AMD Instinct MI355X", "bf16-true").flops_per_s == 2516.6e12
     assert peak_flops("Tesla V100-SXM2-16GB", "32-true", "high").dtype == "fp32"
     assert peak_flops("NVIDIA A100-SXM4-80GB", "fp8-rowwise") is None
     for precision in ("64-true", "transformer-engine", "int8-training", "nonsense"):

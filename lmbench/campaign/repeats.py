@@ -10,15 +10,17 @@ from pathlib import Path
 from lmbench.campaign.sweep import Sweep
 from lmbench.catalogue import make_catalogue
 from lmbench.compare.answer import comparison_answer
-from lmbench.compare.comparison import compare
+from lmbench.compare.comparison import DRIFT_FRACTION, compare, smallest_change
 from lmbench.compare.noise import noise_floors
-from lmbench.compare.sides import read_side, split_usable
-from lmbench.errors import ExitCode, UsageError
+from lmbench.compare.sides import STEP, read_side, split_usable
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.named import find_result
+from lmbench.records.statistics import logs_of, std_of_logs
 from lmbench.records.store import RESULTS
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer
 from lmbench.report.results import report_on
+from lmbench.report.units import percent_short
 from lmbench.standard_output import result_alone, write_result
 from lmbench.sweep.file import CONFIG, Options, sweep_from
 from lmbench.sweep.plan import make_plan
@@ -73,12 +75,18 @@ def repeats_answer(
     # Looked up now, since `last` is another result after the measurement.
     earlier = None if earlier_name is None else find_result(earlier_name)
     if earlier is not None:
-        counts = len(split_usable(read_side(earlier).runs)[0]), repeats
+        runs = split_usable(read_side(earlier).runs)[0]
+        counts = len(runs), repeats
         if min(counts) < MIN_REPEATS:
             raise UsageError(
                 f"--compare takes {MIN_REPEATS} processes on each side; {earlier_name} has {counts[0]}, and --repeats "
                 f"is {repeats}"
             )
+        least = smallest_change(std_of_logs(logs_of(STEP.of_all(runs))) or 0.0, min(counts))
+        reach = f"{counts[0]} and {repeats} processes can tell a change {least} or more"
+        drift = f"one side after the other, up to {percent_short(DRIFT_FRACTION)} may be a drift"
+        if not quiet:
+            tell(f"compare: {reach}; {drift}: `lmbench compare --run` takes turns")
     path, code = measure_repeats(options, repeats, quiet=quiet)
     if quiet:
         write_result(f"{path}\n")

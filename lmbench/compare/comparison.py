@@ -116,7 +116,7 @@ class CellComparison(Struct):
 
     `verdict` is the finding on the step time. `metrics` begins with the step time, and is empty where no run of a side
     counts. `by_rounds`: runs are paired by the round in which they were measured. `busy`: why the load of the machine
-    may explain a change, or None. `is_apart`: one side was measured before the other.
+    may explain a change, or None. `is_apart`: one side was measured before the other, and no floor is of several days.
     """
 
     name: str
@@ -252,7 +252,9 @@ def _measure(
         # Both sides of a round run under the same load, and no side runs before the other one.
         cell.slow = slow_processes(a, b, step.ratio)
         return
-    cell.busy, cell.is_apart = busy_reason({"runs of A": a, "runs of B": b}), are_apart(a, b)
+    has_drift = all(entry and entry.days > 1 for entry in known)
+    cell.busy = busy_reason({"runs of A": a, "runs of B": b})
+    cell.is_apart = are_apart(a, b) and not has_drift
     if not is_invalid and step.noise_floor_fraction is None:
         unlike = min((entry.differences_from(a[0].record) for entry in floors.values()), key=len, default=[])
         others = f"of these runs is known, only of others: {', '.join(unlike[:3])}" if unlike else "is known"
@@ -372,9 +374,10 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     if adjusted_p < 1.0 - CONFIDENCE and ratio.excludes_one:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
             return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
-        if is_apart and is_time and floor is None and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
-            remedy = "`lmbench noise` measures it, `lmbench compare --run` takes turns"
-            drift = f"one side was measured before the other, and no A/A noise floor is known: {remedy}"
+        if is_apart and is_time and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
+            known = f"{shown_floor} is of one day" if shown_floor else "no A/A noise floor is known"
+            remedy = "`lmbench noise` over repeats of two days measures it, `lmbench compare --run` takes turns"
+            drift = f"one side was measured before the other, and {known}: {remedy}"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
         basis = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
         if by_rounds:
@@ -389,9 +392,14 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     unclear = f"{change}, interval {limits}: neither a change nor `same` within {gate} is shown"
     if ratio.std_a is None or ratio.std_b is None:
         return Decision(UNDECIDED, unclear)
-    detectable = detectable_fraction(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
-    smallest = f"of {percent_short(detectable)}" if detectable < 1 else f"by a factor of {1 + detectable:.2g}"
+    smallest = smallest_change(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
     return Decision(UNDECIDED, f"{unclear}; at this spread {repeats} repeats can only show a change {smallest} or more")
+
+
+def smallest_change(std: float, repeats: int) -> str:
+    """The change that repeats of this spread show in words, `of 1.2 %` or `by a factor of 2.5`."""
+    detectable = detectable_fraction(std, repeats)
+    return f"of {percent_short(detectable)}" if detectable < 1 else f"by a factor of {1 + detectable:.2g}"
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -66,11 +66,15 @@ class NoiseKey(Struct, frozen=True):
 
 
 class NoiseEntry(Struct, frozen=True):
-    """The floors of one configuration in noise.json, by the name of the metric, with the text of each setting."""
+    """The floors of one configuration in noise.json, by the name of the metric, with the text of each setting.
+
+    `days` is on how many days the repeats were measured: from day to day machines drift.
+    """
 
     key: NoiseKey
     settings: dict[str, str]
     metrics: dict[str, Noise]
+    days: int = 1
 
     def differences_from(self, record: RunRecord) -> list[str]:
         """The host, device and settings of the floor that a run does not have: `data.batch_size 8`."""
@@ -134,7 +138,8 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
             problem = f"not repeats of one thing: {mixed[0]}"
         else:
             noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
-            entries.append((name, replace(_entry_of(usable[0].record), metrics=noises)))
+            days = {(run.record.started_at or "")[:10] for run in usable}
+            entries.append((name, replace(_entry_of(usable[0].record), metrics=noises, days=len(days))))
             facts.append(read_facts(usable[0].record))
             if reason := busy_reason({"repeats": usable}):
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))

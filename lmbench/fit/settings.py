@@ -36,6 +36,10 @@ class MeasureSettings(Schedule):
         results_dir: folder of result folders.
         run_id: name of the result's folder; by default a new name is made up.
         strict: exit with 4 when a guard fails.
+        price_per_hour: price of a device for an hour, in any currency; the result then says what tokens cost.
+
+    Raises:
+        UsageError: the price is below 0, or no number.
     """
 
     mode: Mode = "train_step"
@@ -50,6 +54,14 @@ class MeasureSettings(Schedule):
     results_dir: str = "results"
     run_id: str | None = None
     strict: bool = False
+    price_per_hour: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.price_per_hour < 1e9:
+            raise UsageError(
+                f"measure.price_per_hour is {self.price_per_hour:g}; give the price of a device for an hour"
+            )
 
 
 @dataclass

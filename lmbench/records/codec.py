@@ -73,7 +73,9 @@ def decode_run(data: bytes) -> RunRecord:
     version = _typed(plain, _Head).schema_version
     if version != SCHEMA_VERSION:
         raise OtherSchema(version)
-    return _typed(_with_nonfinite(plain), RunRecord)
+    run = _typed(_with_nonfinite(plain), RunRecord)
+    run.throughput.refuse_impossible()
+    return run
 
 
 def decode_step(data: bytes) -> StepRecord:

@@ -212,6 +212,19 @@ class Throughput:
     joules_per_token: Annotated[float | None, "J/token"] = lower(
         "Energy per token: `device_state.energy_j` / `window.tokens`.", "J/token"
     )
+    price_per_token: Annotated[float | None, "1/token"] = lower(
+        "Price of a token, in the currency of `measure.price_per_hour`, for the devices of all ranks.", "price/token"
+    )
+
+    def refuse_impossible(self) -> None:
+        """Put a reason in the place of each utilization above 100 %, which no device has."""
+        for name in ("hfu_fraction", "mfu_causal_fraction", "mfu_fraction"):
+            if (fraction := getattr(self, name)) is not None and not fraction <= 1:
+                setattr(self, name, None)
+                self.mfu_reason = (
+                    f"it would be {fraction:.1%} of the peak, which no device reaches: the peak is another product's "
+                    "(flops.peak_source), FLOPs are counted twice or not needed (flops.source), or the clock is wrong"
+                )
 
 
 @record

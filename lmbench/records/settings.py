@@ -14,7 +14,8 @@ from lmbench.records.vocabulary import Values
 
 #: Settings of where a result is stored and of random seeds, which do not change what is measured.
 _NOT_MEASURED = (
-    "measure.results_dir", "measure.run_id", "measure.strict", "seed_everything", "data.seed", "data.cache_dir",
+    "measure.results_dir", "measure.run_id", "measure.strict", "measure.price_per_hour", "seed_everything", "data.seed",
+    "data.cache_dir",
     "trainer.default_root_dir", "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.logger",
     "trainer.compile.cache", "wandb",
 )  # fmt: skip

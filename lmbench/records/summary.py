@@ -60,6 +60,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.scalars = {name: mean_of(values) for name, values in series.items() if values}
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
+    run.throughput.refuse_impossible()
 
 
 def rank_record(run: RunRecord, steps: Sequence[StepRecord]) -> RankRecord:
@@ -126,6 +127,7 @@ def _throughput(run: RunRecord) -> Throughput:
     """
     tokens, wall_s, energy_j, flops = run.window.tokens, run.window.wall_s, run.device_state.energy_j, run.flops
     rate = tokens / wall_s if tokens and wall_s else None
+    price = None if run.config is None else value_at(run, "config.measure.price_per_hour")
     # Share of the peak for each FLOP per token. Each rank has a device with this peak.
     per_flop = rate / flops.peak_flops_per_s / (run.world_size or 1) if rate and flops.peak_flops_per_s else None
     per_token, recomputed = flops.per_token_flops, flops.recomputed_per_token_flops
@@ -147,6 +149,7 @@ def _throughput(run: RunRecord) -> Throughput:
         hfu_fraction=product(per_flop, None if per_token is None or recomputed is None else per_token + recomputed),
         mfu_reason=reason,
         joules_per_token=energy_j / tokens if energy_j is not None and rate and tokens else None,
+        price_per_token=price / 3600 * (run.world_size or 1) / rate if price and rate else None,
     )
 
 

@@ -85,14 +85,16 @@ class Column:
 class Cell:
     """A value with its standard deviation, its interval, a text to show instead of it, and notes.
 
-    `text` replaces a value that the unit cannot express (`OOM (forward)`). On a page, `style` is the cell's CSS class,
-    such as `outcome`, and `run_id` the run that the cell links to.
+    `p` is the p value of "the ratio is 1", after Holm's correction over the column. `text` replaces a value that the
+    unit cannot express (`OOM (forward)`). On a page, `style` is the cell's CSS class, such as `outcome`, and `run_id`
+    the run that the cell links to.
     """
 
     value: Value
     std: float | None = None
     low: float | None = None
     high: float | None = None
+    p: float | None = None
     text: str = ""
     notes: tuple[str, ...] = ()
     style: str = ""

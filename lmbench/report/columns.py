@@ -21,7 +21,7 @@ from lmbench.errors import UsageError
 from lmbench.files import Unreadable
 from lmbench.records.load import StoredRun, read_steps
 from lmbench.records.schema import fields, value_at
-from lmbench.records.statistics import ratio_of, sample_std
+from lmbench.records.statistics import holm, ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
@@ -79,8 +79,12 @@ class Quantity:
         """The value of each cell that has one, as a Cell of an answer."""
         if self.over is None:
             values = {cell: self.expression(frame, cell) for cell in frame.facts}
-            return {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
-        cells = {}
+            cells = {cell: v if isinstance(v, Cell) else Cell(v) for cell, v in values.items() if v is not None}
+            # The rows of a section are tested together.
+            tested = {cell: v.p for cell, v in cells.items() if v.p is not None}
+            adjusted = zip(tested, holm([*tested.values()]), strict=True)
+            return cells | {cell: replace(cells[cell], p=p) for cell, p in adjusted}
+        cells = dict[int, Cell]()
         for cell in frame.ok:
             if numbers := frame.numbers(cell, self.expression):
                 std = None
@@ -164,7 +168,8 @@ def _ratio(frame: Frame, expression: str, cell: int, base: int, over: str = "mea
         return None
     interval = ratio_of(base_numbers, numbers)
     mean = _REDUCTIONS[over]
-    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high)
+    p = None if cell == base else interval.p
+    return Cell(mean(numbers) / mean(base_numbers), low=interval.low, high=interval.high, p=p)
 
 
 def _against(read: Callable[[Frame, int, int], Any]) -> Read:

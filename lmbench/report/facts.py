@@ -208,9 +208,9 @@ FACT: Mapping[str, Fact] = {
 }  # fmt: skip
 #: Options that do not tell runs apart: they decide how long or where is measured, not what, or a fact covers them.
 _LEFT_OUT = """
-measure.steps measure.min_window_s measure.probe_steps measure.results_dir measure.run_id measure.strict data.vocab_size
-model.context_length model.optimizer model.optimizer_variant trainer.devices data.cache_dir wandb trainer.logger
-trainer.callbacks trainer.default_root_dir trainer.enable_progress_bar ckpt_path
+measure.steps measure.min_window_s measure.probe_steps measure.results_dir measure.run_id measure.strict
+measure.price_per_hour data.vocab_size model.context_length model.optimizer model.optimizer_variant trainer.devices
+data.cache_dir wandb trainer.logger trainer.callbacks trainer.default_root_dir trainer.enable_progress_bar ckpt_path
 """
 
 #: Facts that separate cells only among runs outside sweeps.

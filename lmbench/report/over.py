@@ -96,7 +96,8 @@ def _changes(frame: Frame, expression: str) -> dict[int, Cell]:
         means = {cell: geometric_mean(values) for cell, values in numbers.items() if min(values, default=0) > 0}
         for change in level_changes([*means.values()]) if means else ():
             low, high = change.low - 1, change.high - 1
-            text = f"{change_percent(change.point - 1)} ({change_range(low, high)})"
+            so_far = ", one point so far" if change.index == len(means) - 1 else ""
+            text = f"{change_percent(change.point - 1)} ({change_range(low, high)}{so_far})"
             changes[[*means][change.index]] = Cell(change.point - 1, low=low, high=high, text=text, notes=(_NOTE,))
     return changes
 

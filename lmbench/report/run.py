@@ -15,7 +15,7 @@ from lmbench.records.examined import KernelSummary, MemoryHistoryRecord
 from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of, recording_of
-from lmbench.records.run import AttentionCheck, Fp8Layers, RunEnvironment, RunRecord
+from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines
@@ -26,6 +26,7 @@ from lmbench.report.units import (
     MS,
     PERCENT,
     count,
+    duration,
     gib,
     mean_and_std,
     millijoules,
@@ -200,6 +201,12 @@ def rank_tables(run: RunRecord) -> list[Table]:
     return [Table("ranks", title, columns, rows, has_total=True).without_empty_columns()]
 
 
+def disputed_peak(flops: Flops) -> str:
+    """The peak of a device to follow an MFU where sources disagree: ` of 2250 TFLOP/s, elsewhere 2500`."""
+    _, _, others = (flops.peak_source or "").partition("; elsewhere ")
+    return f" of {(flops.peak_flops_per_s or 0) * 1e-12:.5g} TFLOP/s, elsewhere {others}" if others else ""
+
+
 def _speed(run: RunRecord) -> list[Line]:
     """The step with its spread and its longest phases, what limits it (host or device), throughput and MFU."""
     step, rate = run.phases.step or PhaseSummary(), run.throughput
@@ -222,14 +229,14 @@ def _speed(run: RunRecord) -> list[Line]:
         lines += labelled("throughput", f"{whole(rate.tokens_per_s)} tokens/s", useful)
     elif step.mean_s and run.window.tokens_reason:
         lines.append(Line("throughput", f"no tokens/s: {run.window.tokens_reason}"))
+    causal = rate.mfu_causal_fraction and f"{percent(rate.mfu_causal_fraction)} with causal attention counted half"
     if rate.mfu_fraction:
-        causal = rate.mfu_causal_fraction
         hardware = rate.hfu_fraction if run.flops.recomputed_per_token_flops else None
-        mfu = percent(rate.mfu_fraction)
-        mfu += f" ({percent(causal)} with causal attention counted half)" if causal else ""
+        mfu = percent(rate.mfu_fraction) + disputed_peak(run.flops)
+        mfu += f" ({causal})" if causal else ""
         lines += labelled("MFU", mfu, hardware and f"HFU {percent(hardware)}", separator="; ")
     elif rate.tokens_per_s and rate.mfu_fraction is None and rate.mfu_reason:
-        lines.append(Line("MFU", f"none: {rate.mfu_reason}"))
+        lines += labelled("MFU", f"none: {rate.mfu_reason}", causal, separator="; ")
     return lines
 
 
@@ -312,10 +319,20 @@ def details(run: RunRecord) -> list[Line]:
         *_kernels(kernels),
         *_ranks(run),
         *labelled("dtypes", run.dtypes and run.dtypes.reason and f"none: {run.dtypes.reason}"),
+        *_cost(run),
         *labelled("power", power_w and f"{whole(power_w)} W", joules and f"{millijoules(joules)} mJ/token"),
         *labelled("loss", loss.first and f"{loss.first:.4f} first", loss.last and f"{loss.last:.4f} last"),
         *labelled("guards", listed(*(f"{number} {status}" for status, number in tally))),
     ]
+
+
+def _cost(run: RunRecord) -> list[Line]:
+    """What a billion tokens cost, in money and in time."""
+    rate, price = run.throughput.tokens_per_s, run.throughput.price_per_token
+    if not rate or not price:
+        return []
+    devices = f"{duration(1e9 / rate)} on {run.world_size or 1} device(s)"
+    return labelled("cost", f"{1e9 * price:,.2f} for 10^9 tokens", devices)
 
 
 def _kernels(kernels: KernelSummary) -> list[Line]:

@@ -12,13 +12,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from lmbench.records.statistics import ratio_of
+from lmbench.records.statistics import CONFIDENCE, ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report import answer, units
 from lmbench.report.answer import Cell, Table, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
+from lmbench.report.run import disputed_peak
 from lmbench.report.units import TIMES, Unit, change_percent, change_range
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
@@ -27,11 +28,12 @@ _Rows = list[tuple[int, list[Cell | None]]]
 _CHANGE = Unit("", 100.0, change_percent)
 
 _UNDECIDED_RATIO = (
-    "the difference to the baseline is not told from none: its 95 % interval between processes includes 1"
+    "the difference to the baseline is not told from none, after Holm's correction over the rows: processes of the "
+    "same configuration could differ as much"
 )
 _VERDICT_NOTES = {
     "undecided": (
-        "undecided: the 95 % interval of the ratio between processes includes 1, or a side has fewer than three"
+        "undecided: the ratio between processes may be 1 (5 % over all rows), or a side has fewer than three"
     ),
     "same": "same: the 90 % intervals of their ratios lie within 1 %",
 }
@@ -107,10 +109,19 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequen
     if any(run.record.compile.is_attention_fused for run in runs):
         attention = frame.facts[cell].get("attention")
         notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
+    if any(column.name.endswith("mfu_fraction") for column, figure in zip(columns, figures, strict=True) if figure):
+        notes += dict.fromkeys(f"MFU{peak}" for run in runs if (peak := disputed_peak(run.record.flops)))
     ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
-    if base != cell and any(r.low is not None and r.high is not None and r.low <= 1 <= r.high for r in ratios):
+    if base != cell and any(map(_may_be_one, ratios)):
         notes.append(_UNDECIDED_RATIO)
     return notes
+
+
+def _may_be_one(ratio: Cell) -> bool:
+    """Whether a ratio is not told from 1; False where it has no interval."""
+    if ratio.p is not None:
+        return ratio.p >= 1 - CONFIDENCE
+    return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
 
 
 def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
@@ -140,15 +151,16 @@ def _fastest(
         answer.Column("fastest"), column.heading(frame), answer.Column("second"),
         answer.Column("second takes", _CHANGE), answer.Column("95 % interval", _CHANGE),
     ]  # fmt: skip
-    return headings, [(next(iter(part.facts)), fastest(part, among, column)) for part in frame.by(names)]
+    parts = [*frame.by(names)]
+    return headings, [(next(iter(part.facts)), fastest(part, among, column, len(parts))) for part in parts]
 
 
-def fastest(frame: Frame, among: Sequence[str], column: Quantity) -> list[Cell | None]:
+def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int) -> list[Cell | None]:
     """Judge which of the cells, which differ in the facts `among` alone, takes the least time.
 
     One process is one sample. Welch's t on the logarithms of process means compares the fastest cell with each other
-    one. The 95 % interval is that of one pair. It allows neither for the choice of the smallest of several means nor
-    for the number of rows.
+    one, at 5 % over all rows (Bonferroni). The 95 % interval is that of one pair. It allows neither for the choice of
+    the smallest of several means nor for the number of rows.
 
     Returns:
         Five cells: the fastest, its time in s, the second, the further time of the second as a fraction, and the
@@ -164,7 +176,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity) -> list[Cell |
     if not others:
         return [Cell(name), Cell(time_s), None, None, None]
     ratios = {frame.describe(cell, among): ratio_of(samples[first], samples[cell]) for _, cell in others}
-    verdicts = {way: ratio.verdict(GATE_FRACTION) for way, ratio in ratios.items()}
+    verdicts = {way: ratio.verdict(GATE_FRACTION, row_count) for way, ratio in ratios.items()}
     unresolved = [way for way, verdict in verdicts.items() if verdict in _VERDICT_NOTES]
     if unresolved:
         verdict = "undecided" if "undecided" in verdicts.values() else "same"
@@ -205,7 +217,7 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figu
             ratio, qualifier = text_of(speedup, TIMES), ""
             if speedup.low is None or speedup.high is None:
                 qualifier = " (not decided: one process each; --repeats 3)"
-            elif speedup.low <= 1 <= speedup.high:
+            elif _may_be_one(speedup):
                 qualifier = " (undecided)"
             statement = f"{frame.describe(cell, ways)} is {ratio} as fast as {frame.base_name}{qualifier}"
             yield _sentence(statement, frame.describe(cell, others), _stated(cell, frame, figures))
@@ -243,7 +255,8 @@ def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figure
 def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
     """For each way the number of shapes in which it is the fastest."""
     quantity, (_, others) = column_of(spec.y), _split(frame, spec.among)
-    rows = [fastest(part, spec.among, quantity) for part in frame.by(others)]
+    parts = [*frame.by(others)]
+    rows = [fastest(part, spec.among, quantity, len(parts)) for part in parts]
     wins = Counter(row[0].value for row in rows if row[0] and row[2])
     if wins:
         counts = "; ".join(f"{name} in {count} of {wins.total()}" for name, count in wins.most_common())

@@ -23,6 +23,8 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert "lmbench: repeats: cells: 1, repeats: 3" in err
+    assert "lmbench: compare: 3 and 3 processes can tell a change " in err
+    assert "up to 10 % may be a drift: `lmbench compare --run` takes turns" in err
     # The verdict depends on the machine's load.
     assert (code, answer["a"]["given"]) == (answer["exit_code"], "results/before")
     (cell,) = answer["cells"]

@@ -102,26 +102,27 @@ def test_a_difference_that_the_load_of_a_host_that_counts_may_have_made_is_undec
 
 
 @pytest.mark.parametrize(
-    ("factor", "has_floor", "is_turned", "verdict"),
+    ("factor", "floor_days", "is_turned", "verdict"),
     yaml.safe_load("""
-- [1.02, false, false, undecided]
-- [0.97, false, false, undecided]
-- [1.02, false, true, slower]
-- [1.02, true, false, slower]
+- [1.02, 0, false, undecided]
+- [0.97, 0, false, undecided]
+- [1.02, 0, true, slower]
+- [1.02, 2, false, slower]
+- [1.02, 1, false, undecided]
 # Without load, a machine does not drift this far.
-- [2.0, false, false, slower]
-- [1.0, false, false, same]
+- [2.0, 0, false, slower]
+- [1.0, 0, false, same]
 """),
 )
 def test_a_change_that_may_be_a_drift_between_sides_measured_apart_is_undecided(
-    tmp_path, factor, has_floor, is_turned, verdict
+    tmp_path, factor, floor_days, is_turned, verdict
 ):
     for repeat, step_s in enumerate(TIMES):
         make_run(tmp_path / "a", step_s, started_at=f"2026-11-21T00:00:{2 * repeat:02}")
         start = f"2026-11-21T00:00:{2 * repeat + 1 if is_turned else 30 + repeat:02}"
         make_run(tmp_path / "b", step_s * factor, started_at=start)
-    if has_floor:
-        store_floor(tmp_path, next((tmp_path / "a").iterdir()), [*TIMES, *TIMES])
+    if floor_days:
+        store_floor(tmp_path, next((tmp_path / "a").iterdir()), [*TIMES, *TIMES], floor_days)
     (cell,) = compare(str(tmp_path / "a"), str(tmp_path / "b"), 0.01).cells
     assert cell.verdict == verdict
     assert ("takes turns" in cell.reasons[0]) == (verdict == "undecided")

@@ -106,6 +106,22 @@ def test_a_difference_that_may_be_none_by_its_repeats_is_marked_and_not_called_f
     assert cold["warm_first_step_s"] == pytest.approx(0.2 * cold["cold_first_step_s"])
 
 
+@pytest.mark.parametrize(("row_count", "is_told"), [(1, True), (9, False)])
+def test_the_rows_of_a_section_are_tested_together(row_count, is_told, tmp_path):
+    # One pair has p = 0.014.
+    steps = {False: [0.1000, 0.1010, 0.1020], True: [0.1035, 0.1045, 0.1055]}
+    axes = {"model.num_layers": [*range(1, row_count + 1)], "trainer.compile": [False, True]}
+    home = make_sweep(
+        tmp_path / "compile", axes, view="compile", repeats=3,
+        change=lambda run, repeat: {STEP: steps[run["compile"]["is_enabled"]][repeat], "throughput": {}},
+    )  # fmt: skip
+    section = section_of(home)
+    answers = [line.text for line in section.headline if line.label == "answer"]
+    assert [text for text in answers if "0.97x" in text and ("(undecided)" in text) == is_told] == []
+    assert any("0.97x" in text for text in answers), answers
+    assert bool(section.tables[0].notes) == (not is_told)
+
+
 @pytest.mark.parametrize(("view", "axis", "values", "sentence"), [
     ("batch", "data.batch_size", [1, 4], r"batch 4 has the most tokens/s: [\d,]+\."),
     ("batch", "data.batch_size", [4], r"batch 4 has the most tokens/s: [\d,]+\."),

@@ -11,9 +11,10 @@ from fit_process import QUICK
 from paths import RUNS
 
 from lmbench.cli import main
-from lmbench.records.codec import decode_run
+from lmbench.records.codec import decode_run, encode_run
 from lmbench.records.measured import Guard, RunError
 from lmbench.records.run import RunRecord
+from lmbench.records.summary import complete_run
 from lmbench.report.render import render
 from lmbench.report.run import run_answer
 
@@ -73,6 +74,39 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
     run = decode_run(DATA)
     run.probe.synchronized_step_s, run.probe.unsynchronized_step_s = synchronized_s, 0.05
     assert words in " ".join(shown(run).split())
+
+
+@pytest.mark.parametrize(
+    ("fraction", "causal_fraction", "source", "words"),
+    [
+        (
+            1.342,
+            1.2,
+            "a datasheet",
+            "MFU none: it would be 134.2% of the peak, which no device reaches: the peak is an",
+        ),
+        (1.2, 0.6, "a datasheet", "or the clock is wrong; 60.0 % with causal attention counted half"),
+        (0.473, 0.455, "a datasheet; elsewhere 2382 or 2500", "MFU 47.3 % of 67 TFLOP/s, elsewhere 2382 or 2500 (45.5"),
+    ],
+)
+def test_an_mfu_that_cannot_be_is_refused_and_a_disputed_peak_stands_beside_it(
+    fraction, causal_fraction, source, words
+):
+    run = decode_run(DATA)
+    run.throughput.mfu_fraction, run.throughput.mfu_causal_fraction = fraction, causal_fraction
+    run.flops.peak_source = source
+    text = " ".join(shown(decode_run(encode_run(run))).split())
+    assert words in text
+    assert "134.2 %" not in text
+
+
+def test_a_price_of_the_device_gives_the_price_and_the_time_of_tokens():
+    run = decode_run(DATA)
+    run.config["measure"]["price_per_hour"] = 3.0
+    run.world_size = 2
+    complete_run(run, [], run.window.wall_s)
+    # 40,482 tokens/s by two devices.
+    assert "cost         41.17 for 10^9 tokens, 6 h 52 min on 2 device(s)" in shown(run)
 
 
 def test_a_run_that_came_to_nothing_says_only_what_is_known():

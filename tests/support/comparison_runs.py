@@ -68,7 +68,7 @@ def make_sweep(folder, times, axis="model.size", **changes):
     return folder
 
 
-def store_floor(folder, run, step_times_s):
-    """Writes the noise floor of a run's configuration, from step times of repeats, to noise.json in `folder`."""
+def store_floor(folder, run, step_times_s, days=2):
+    """Writes the noise floor of a run's configuration, from step times of repeats of some days, to noise.json."""
     key = noise_key(load_run(run).record)
-    store_noise(folder, [NoiseEntry(key, {}, {"step_s": measure_noise(step_times_s)})])
+    store_noise(folder, [NoiseEntry(key, {}, {"step_s": measure_noise(step_times_s)}, days)])
