@@ -231,4 +231,4 @@ def test_a_window_has_as_many_steps_as_were_asked_for(asked, window):
 def test_a_loader_that_ends_in_the_window_is_counted_and_told(batches, ends):
     run = measure(Regression(), Data(batches=batches), warmup_steps=3, steps=12)
     assert run.record.window.loader_end_count == ends
-    assert (f"ended in the window: {ends} times" in " ".join(str(run).split())) == bool(ends)
+    assert (f"ended {ends} times in the window" in " ".join(str(run).split())) == bool(ends)
