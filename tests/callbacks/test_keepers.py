@@ -86,8 +86,8 @@ def test_steps_beside_the_writing_of_a_checkpoint_are_marked(is_async, sleeper, 
     window, session = measure(sleeper, CheckpointRecorder(), saving, schedule=Schedule(2, 40), **flags)
     saved = [step.step for step in window if step.checkpoint_s]
     assert saved == [9, 19, 29, 39]
-    assert any(step.is_saving for step in window) == is_async
-    assert all(window[number - 1].is_saving for number in saved[:-1] if is_async)
+    beside = {step.step // 10 * 10 - 1 for step in window if step.is_saving}
+    assert beside >= {9, 19, 29} if is_async else not beside
     facts = session.run.saving
     assert (facts.written_s > 0.2, facts.checkpoint_bytes > 1000) == (True, True)
     path = next(tmp_path.glob("*step=10.ckpt"))
