@@ -6,9 +6,11 @@ from collections import Counter
 
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of
-from lmbench.instruments.host import peak_rss_bytes
+from lmbench.instruments.host import MemoryReader, peak_rss_bytes
+from lmbench.instruments.keepers import CollectorWatch, GrowingContainers, garbage_bytes
 from lmbench.instruments.window import AllocatorPeaks, ProbeKind
 from lmbench.memory.recording import held_by
+from lmbench.records.endurance import growth_of, leak_limit
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import RefusedAllocation
 from lmbench.records.vocabulary import PHASES, Stage
@@ -31,6 +33,9 @@ class MemoryRecorder(Observer):
     - `device_total_bytes`: memory of the device.
     - `refused`: what the device held when it ran out of memory; null if it never did.
     - `host_peak_rss_bytes`: peak resident memory of the process.
+    - `host_bytes`, `reserved_bytes` of steps, whose slopes are `host_growth` and `reserved_growth`.
+    - `keeper`: what keeps memory that grows, by the containers that grow over the probe steps.
+    - `gc_s` of steps, and `collector.*`: collections of garbage.
     - `saved_bytes`, `expected_saved_bytes`: answers of the module's `count_saved_bytes()` and `expected_saved_bytes()`,
       which attention by itself has.
     """
@@ -44,6 +49,8 @@ class MemoryRecorder(Observer):
         self._counters = device.counters
         self._peaks = AllocatorPeaks(self._device)
         self._phase_peaks, self._phase_begins = Counter[str](), Counter[str]()
+        self._collector = CollectorWatch(self.session.run.collector, self._collected)
+        self._growing: GrowingContainers | None = None
 
     def run_started(self) -> None:
         self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
@@ -57,17 +64,44 @@ class MemoryRecorder(Observer):
 
     def before_window(self) -> None:
         self._peaks.begin_window()
+        self._reader = MemoryReader(self._device)
+
+    def window_opened(self) -> None:
+        self._collector.begin()
+
+    def _collected(self, seconds: float) -> None:
+        step = self.session.step
+        step.gc_s = (step.gc_s or 0.0) + seconds
 
     def window_closed(self) -> None:
+        self._collector.end()
         self._peaks.end_window(self.session.run.memory)
+        # The window's garbage is still there, and older objects are frozen.
+        self._garbage_bytes = 0 if self.session.only_watches else garbage_bytes()
+
+    def _look_for_keepers(self) -> None:
+        """Begin to watch containers where the window's memory grew, unless most of that was garbage in cycles."""
+        steps = [step for step in self.session.records if step.stage == Stage.WINDOW]
+        growths = [growth_of(steps, name).low_bytes_per_step or 0.0 for name in ("host_bytes", "reserved_bytes")]
+        self._growth = max(growths)
+        if not steps or self._growth <= leak_limit(len(steps)):
+            return
+        if self._garbage_bytes > 0.5 * self._growth * len(steps):
+            self.session.run.memory.keeper = "reference cycles, which Python's collector frees: it is off in the window"
+        else:
+            self._growing, self._growing_since = GrowingContainers(), self.session.steps_done
 
     def probe_begins(self, kind: ProbeKind) -> None:
+        if kind is ProbeKind.SETTLE:
+            self._look_for_keepers()
         if kind is ProbeKind.MEMORY and self._counters is not None:
             self._phase = self.session.track.current
             self._counters.reset_peak_memory_stats(self._device)
             self.session.track.listeners.append(self._border)
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+        if stage is Stage.WINDOW:
+            self._reader.read(self.session.step)
         if kind is ProbeKind.MEMORY and self._counters is not None:
             self._end_phase()
 
@@ -82,8 +116,12 @@ class MemoryRecorder(Observer):
             memory.phase_begin_allocated_bytes = PerPhase(**self._phase_begins)
 
     def run_closing(self, exception: BaseException | None) -> None:
+        self._collector.end()
         if exception is not None:
             self._peaks.end_run(self.session.run.memory)
+        elif self._growing is not None:
+            steps = self.session.steps_done - self._growing_since
+            self.session.run.memory.keeper = self._growing.keeper(steps, self._growth)
 
     def _record_refusal(self, device: int, requested_bytes: int, device_free_bytes: int) -> None:
         held = held_by(self.module, self.trainer.optimizers, self._device.type)

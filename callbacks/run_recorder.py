@@ -18,6 +18,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from torch.distributed import all_gather_object
 
+from lmbench.callbacks.checkpoint_recorder import CheckpointRecorder
 from lmbench.callbacks.communication_probe import CommunicationProbe
 from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
@@ -56,9 +57,9 @@ from lmbench.records.vocabulary import RUNNING, Stage
 class RunRecorder(Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer, HostOwners, and with several ranks a CommunicationProbe, if the Trainer has none, and a
-    LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried again, and records
-    that are lost in the end make the outcome `error`.
+    It adds a PhaseTimer, HostOwners, a CheckpointRecorder, and with several ranks a CommunicationProbe, if the Trainer
+    has none, and a LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried
+    again, and records that are lost in the end make the outcome `error`.
 
     Recorded beside the fields of all other callbacks:
 
@@ -100,7 +101,8 @@ class RunRecorder(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        for kind in (PhaseTimer, HostOwners, *([CommunicationProbe] if trainer.world_size > 1 else [])):
+        of_ranks = [CommunicationProbe] if trainer.world_size > 1 else []
+        for kind in (PhaseTimer, HostOwners, CheckpointRecorder, *of_ranks):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
                 self.session.attach(kind(), pl_module, stage)
         profiler = trainer.profiler  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import SCALARS, StepRecord
-from lmbench.records.vocabulary import EXCLUDED, RUNNING, Stage
+from lmbench.records.vocabulary import CHECKPOINT, RUNNING, VALIDATION, Stage
 
 #: Step records kept in memory; a training may have millions of steps.
 KEPT_RECORDS = 10_000
@@ -259,16 +259,25 @@ class MeasurementSession(LeanCallback):
         if trainer.state.fn != "fit":
             self._start(trainer)
         elif not trainer.sanity_checking:
-            self.track.enter(EXCLUDED)
-            self.track.listeners, self._paused_listeners = [], self.track.listeners
+            self.track.enter(VALIDATION)
+            self._pause = VALIDATION
+            self.track.listeners, self._paused_listeners = [self._tell_pause], self.track.listeners
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             self._finish()
         elif not trainer.sanity_checking:
             self.track.listeners = self._paused_listeners
-            self.track.reset(EXCLUDED)
+            self.track.reset(VALIDATION)
             self.track.leave()
+
+    def _tell_pause(self, phase: str) -> None:
+        """Tell the track's listeners only where a checkpoint begins or ends within a validation."""
+        pause = phase if phase == CHECKPOINT else VALIDATION
+        if pause != self._pause:
+            self._pause = pause
+            for listener in self._paused_listeners:
+                listener(pause)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
@@ -382,7 +391,8 @@ class MeasurementSession(LeanCallback):
         else:
             self.run.gc_policy = "collected and frozen, off in the window"
             environment = self.run.environment
-            self._collector.begin(None if environment is None else environment.gc.frozen_count)
+            frozen_count = None if environment is None else environment.gc.frozen_count
+            self.run.collector.full_s = self._collector.begin(frozen_count)
         for observer in self.observers:
             observer.before_window()
         if self._agreed_steps is not None:
@@ -407,9 +417,9 @@ class MeasurementSession(LeanCallback):
             batches = self._trainer.num_training_batches
             self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
         self.stage = Stage.DONE
-        self._collector.end()
         for observer in self.observers:
             observer.window_closed()
+        self._collector.end()
         reach("window_closed")
 
     def _next_probe(self, trainer: Trainer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +12,11 @@ from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.subject import count_flops, note_peak, padding_fraction, token_counter
 from lmbench.instruments.window import ProbeKind
+from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
+
+#: Seconds between two readings of the sensor within the window, each of some milliseconds.
+READING_INTERVAL_S = 10.0
 
 
 class ThroughputMeter(Observer):
@@ -30,6 +35,7 @@ class ThroughputMeter(Observer):
     - `window.tokens`: tokens of the window; `window.tokens_reason`: why they are null.
     - `data.padding_fraction`: share of padding in the warm-up's batches.
     - `flops.*`: FLOPs per token, where this callback counted them, or the `reason` why not.
+    - `sm_clock_hz`, `temperature_c` of a step each 10 s.
     - `device_state.*`: power (watts), energy (joules), temperature, clocks and caps, from NVML or amdsmi.
     - `host_state.*`: shares of the cores' time that other processes and the hypervisor took, from the kernel.
 
@@ -71,6 +77,13 @@ class ThroughputMeter(Observer):
     def before_window(self) -> None:
         self._tokens = 0
         self._open, self._host_open = self._sensor.read(), read_host()
+        self._reading_due_s = time.monotonic() + READING_INTERVAL_S
+
+    def steps_recorded(self, records: list[StepRecord]) -> None:
+        # The timer hands records over in excluded time.
+        if self.session.stage is Stage.WINDOW and time.monotonic() >= self._reading_due_s:
+            reading, self._reading_due_s = self._sensor.read(), time.monotonic() + READING_INTERVAL_S
+            self.session.step.sm_clock_hz, self.session.step.temperature_c = reading.sm_clock_hz, reading.temperature_c
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if stage is Stage.WINDOW:

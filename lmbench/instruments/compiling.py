@@ -30,7 +30,8 @@ class CompileOptions:
     Args:
         mode: torch.compile's mode.
         fullgraph: a graph break is an error.
-        dynamic: shapes may change without a new graph; false compiles a graph for every shape.
+        dynamic: null lets torch.compile decide, as `torch.compile(model)` does: a second shape compiles a graph for all
+            shapes. True compiles such a graph at once, false one for every shape.
         regional: compile each block by itself (fast to compile) instead of the whole network.
         backend: torch.compile's backend.
         split_at_buckets: under ddp, split each graph at DDP's buckets, so that gradients can be reduced before the
@@ -43,7 +44,7 @@ class CompileOptions:
 
     mode: CompileMode = "default"
     fullgraph: bool = False
-    dynamic: bool | None = False
+    dynamic: bool | None = None
     regional: bool = False
     backend: str = "inductor"
     split_at_buckets: bool | None = None

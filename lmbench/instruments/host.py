@@ -19,15 +19,18 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from lmbench.device import synchronize
+from lmbench.device import device_of, synchronize
 from lmbench.records.measured import HostState
 from lmbench.records.process import load_per_core
 from lmbench.records.run import HostFacts
+from lmbench.records.step import StepRecord
 
 _REPEATS = 5
 _LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
 #: Shares of the cores' time need at least this long, since it is counted in ticks of 10 ms.
 _MIN_ELAPSED_S = 0.2
+_READING_INTERVAL_S = 0.05
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: Kinds of CPU time in which a core is busy.
 _BUSY = ("user", "nice", "system", "irq", "softirq")
 
@@ -82,6 +85,31 @@ def peak_rss_bytes() -> int | None:
     """
     peak = _proc_field("/proc/self/status", "VmHWM")
     return None if peak is None else int(peak.split()[0]) * 1024
+
+
+class MemoryReader:
+    """Reads the memory of this process alone, and what the caching allocator has reserved, at ends of steps.
+
+    A reading takes some 5 us of the host on a CPU, and some 50 us with the allocator's counters, so that it is taken
+    each 50 ms at most.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._counters = device, device_of(device).counters
+        # An open file makes a reading six times as fast as psutil's.
+        self._due_s, self._file = 0.0, Path("/proc/self/statm").open("rb", buffering=0)  # noqa: SIM115
+
+    def read(self, step: StepRecord) -> None:
+        """Note the memory in the record of the running step, if a reading is due."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + _READING_INTERVAL_S
+        # Resident less shared memory: pages of files and of a loader's tensors come and go with the page cache.
+        _, resident, shared, *_ = os.pread(self._file.fileno(), 64, 0).split()
+        step.host_bytes = (int(resident) - int(shared)) * _PAGE_BYTES
+        if self._counters is not None:
+            step.reserved_bytes = self._counters.memory_reserved(self._device)
 
 
 class HostReading(NamedTuple):

@@ -17,7 +17,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import nn
 from torch.optim import Optimizer
 
-from lmbench.records.vocabulary import EXCLUDED, PHASES
+from lmbench.records.vocabulary import CHECKPOINT, PHASES
 
 #: Owners of Lightning's actions.
 LOOP, STRATEGY, MODULE, CALLBACK = "loop", "Strategy", "LightningModule", "Callback"
@@ -189,7 +189,7 @@ class PhaseTrack:
             # Zeroing after the update ends the update.
             (MODULE, "optimizer_zero_grad"): (partial(self.enter, "zero_grad"), partial(self.leave, optimizer="other")),
             (MODULE, "configure_gradient_clipping"): (self.start_clip, self.stop_clip),
-            ("", "save_checkpoint"): (partial(self.enter, EXCLUDED), self.leave),
+            ("", "save_checkpoint"): (partial(self.enter, CHECKPOINT), self.leave),
             (MODULE, "on_before_backward"): (_nothing, partial(self.start_manual, "backward")),
             # The first hook after backward ends it: a callback's, or else the module's.
             (CALLBACK, "on_after_backward"): end_manual_backward,

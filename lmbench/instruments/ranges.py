@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.profiler import record_function
 
-from lmbench.records.vocabulary import EXCLUDED, MODULE, PHASE, STEP
+from lmbench.records.vocabulary import MODULE, PAUSES, PHASE, STEP
 
 
 class Range(ExitStack):
@@ -50,7 +50,7 @@ class StepRanges:
     def border(self, phase: str) -> None:
         """Begin a phase within the step, and end the phase before."""
         self._close(1)
-        if self._open and phase != EXCLUDED:
+        if self._open and phase not in PAUSES:
             self._open.append(Range(f"{PHASE}{phase}", self._markers))
 
     def end(self) -> None:

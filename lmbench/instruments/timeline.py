@@ -23,7 +23,7 @@ from lmbench.device.clock import HostClock
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import BORDERS, EXCLUDED, PHASES, Phase
+from lmbench.records.vocabulary import BORDERS, CHECKPOINT, PAUSES, PHASES, VALIDATION, Phase
 
 
 class Mark(NamedTuple):
@@ -119,8 +119,10 @@ class Timeline:
                 step.lags_s[start.phase] += lag_s, self._lag_s(end)
         # The last mark is also the next step's first, so its stamp is recycled with that step.
         clock.recycle(mark.stamp for mark in marks[:-1])
-        record.excluded_s = device_s.pop(EXCLUDED, 0.0)
-        host_s.pop(EXCLUDED, None)
+        record.checkpoint_s, record.validation_s = device_s.get(CHECKPOINT), device_s.get(VALIDATION)
+        record.excluded_s = sum(device_s.pop(pause, 0.0) for pause in PAUSES)
+        for pause in PAUSES:
+            host_s.pop(pause, None)
         record.step_s, record.step_host_s = sum(device_s.values()), sum(host_s.values())
         for phase in PHASES:
             # A phase that never began has a null span, not a span of zero.

@@ -20,6 +20,7 @@ from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.described import table
+from lmbench.report.run import refusal
 from lmbench.report.units import count, gib, percent
 
 #: The table of parts leaves out parts with a smaller share of the peak, and columns of categories with a smaller share.
@@ -37,7 +38,7 @@ _FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
 _REMEDIES = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
     "gradients": "gradients set to none before the forward, a lower precision of the weights, or fewer on each device",
-    "optimizer_state": "an optimizer with less state, or its state over several ranks; a smaller batch changes nothing",
+    "optimizer_state": "an optimizer with less state, or its state over several ranks",
     "activations": "checkpoints (torch.utils.checkpoint; lmbench's model: --model.checkpoint block or selective), or a "
     "smaller batch accumulated",
     "logits": "a loss in pieces of the vocabulary or of the sequence, or a smaller batch accumulated",
@@ -83,7 +84,7 @@ def history_answer(findings: Findings) -> Answer:
         charts=lambda: [memory_chart(f"Memory over time: {name}", findings)],
         figures={
             "device": played.device, "entries": entry_count, "is_complete": not findings.cuts, "cuts": findings.cuts,
-            "peak": {key: peak[key] for key in keys}, "guards": findings.guards,
+            "peak": {key: peak[key] for key in keys}, "refused": findings.refused, "guards": findings.guards,
         },
         data=lambda: table("memory/allocations", findings.largest),
         first=("peak",) if run else ("peak", "largest") if played.has_history else ("peak", "segments", "largest"),
@@ -101,7 +102,7 @@ def _headline(findings: Findings) -> list[Line]:
         largest = sizes.sort_values(ascending=False, kind="stable")[:count].items()
         return ", ".join(f"{name} {gib(size)} ({percent(size / (peak_bytes or 1))})" for name, size in largest)
 
-    lines = guard_lines(findings.guards)
+    lines = [*refusal(findings.refused), *guard_lines(findings.guards)]
     step = f" of step {peak['step']}" if peak["step"] else ""
     when = f"in {peak['phase']}{step}" if findings.played.has_history else "held at the end"
     sizes = pd.Series(findings.by_category, dtype=np.int64)
@@ -118,7 +119,8 @@ def _headline(findings: Findings) -> list[Line]:
         lines.append(Line("reserved", f"{gib(reserved)} at the peak, {unused} of it in no block"))
     largest = sizes.idxmax() if len(sizes) else ""
     if largest in _REMEDIES:
-        lines.append(Line("do", _REMEDIES[largest]))
+        also = "; a smaller batch changes nothing" if findings.is_batch_free else ""
+        lines.append(Line("do", _REMEDIES[largest] + also))
     if findings.blocks["operator"].str.startswith("CompiledFunction").any():
         lines.append(
             Line("compiled", "each compiled region is one operator here; an eager run tells its modules apart")

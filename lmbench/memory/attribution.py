@@ -120,8 +120,12 @@ def stack_roles(played: Replay) -> tuple[Any, list[tuple[str, int, int]]]:
     end_role = at(end, role)
     # Temporaries begin and end in one phase, without another phase in between.
     is_temporary = (at(start, phase) == at(end, phase)) & (at(start, phase_run) == at(end, phase_run)) & ~is_older
-    # Where memory ran out within a phase, its results and its temporaries look alike.
-    is_cut = (end == len(log)) & at(start, phase_run).isin(phase_run[log["action"] == "oom"])
+    # Where memory ran out within a phase, its results and its temporaries look alike. The exception frees both.
+    is_oom = log["action"] == "oom"
+    oom_count = is_oom.cumsum()
+    is_cut = at(start, oom_count) < at(end.clip(upper=len(log) - 1), oom_count)
+    is_cut &= at(start, phase_run).isin(phase_run[is_oom])
+    is_temporary &= ~is_cut
     is_cut &= start_role.isin(("backward", "optimizer"))
     left = start_role.map(_LEFT).mask(end_role == "zero_grad", "gradients")
     left = left.mask(left.isna() & (end_role == "backward") & ~is_older, "activations")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lmbench.code_owners import recorded_folders
+from lmbench.code_owners import Owner, recorded_folders
 from lmbench.errors import UsageError
 from lmbench.memory.attribution import Ranges, attribute, user_frame
 from lmbench.memory.blocks import (
@@ -34,7 +34,7 @@ from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.examined import MemoryHistoryRecord, SavedPerBlock, TopAllocation
 from lmbench.records.guards import make_guard
 from lmbench.records.load import is_run_folder, load_run
-from lmbench.records.measured import Guard
+from lmbench.records.measured import Guard, RefusedAllocation
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, Values, collapsed
 from lmbench.report.units import gib, percent
@@ -70,6 +70,24 @@ class Findings:
         columns = self.played.entries.loc[entry].to_dict()
         return {**columns, "entry": entry, "phase": phase or "outside", "step": step}
 
+    @property
+    def refused(self) -> RefusedAllocation | None:
+        """The last allocation that failed, and what the device held then; None if memory did not run out."""
+        entries = self.played.entries
+        row = entries[entries["action"] == "oom"].tail(1)
+        if row.empty:
+            return None
+        phase = self.bands[PHASE].at(row["time_us"].to_numpy())[0] or "outside"
+        columns = ["size_bytes", "allocated_bytes", "reserved_bytes", "device_free_bytes", "stack"]
+        requested, allocated, reserved, free, stack = row[columns].iloc[0].tolist()
+        location = user_frame(self.played.stacks[stack], self.folders)
+        return RefusedAllocation(phase, requested, allocated, reserved, free, location=location)
+
+    @cached_property
+    def folders(self) -> Mapping[str, Owner]:
+        """The recording's folders by owner."""
+        return recorded_folders(frame.filename for frames in self.played.stacks for frame in frames)
+
     @cached_property
     def held(self) -> Any:
         """The blocks that are held at the peak; `owner` has `*` for indices, so that it is a part of the model."""
@@ -80,6 +98,15 @@ class Findings:
     def by_category(self) -> dict[Category, int]:
         """Bytes at the peak by category."""
         return by_category(self.held)
+
+    @property
+    def is_batch_free(self) -> bool:
+        """Whether the batch's size decides over less than 2 % of the peak, and over no allocation that failed."""
+        if self.refused is not None and self.refused.phase != "optimizer":
+            return False
+        lasts = self.held["category"].isin(["parameters", "gradients", "optimizer_state", "gathered", "workspaces"])
+        sizes = self.held.loc[~lasts & (self.held["phase"] != "optimizer"), "size_bytes"]
+        return bool(sizes.sum() < 0.02 * self.peak["allocated_bytes"])
 
     @cached_property
     def parts(self) -> Any:
@@ -111,8 +138,7 @@ class Findings:
         Blocks of a group agree in size, category, part, phase, step, operator and line of the user's code.
         """
         stacks = self.played.stacks
-        folders = recorded_folders(frame.filename for frames in stacks for frame in frames)
-        lines = {stack: user_frame(stacks[stack], folders) for stack in self.held["stack"].unique().tolist()}
+        lines = {stack: user_frame(stacks[stack], self.folders) for stack in self.held["stack"].unique().tolist()}
         held = self.held.assign(user_frame=self.held["stack"].map(lines).astype(object))
         keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
         rows = held.groupby(keys, sort=False).size().rename("count").reset_index()

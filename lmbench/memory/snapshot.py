@@ -69,11 +69,15 @@ class StackFrame(Struct, frozen=True):
 Stack = tuple[StackFrame, ...]
 
 
-class Entry(Struct, rename={"address": "addr", "requested_bytes": "size", "stack": "frames"}):
+_ENTRY_KEYS = {"address": "addr", "requested_bytes": "size", "stack": "frames", "device_free_bytes": "device_free"}
+
+
+class Entry(Struct, rename=_ENTRY_KEYS):
     """An action of the allocator.
 
     `action` is alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom
-    (which has no address) or snapshot. `stack` has frames from the innermost on; None if no stack was recorded.
+    (which has no address, and the bytes that the device had free) or snapshot. `stack` has frames from the innermost
+    on; None if no stack was recorded. PyTorch 2.0 noted no times.
     """
 
     action: str
@@ -81,20 +85,30 @@ class Entry(Struct, rename={"address": "addr", "requested_bytes": "size", "stack
     requested_bytes: _Bytes = 0
     time_us: _Int64 = 0
     stack: Any = None
+    device_free_bytes: _Bytes = 0
+
+
+class PastBlock(Struct, rename={"requested_bytes": "real_size", "stack": "frames"}):
+    """An allocation in a block, as PyTorch 2.0 noted it."""
+
+    requested_bytes: _Bytes = 0
+    stack: Any = None
 
 
 class SegmentBlock(Struct, rename={"size_bytes": "size", "requested_bytes": "requested_size", "stack": "frames"}):
     """A piece of a segment.
 
     Its state is active_allocated, inactive, or active_pending_free: given back while another stream still uses it. The
-    docstring of torch.cuda.memory calls the last active_awaiting_free.
+    docstring of torch.cuda.memory calls the last active_awaiting_free. In PyTorch 2.0's form a block has no address,
+    and its latest allocation is the first of its `history`; `read_snapshot` fills in address, size and stack.
     """
 
-    address: _Int64
     size_bytes: _Bytes
     state: str
+    address: _Int64 | None = None
     requested_bytes: _Bytes = 0
     stack: Any = None
+    history: list[PastBlock] = []
 
 
 class Segment(Struct):
@@ -125,16 +139,20 @@ class Snapshot(Struct):
     external_annotations: list[Annotation] = []
 
     def choose_device(self, device: int | None) -> int:
-        """The device to look at: `device`, or else the only one with a history, or without histories with memory.
+        """The device to look at: `device`, or else the one that ran out of memory, or the only one with a history, or
+        without histories with memory.
 
         Raises:
             UsageError: the snapshot has nothing of `device`, or has several devices and `device` is None.
         """
-        traces = enumerate(self.device_traces)
-        with_history = [index for index, trace in traces if any(entry.action != "snapshot" for entry in trace)]
+        actions = [{entry.action for entry in trace} for trace in self.device_traces]
+        with_history = [index for index, names in enumerate(actions) if names - {"snapshot"}]
         present = with_history or sorted({segment.device for segment in self.segments})
-        if device in present or (device is None and len(present) == 1):
-            return present[0] if device is None else device
+        if device in present:
+            return device
+        full = [index for index, names in enumerate(actions) if "oom" in names]
+        if device is None and len(full or present) == 1:
+            return (full or present)[0]
         if not present:
             raise UsageError("this snapshot is empty: it has neither a history nor memory that was held")
         raise UsageError(f"name a device of the snapshot: --device {', '.join(map(str, present))}")
@@ -175,7 +193,7 @@ def read_snapshot(path: Path) -> Snapshot:
     gc.disable()
     try:
         content = read_file(path, MAX_FILE_BYTES, follows_links=True)
-        return msgspec.convert(PlainUnpickler(BytesIO(content)).load(), Snapshot)
+        snapshot = msgspec.convert(PlainUnpickler(BytesIO(content)).load(), Snapshot)
     except Unreadable as error:
         raise UsageError(f"{path}: {error}") from None
     except Exception as error:
@@ -185,14 +203,25 @@ def read_snapshot(path: Path) -> Snapshot:
     finally:
         if is_collecting:
             gc.enable()
+    for segment in snapshot.segments:
+        end = segment.address
+        for block in segment.blocks:
+            if block.address is None:
+                block.address = end
+            if block.history:
+                latest = block.history[0]
+                block.requested_bytes, block.stack = latest.requested_bytes, latest.stack
+            end = block.address + block.size_bytes
+    return snapshot
 
 
 @dataclass(frozen=True)
 class Replay:
     """One device's history, as frames.
 
-    - `entries`: `action`, `stack` (an index into `stacks`) and `time_us` of each entry; and the memory after it,
-      `allocated_bytes` with the allocator's rounding, `requested_bytes` without it, and `reserved_bytes`.
+    - `entries`: `action`, `stack` (an index into `stacks`), `time_us`, `size_bytes` and `device_free_bytes` of each
+      entry; and the memory after it, `allocated_bytes` with the allocator's rounding, `requested_bytes` without it, and
+      `reserved_bytes`.
     - `blocks`: as in `lmbench.memory.blocks`, with `address`, `requested_bytes` and `stack`. Their moments are indexes
       of entries.
     - `holes`: the number of allocations and frees that must have happened, and are missing in the history.
@@ -217,7 +246,7 @@ class Replay:
 def replay(snapshot: Snapshot, device: int) -> Replay:
     """Replay the history of a device."""
     entries = snapshot.device_traces[device : device + 1]
-    has_history = any(entries)
+    has_history = any(entry.action != "snapshot" for trace in entries for entry in trace)
     # Without a history there is one moment, that of the snapshot, with the blocks held then.
     rows = map(astuple, entries[0] if has_history else [Entry("snapshot")])
     log = pd.DataFrame(rows, columns=Entry.__struct_fields__)
@@ -226,9 +255,11 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         [astuple(block) for segment in segments for block in segment.blocks], columns=SegmentBlock.__struct_fields__
     )
     stacks, index = different_stacks([*log["stack"], *pieces["stack"]])
-    log = log.assign(stack=index[: len(log)], start=log.index)
+    log = log.assign(stack=index[: len(log)], start=log.index, size_bytes=log["requested_bytes"])
+    if not log["time_us"].any():
+        log["time_us"] = log.index
     held = pieces.assign(stack=index[len(log) :])[pieces["state"] == "active_allocated"]
-    blocks, holes = _blocks(log, held.drop(columns="state").astype(np.int64))
+    blocks, holes = _blocks(log, held.drop(columns=["state", "history"]).astype(np.int64))
     free = [[block.size_bytes for block in segment.blocks if block.state == "inactive"] for segment in segments]
     reserved = pd.DataFrame({
         "count": 1, "kind": ["expandable" if segment.is_expandable else segment.segment_type for segment in segments],
@@ -238,7 +269,7 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     # Segments are known at the end: reserved bytes at other entries follow from how they grew and shrank.
     signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     grown = (log["requested_bytes"] * log["action"].map(signs).fillna(0).astype(np.int64)).cumsum()
-    log = log[["action", "stack", "time_us"]].assign(
+    log = log[["action", "stack", "time_us", "size_bytes", "device_free_bytes"]].assign(
         allocated_bytes=held_bytes(blocks, len(log)),
         requested_bytes=held_bytes(blocks, len(log), "requested_bytes"),
         reserved_bytes=reserved["total_bytes"].sum() + grown - grown.iloc[-1],

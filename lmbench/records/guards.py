@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from lmbench.precision import find_precision
+from lmbench.records.endurance import leak_limit
 from lmbench.records.host_time import HARNESS
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -235,6 +236,14 @@ def _settings(run: RunRecord) -> Iterator[Guard]:
     modes = [mode for mode in (flags.deterministic_algorithms, flags.cudnn_deterministic) if mode is not None]
     yield make_guard("deterministic", max(modes, default=None))
     yield make_guard("recompiles", count if count or run.compile.is_enabled is not False else None)
+    collector, wall_s = run.collector, run.window.wall_s
+    share = collector.total_s / wall_s if collector.total_s is not None and wall_s else None
+    variant, full_s = "", (collector.full_s or 0.0) * (collector.count or 0)
+    if collector.location and wall_s:
+        share, variant = full_s / (wall_s + full_s), "called"
+    yield make_guard(
+        "garbage_collection", share, variant=variant, collector=collector, full_ms=(collector.full_s or 0) * 1e3
+    )
 
 
 def _device(run: RunRecord) -> Iterator[Guard]:
@@ -248,6 +257,11 @@ def _device(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("sm_clock_drop", state.sm_clock_drop_fraction, clocks=clocks)
     pids = sorted({*(state.open.other_process_pids or ()), *(state.close.other_process_pids or ())})
     yield make_guard("other_processes", state.other_process_count, pids=", ".join(map(str, pids)) or "unknown")
+    growths = (("host", memory.host_growth), ("reserved device", memory.reserved_growth))
+    name, slope = max(growths, key=lambda item: item[1].low_bytes_per_step or -math.inf)
+    limit, mib = leak_limit(run.window.steps or 1), (slope.bytes_per_step or 0.0) / 2**20
+    keeper = memory.keeper or "what keeps it is unknown"
+    yield make_guard("memory_growth", slope.low_bytes_per_step, limit, memory=name, mib=mib, keeper=keeper)
     growth = memory.window_reserved_growth_bytes
     yield make_guard("allocator_growth", growth, mib=(growth or 0) / 2**20)
     yield make_guard("allocator_retries", memory.window_alloc_retry_count)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from lmbench.records.endurance import Growth, StepChange
 from lmbench.records.field import (
     Bytes,
     Celsius,
@@ -102,6 +103,17 @@ class Window:
     )
     excluded_count: Count = about(
         "Number of steps before which a pause (validation, a checkpoint, writing records) was subtracted.", "exclusions"
+    )
+    checkpoint_s: Seconds = lower("Part of `excluded_s` in which checkpoints were saved.", "saving")
+    validation_s: Seconds = lower("Part of `excluded_s` in which validations ran.", "validation")
+    goodput_fraction: Fraction = higher(
+        "Share of the window's wall time that its steps take: `wall_s` / (`wall_s` + `excluded_s`).", "goodput"
+    )
+    changes: list[StepChange] = about(
+        "Changes of the step time within the window, by 2 % at least: step, seconds from the window's start, ratio "
+        "with 95 % interval (medians of blocks of steps count as independent), and means of clock, temperature, memory "
+        "and garbage collection before and after.",
+        factory=list,
     )
     clock_drift_fraction: Fraction = about(
         "How much faster the device's clock ran than the host's; lags are corrected for it."
@@ -273,6 +285,7 @@ class RefusedAllocation:
         "Remainder of `allocated_bytes`: activations, inputs, temporary tensors and workspaces.",
         "activations and the rest",
     )
+    location: Text = about("Line of code whose allocation failed, where an allocator's history has it.", "refused at")
 
 
 @record
@@ -321,6 +334,9 @@ class Memory:
     window_reserved_growth_bytes: Bytes = lower(
         "Growth of the allocator's reserved memory from the window's start to its end.", "growth"
     )
+    host_growth: Annotated[Growth, "<memory>_growth"] = part(Growth)
+    reserved_growth: Annotated[Growth, "<memory>_growth"] = part(Growth)
+    keeper: Text = about("What keeps the memory that grows over steps, with the line that fills it; null if unknown.")
     refused: RefusedAllocation | None = None
     host_peak_rss_bytes: Bytes = lower("Peak resident memory of the process on the host.", "host peak", over="max")
 

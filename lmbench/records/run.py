@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from lmbench.records.endurance import Collector, Saving
 from lmbench.records.examined import DtypeRecord, KernelSummary, MemoryHistoryRecord, MemoryPrediction
 from lmbench.records.field import (
     Bytes,
@@ -497,6 +498,8 @@ class RunRecord:
     host_state: HostState = part(HostState)
     host_time: HostTime = part(HostTime)
     input_pipeline: InputPipeline | None = None
+    saving: Saving = part(Saving)
+    collector: Collector = part(Collector)
     probe: Probe = part(Probe)
     communication: Communication = part(Communication)
     kernels: KernelSummary | None = None

@@ -20,7 +20,7 @@ from lmbench.records.vocabulary import SPANS, Values
 Kind = Literal["step", "run"]
 
 #: Placeholders for a phase, a border or an end of the window in names, titles and meanings.
-_PLACEHOLDER = re.compile("<(?:phase|border|end)>")
+_PLACEHOLDER = re.compile("<(?:phase|border|end|memory)>")
 
 #: What a name says beside its subject: that it is a flag, or its unit.
 _BESIDE_SUBJECT = re.compile("^is_|_(s|w|c|hz|bytes|fraction|count)$")

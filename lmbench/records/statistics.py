@@ -113,6 +113,13 @@ def trend(values: Sequence[float]) -> tuple[float, float] | None:
     return float(last / first - 1) if first > 0 else 0.0, 1.0 if math.isnan(chance) else float(chance)
 
 
+def slope(times: Floats, values: Floats) -> tuple[float, float, float]:
+    """The Theil-Sen slope of values over times, and its 95 % interval (Sen 1968), from at most 400 even points."""
+    chosen = np.linspace(0, len(values) - 1, min(len(values), 400)).astype(int)
+    line = scipy.stats.theilslopes(values[chosen], times[chosen], CONFIDENCE)
+    return float(line.slope), float(line.low_slope), float(line.high_slope)
+
+
 @dataclass(frozen=True)
 class Ratio:
     """The ratio B over A of the geometric means of two sides; one process is one sample.

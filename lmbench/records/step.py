@@ -6,7 +6,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from lmbench.records.field import ABOUT, About, Count, Flag, Index, Nats, Number, Offset, Seconds, about, lower, record
+from lmbench.records.field import (
+    ABOUT,
+    About,
+    Bytes,
+    Celsius,
+    Count,
+    Flag,
+    Hertz,
+    Index,
+    Nats,
+    Number,
+    Offset,
+    Seconds,
+    about,
+    lower,
+    record,
+)
 from lmbench.records.vocabulary import Stage
 
 
@@ -46,6 +62,20 @@ class StepRecord:
     excluded_s: Seconds = about(
         "Time between this step and the one before for validation, checkpoints and writing records; already subtracted."
     )
+    checkpoint_s: Seconds = lower("Part of `excluded_s` in which a checkpoint was saved; null without one.")
+    validation_s: Seconds = lower("Part of `excluded_s` in which a validation ran; null without one.")
+    is_saving: Flag = about(
+        "Whether a checkpoint was being written in the background when the step began; null if not.", "saving"
+    )
+    host_bytes: Bytes = lower(
+        "Memory of the process alone (resident, not shared) at the step's end; read each 50 ms at most.", over="max"
+    )
+    reserved_bytes: Bytes = lower(
+        "Memory that PyTorch's allocator had reserved at the step's end; read each 50 ms at most.", over="max"
+    )
+    gc_s: Seconds = lower("Part of `step_s` in which Python collected garbage; null without a collection.", "gc")
+    sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors; read each 10 s at most.", "SM clock")
+    temperature_c: Celsius = about("Temperature of the GPU; read each 10 s at most.", "temperature")
     scalars: dict[str, Number] = about(
         "Numbers of the step by name, which callbacks of yours or `self.log` of your module logged.", factory=dict
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from lmbench.records.endurance import changes_of, growth_of, saving_of
 from lmbench.records.field import PerPhase, mean_of
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
@@ -47,10 +48,17 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         # The steps leave out the pauses, and the wall time is compared with their sum.
         window.wall_s = raw_wall_s - window.excluded_s
         window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
+        window.goodput_fraction = window.wall_s / raw_wall_s
     waits_s = [(step.data_s or 0.0) + (step.other_s or 0.0) for step in measured]
     restarts_s = [wait_s for step, wait_s in zip(measured, waits_s, strict=True) if step.follows_loader_end]
     if restarts_s:
         window.loader_restart_s = statistics.fmean(restarts_s) - min(waits_s)
+    window.checkpoint_s = math.fsum(step.checkpoint_s or 0.0 for step in measured)
+    window.validation_s = math.fsum(step.validation_s or 0.0 for step in measured)
+    window.changes = changes_of(selected.used)
+    run.memory.host_growth = growth_of(measured, "host_bytes")
+    run.memory.reserved_growth = growth_of(measured, "reserved_bytes")
+    saving_of(measured, run.saving)
     run.phases = summarize_steps(steps)
     # Scalars describe updates, which skipped steps do not have.
     updated = [step for step in measured if not step.is_skipped]

@@ -22,8 +22,8 @@ SPANS: tuple[Span, ...] = get_args(Span)
 BORDERS: tuple[Span, ...] = (*PHASES[:-1], "step")
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-#: Validation, checkpoints and writing of records inside a step. This time is subtracted from the step and counted.
-EXCLUDED = "excluded"
+#: Saving, validation, and writing of records inside a step. Their time is subtracted from the step and counted.
+CHECKPOINT, VALIDATION, EXCLUDED = PAUSES = ("checkpoint", "validation", "excluded")
 
 #: Modes whose steps compute gradients.
 BACKWARD_MODES: tuple[Mode, ...] = ("forward_backward", "train_step")

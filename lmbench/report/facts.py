@@ -137,6 +137,8 @@ def _compile_label(options: Any) -> str:
     if not isinstance(options, Mapping):
         return str(options)
     extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
+    if options.get("dynamic") is False:
+        extras.append("static")
     return " ".join([str(options.get("mode") or "default"), *extras])
 
 

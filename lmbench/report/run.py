@@ -19,6 +19,7 @@ from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
 from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines
+from lmbench.report.endurance import endurance_lines
 from lmbench.report.facts import choices_of
 from lmbench.report.host_time import input_lines, owner_lines
 from lmbench.report.units import (
@@ -41,6 +42,8 @@ _HOST_LIMITED_FRACTION = 0.5
 #: Milliseconds without the word, which the table's title says once for five columns.
 _MS = replace(MS, word="")
 _STATISTICS = ("mean", "std", "median", "min", "max")
+#: Whether a graph is for one shape, by torch.compile's option `dynamic`.
+_SHAPES = {None: "dynamic once shapes change", True: "dynamic shapes", False: "static shapes"}
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
 
 
@@ -98,7 +101,7 @@ def banner(run: RunRecord) -> list[Line]:
     if data.batch_size:
         shape = f"batch {data.batch_size} x context {data.context_length or '?'}, {data.source or '?'} tokens"
     accumulation = f"{window.micro_batches} micro-batches a step" if (window.micro_batches or 1) > 1 else ""
-    compiled = listed(run.compile.mode, run.compile.regional and "regional")
+    compiled = listed(run.compile.mode, run.compile.regional and "regional", _SHAPES[run.compile.dynamic])
     processor = environment.gpu.name or environment.host.cpu_model or "CPU"
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
     duration = f"{window.requested_steps or window.steps or 'all'} steps"
@@ -268,13 +271,7 @@ def _peak_memory(run: RunRecord) -> list[Line]:
 
 def _ending(run: RunRecord) -> list[Line]:
     """The allocation that was refused, and the outcome, if it is not `ok`."""
-    refused, error = run.memory.refused or RefusedAllocation(), run.error or RunError()
-    lines = labelled(
-        "refused",
-        refused.requested_bytes and refused.phase and f"{gib(refused.requested_bytes)} more in {refused.phase}",
-        refused.allocated_bytes and f"with {gib(refused.allocated_bytes)} held",
-        refused.device_free_bytes and f"{gib(refused.device_free_bytes)} free",
-    )
+    error, lines = run.error or RunError(), refusal(run.memory.refused)
     if run.outcome != "ok":
         phase, location = error.phase and f"in {error.phase}", error.location and f"at {error.location}"
         place = listed(run.outcome, phase, location, separator=" ")
@@ -282,6 +279,19 @@ def _ending(run: RunRecord) -> list[Line]:
         message = shorten(error.message or "", 160, placeholder=" ...")
         lines += labelled("outcome", place, message, separator=": ")
     return lines
+
+
+def refusal(refused: RefusedAllocation | None) -> list[Line]:
+    """The allocation that was refused, and what the device held; no line where memory did not run out."""
+    if refused is None or not refused.requested_bytes or not refused.phase:
+        return []
+    return labelled(
+        "refused",
+        f"{gib(refused.requested_bytes)} more in {refused.phase}",
+        refused.location and f"at {refused.location}",
+        refused.allocated_bytes and f"with {gib(refused.allocated_bytes)} held",
+        refused.device_free_bytes is not None and f"{gib(refused.device_free_bytes)} free",
+    )
 
 
 def details(run: RunRecord) -> list[Line]:
@@ -320,6 +330,7 @@ def details(run: RunRecord) -> list[Line]:
         *_ranks(run),
         *labelled("dtypes", run.dtypes and run.dtypes.reason and f"none: {run.dtypes.reason}"),
         *_cost(run),
+        *endurance_lines(run),
         *labelled("power", power_w and f"{whole(power_w)} W", joules and f"{millijoules(joules)} mJ/token"),
         *labelled("loss", loss.first and f"{loss.first:.4f} first", loss.last and f"{loss.last:.4f} last"),
         *labelled("guards", listed(*(f"{number} {status}" for status, number in tally))),

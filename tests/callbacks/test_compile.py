@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fit_process import bench
@@ -58,18 +60,21 @@ def test_regional_compiles_each_block(tmp_path):
     assert compiled.graph_count >= 1
 
 
-def fit(module, growth=0):
+def fit(module, growth=0, options=QUICK):
     batches = [(torch.randn(2 + growth * index, 16),) for index in range(64)]
     loader = DataLoader(batches, batch_size=None)
-    return measure(module, Compiler(QUICK), schedule=Schedule(2, 4), loader=loader)[1].run.compile
+    return measure(module, Compiler(options), schedule=Schedule(2, 4), loader=loader)[1].run.compile
 
 
-@pytest.mark.parametrize("growth", [0, 1])
-def test_a_foreign_modules_children_are_compiled_and_a_new_shape_counts_as_a_recompile(growth):
-    facts = fit(Regression(), growth)
-    assert facts.targets == ["net"]
-    assert facts.graph_count >= 1
-    assert (facts.window_recompile_count >= 1) == bool(growth)
+@pytest.mark.parametrize(
+    ("growth", "dynamic", "graphs", "recompiles"), [(0, None, 1, 0), (1, None, 2, 0), (1, True, 1, 0), (1, False, 6, 4)]
+)
+def test_a_foreign_modules_children_are_compiled_and_new_shapes_take_a_second_graph_unless_they_are_static(
+    growth, dynamic, graphs, recompiles
+):
+    facts = fit(Regression(), growth, replace(QUICK, dynamic=dynamic))
+    assert (facts.targets, facts.dynamic) == (["net"], dynamic)
+    assert (facts.graph_count, facts.window_recompile_count) == (graphs, recompiles)
 
 
 def test_no_graph_is_an_error():

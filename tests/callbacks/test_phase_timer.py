@@ -57,9 +57,20 @@ def test_validation_inside_the_window_is_subtracted(sleeper):
     assert total_s(window) == pytest.approx(session.raw_wall_s - excluded_s, rel=0.05)
 
 
-def test_a_checkpoint_inside_the_window_is_subtracted(sleeper, tmp_path):
-    window, _ = measure(sleeper, ModelCheckpoint(tmp_path, every_n_train_steps=2), enable_checkpointing=True)
-    assert sum(record.excluded_s > 0 for record in window) >= 3
+@pytest.mark.parametrize(("settings", "has_validation"), [({"every_n_train_steps": 2}, False), ({}, True)])
+def test_a_checkpoint_inside_the_window_is_subtracted_also_where_a_validation_ends(
+    settings, has_validation, sleeper, tmp_path
+):
+    flags = {"val_check_interval": 2, "limit_val_batches": 2} if has_validation else {}
+    sleeper.validation_step, val = sleeper.training_step, SlowBatches(2) if has_validation else None
+    saving = ModelCheckpoint(tmp_path, save_top_k=-1, **settings)
+    window, _ = measure(sleeper, saving, val=val, enable_checkpointing=True, **flags)
+    saved = [record for record in window if record.checkpoint_s]
+    assert len(saved) >= 3
+    for record in saved:
+        assert bool(record.validation_s) == has_validation
+        assert record.excluded_s == pytest.approx(record.checkpoint_s + (record.validation_s or 0.0), rel=0.5)
+        assert record.excluded_s >= record.checkpoint_s + (record.validation_s or 0.0)
 
 
 def test_window_lasts_as_long_as_asked(sleeper):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import planted_memory
 import pytest
-from planted_memory import (
-    MIB,
-    USER,
-    Allocator,
-    notes_of,
-    planted_run,
-    write,
-)  # fmt: skip
+from planted_memory import FORWARD, MIB, USER, Allocator, notes_of, planted_run, snapshot, write
 
 from lmbench.errors import UsageError
+from lmbench.memory.answer import history_answer
 from lmbench.memory.findings import examine
 
 
@@ -164,6 +160,58 @@ def test_a_device_has_to_be_named_if_several_have_a_history(tmp_path):
     held = examine(write(tmp_path / "s.pickle", silent))
     assert held.peak["allocated_bytes"] == 3 * MIB
     assert held.cuts == ["it has no history, only what was held when it was taken"]
+
+
+STATE = (("_init_group", f"{PACKAGES}/torch/optim/adam.py", 8), ("train", USER, 21))
+
+
+@pytest.mark.parametrize(
+    ("in_forward_mib", "state_mib", "phase", "start", "end"),
+    [
+        (40, 10, "forward", "checkpoints", "or a smaller batch accumulated"),
+        (1, 99, "forward", "an optimizer with less state", "over several ranks"),
+        (1, 99, "optimizer", "an optimizer with less state", "a smaller batch changes nothing"),
+    ],
+)
+def test_the_device_that_ran_out_is_shown_with_what_it_refused_and_what_unwinding_freed(
+    in_forward_mib, state_mib, phase, start, end, tmp_path
+):
+    other, memory = Allocator(), Allocator(device=1)
+    other.alloc(MIB)
+    memory.alloc(state_mib * MIB, STATE)
+    blocks = [memory.alloc(MIB, FORWARD) for _ in range(in_forward_mib)]
+    memory.refuse(8 * MIB, 3 * MIB, FORWARD if phase == "forward" else STATE)
+    for block in blocks:
+        memory.free(block)
+    findings = examine(write(tmp_path / "s.pickle", other, memory))
+    assert mib(findings.by_category) == {"activations": in_forward_mib, "optimizer_state": state_mib}
+    refused = findings.refused
+    assert (findings.played.device, refused.phase, refused.location.split()[0]) == (1, phase, f"{USER}:21")
+    assert (refused.requested_bytes, refused.device_free_bytes) == (8 * MIB, 3 * MIB)
+    assert refused.allocated_bytes == (in_forward_mib + state_mib) * MIB
+    headline = {line.label: line.text for line in history_answer(findings).headline}
+    assert headline["do"].startswith(start)
+    assert headline["do"].endswith(end)
+    assert headline["refused"].startswith(f"8.0 MiB more in {phase}, at {USER}:21 ")
+
+
+def test_the_form_of_torch_2_0_has_the_same_blocks_and_entries_without_times(tmp_path):
+    today, torch20 = snapshot(planted_run().memory), snapshot(planted_run().memory)
+    for segment in torch20["segments"]:
+        for block in segment["blocks"]:
+            del block["address"]
+            if "requested_size" in block:
+                block["history"] = [{"real_size": block.pop("requested_size"), "frames": block.pop("frames", [])}]
+    for form in (today, torch20):
+        del form["external_annotations"]
+    for entry in torch20["device_traces"][0]:
+        del entry["time_us"]
+    answers = []
+    for form in (today, torch20):
+        (tmp_path / "s.pickle").write_bytes(pickle.dumps(form))
+        findings = examine(tmp_path / "s.pickle")
+        answers.append((findings.by_category, findings.phases.to_dict(), findings.largest.to_dict(), findings.cuts))
+    assert answers[0] == answers[1]
 
 
 def test_damaged_notes_are_an_error(tmp_path):

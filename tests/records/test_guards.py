@@ -56,6 +56,8 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
         },
         "device_state": {"open": READING, "close": READING, **CAPPED, "other_process_count": 0},
         "host_state": {"other_cpu_fraction": 0.02, "steal_fraction": 0.0, "waited_fraction": 0.001},
+        "collector": {"count": 0, "total_s": 0.0},
+        "memory.host_growth": {"bytes_per_step": 0.0, "low_bytes_per_step": -10.0},
         "communication": {"sigterm_check_s": 0.0, "bucket_copy_bytes": 0, "bucket_split_count": 0},
         "probe.is_complete": True,
         "probe.training.parameters": 4,
@@ -96,7 +98,7 @@ def test_a_run_on_a_cpu_is_not_judged_by_facts_of_a_gpu():
     guards = guards_of(device_type="cpu", **changes)
     assert {name for name, guard in guards.items() if guard.status == "n/a"} == {
         "other_share", "hidden_syncs", "launch_blocking", "power_cap", "thermal_cap", "sm_clock_drop",
-        "other_processes", "allocator_growth", "allocator_retries",
+        "other_processes", "allocator_growth", "allocator_retries", "memory_growth",
     }  # fmt: skip
 
 

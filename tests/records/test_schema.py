@@ -19,6 +19,8 @@ Hz | _hz
 FLOP | _flops
 FLOP/s | _flops_per_s
 tokens/s | _tokens_per_s .tokens_per_s
+bytes/s | _bytes_per_s
+bytes/step | bytes_per_step
 fraction | _fraction
 """)
 }

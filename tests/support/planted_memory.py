@@ -70,6 +70,12 @@ class Allocator:
             self.entries.append({**entry, "frames": _frames(stack)})
             del self.entries[: -(self.max_entries or len(self.entries))]
 
+    def refuse(self, size, device_free, stack=FORWARD):
+        """An allocation that fails for want of memory."""
+        self._enter("oom", 0, size, stack)
+        self.entries[-1] |= {"device_free": device_free}
+        del self.entries[-1]["addr"]
+
     def mark(self, name, stage):
         self.time_us += 3
         if self.is_on:

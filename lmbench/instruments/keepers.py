@@ -1,0 +1,136 @@
+"""Who keeps memory, and who collects garbage: containers that grew over some steps, and calls of the collector."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import re
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from lmbench.code_owners import responsible_frame
+from lmbench.records.endurance import Collector
+
+#: A container explains the growth of memory if its new items hold this share of it.
+_LEAST_FRACTION = 0.1
+
+
+class GrowingContainers:
+    """Finds the container that grew most since this object was made, among all that Python's collector knows."""
+
+    def __init__(self) -> None:
+        kinds = (list, dict, set, deque)
+        self._sizes = [(item, len(item)) for item in gc.get_objects() if type(item) in kinds]
+
+    def keeper(self, steps: int, bytes_per_step: float) -> str | None:
+        """What keeps memory, as `a list of tensors in Module.kept, model.py:12`; None if no container explains it.
+
+        Args:
+            steps: steps since this object was made, each of which added an item.
+            bytes_per_step: growth of memory per step.
+        """
+        most_bytes, keeper = _LEAST_FRACTION * steps * bytes_per_step, None
+        for container, size in self._sizes:
+            if container is self._sizes or len(container) - size < steps:
+                continue
+            values = container.values() if isinstance(container, dict) else container
+            items = list(islice(values, size, None))
+            held_bytes = sum(map(_held_bytes, tree_leaves(items)))
+            if held_bytes > most_bytes:
+                kind = "tensor" if isinstance(items[0], torch.Tensor) else type(items[0]).__name__
+                most_bytes = held_bytes
+                keeper = f"a {type(container).__name__} of {kind}s{_place(container)}"
+        return keeper
+
+
+def garbage_bytes() -> int:
+    """Collect garbage, and tell the bytes of the tensors and arrays in it, which only reference cycles kept."""
+    flags, first = gc.get_debug(), len(gc.garbage)
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    gc.set_debug(flags)
+    held_bytes = sum(map(_held_bytes, gc.garbage[first:]))
+    del gc.garbage[first:]
+    return held_bytes
+
+
+def _held_bytes(leaf: Any) -> int:
+    """The bytes of a tensor's whole storage, or of an array; 0 for other values, and for layouts without storage."""
+    with suppress(NotImplementedError, RuntimeError):
+        if isinstance(leaf, torch.Tensor):
+            return int(leaf.untyped_storage().nbytes())
+    return leaf.nbytes if isinstance(leaf, np.ndarray) else 0
+
+
+def _place(container: Any, depth: int = 2) -> str:
+    """The attribute or global that holds a container, also in another one, and the line that fills it."""
+    holders = [
+        holder
+        for holder in gc.get_referrers(container)
+        if isinstance(holder, dict | list) or hasattr(holder, "__dict__")
+    ]
+    for owner in (*holders, *(owner for holder in holders for owner in gc.get_referrers(holder))):
+        with suppress(Exception):
+            return f" in {_filled(owner, next(name for name, value in vars(owner).items() if value is container))}"
+    places = (_place(holder, depth - 1) for holder in holders if depth and isinstance(holder, dict | list))
+    return next(filter(None, places), "")
+
+
+def _filled(owner: Any, name: str) -> str:
+    """An owner's attribute with the line of the owner's source that fills it, or else that mentions it."""
+    source = owner if inspect.isclass(owner) or inspect.ismodule(owner) else type(owner)
+    place = f"{source.__name__}.{name}"
+    with suppress(OSError, TypeError):
+        lines, first = inspect.getsourcelines(source)
+        mentions = [index for index, line in enumerate(lines) if re.search(rf"\b{name}\b", line)]
+        fills = [
+            index
+            for index in mentions
+            if re.search(r"\.(append|extend|add|insert|update|setdefault)\w*\(|\]\s*=|\+=", lines[index])
+        ]
+        if mentions:
+            place += f", {Path(inspect.getfile(source)).name}:{max(first, 1) + (fills or mentions)[0]}"
+    return place
+
+
+class CollectorWatch:
+    """Times collections of garbage from `begin` to `end`, and notes which lines called for them.
+
+    Args:
+        facts: the record that is filled in.
+        note: is called with the seconds of each collection.
+    """
+
+    def __init__(self, facts: Collector, note: Callable[[float], None]) -> None:
+        self._facts, self._note, self._undo = facts, note, ExitStack()
+        self._places = Counter[str]()
+        self.end = self._undo.close
+
+    def begin(self) -> None:
+        self._facts.count, self._facts.total_s = 0, 0.0
+        gc.callbacks.append(self._collects)
+        self._undo.callback(gc.callbacks.remove, self._collects)
+
+    def _collects(self, phase: str, info: Any) -> None:
+        if phase == "start":
+            self._began_s = time.perf_counter()
+            return
+        length_s = time.perf_counter() - self._began_s
+        self._facts.count = (self._facts.count or 0) + 1
+        self._facts.total_s = (self._facts.total_s or 0.0) + length_s
+        self._note(length_s)
+        # With the collector off, as in lmbench's window, only a call collects.
+        if not gc.isenabled():
+            frame = responsible_frame(traceback.extract_stack()[:-1])
+            self._places[f"{frame.filename}:{frame.lineno} in {frame.name}"] += 1
+            self._facts.location = self._places.most_common(1)[0][0]
