@@ -71,7 +71,8 @@ class HostOwners(Observer):
     def _tasks(self) -> Iterator[tuple[Any, str, str]]:
         """The object, method and owner of each task; the owner of `self.log` is the line that calls it."""
         trainer: Any = self.trainer
-        loader = trainer.train_dataloader or trainer.val_dataloaders
+        # A loader of endless data has no length, and so no truth value.
+        loader = trainer.val_dataloaders if trainer.train_dataloader is None else trainer.train_dataloader
         yield self.module, "log", ""
         yield _DataFetcher, "__iter__", "restart of the loader"
         yield _DataFetcher, "__next__", reader_of(loader)
