@@ -103,6 +103,9 @@ class Window:
     excluded_count: Count = about(
         "Number of steps before which a pause (validation, a checkpoint, writing records) was subtracted.", "exclusions"
     )
+    turn_steps_s: list[float] | None = about(
+        "Median `step_s` of each turn, where the process of another side measured in between; null elsewhere.", "turns"
+    )
     clock_drift_fraction: Fraction = about(
         "How much faster the device's clock ran than the host's; lags are corrected for it."
     )

@@ -151,6 +151,10 @@ class Ratio:
             return False
         return self.equal_low >= 1.0 / (1.0 + tolerance) and self.equal_high <= 1.0 + tolerance
 
+    def lies_beyond(self, tolerance: float) -> bool:
+        """Whether the 95 % interval excludes every change up to the tolerance."""
+        return (self.low or 0.0) > 1.0 + tolerance or (self.high or math.inf) < 1.0 / (1.0 + tolerance)
+
     def verdict(self, tolerance: float) -> Verdict:
         """`same` where the 90 % interval lies within the tolerance, `larger` or `smaller` where the 95 % interval
         excludes 1; else, and with fewer than three processes on a side, `undecided`."""

@@ -46,6 +46,7 @@ class StepRecord:
     excluded_s: Seconds = about(
         "Time between this step and the one before for validation, checkpoints and writing records; already subtracted."
     )
+    turn: Index = about("Turn of the window in which the step was taken; null where no other process took turns.")
     scalars: dict[str, Number] = about(
         "Numbers of the step by name, which callbacks of yours or `self.log` of your module logged.", factory=dict
     )
