@@ -21,3 +21,4 @@ from lmbench.callbacks.session import MeasurementSession as MeasurementSession
 from lmbench.callbacks.sync_finder import SyncFinder as SyncFinder
 from lmbench.callbacks.throughput_meter import ThroughputMeter as ThroughputMeter
 from lmbench.callbacks.training_check import TrainingCheck as TrainingCheck
+from lmbench.callbacks.turns import Turns as Turns

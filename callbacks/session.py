@@ -97,6 +97,8 @@ class MeasurementSession(LeanCallback):
         self._attached: list[Events] = []
         self._bypass, self._collector = ExitStack(), QuietCollector()
         self._window_start_ns = 0
+        #: Seconds of the window in which another process measured.
+        self.paused_s = 0.0
         #: Seconds from the end of the window's last step to the window's end.
         self._tail_s = 0.0
         #: Listeners of the track, kept aside during a validation within training.
@@ -359,7 +361,7 @@ class MeasurementSession(LeanCallback):
     def _is_window_complete(self) -> bool:
         if self._agreed_steps is not None:
             return self.window_steps >= self._agreed_steps
-        return self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s)
+        return self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s - self.paused_s)
 
     def _agrees(self, trainer: Trainer) -> bool:
         """Whether ranks agree on the number of steps: a rank that ended by its own clock would leave others waiting."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,18 +11,23 @@ from pathlib import Path
 from lmbench.campaign.sides import WINDOW, has_window
 from lmbench.campaign.sweep import Sweep
 from lmbench.compare.comparison import INVALID, UNDECIDED, CellComparison, Comparison, compare
+from lmbench.compare.rounds import rounds_until
 from lmbench.records.load import is_run_folder
 from lmbench.records.store import RUNS_FOLDER
 from lmbench.records.vocabulary import MIN_REPEATS, SIDE
-from lmbench.report.units import duration
+from lmbench.report.units import duration, percent_short
 from lmbench.standard_output import result_alone
 from lmbench.sweep.engine import Engine
 from lmbench.sweep.execute import Pace
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.plan import make_plan
 
-#: Seconds and steps of the first rounds' windows. Longer windows must leave the budget time for this many rounds.
-_FIRST_WINDOW_S, _WINDOW_STEPS, _LEAST_ROUNDS = 0.5, 10, 12
+#: Seconds and steps of the first rounds' windows, and the longest window.
+_FIRST_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 0.5, 10, 30.0
+#: Longer windows leave the budget time for so many rounds in all, and so many more.
+_PLANNED_ROUNDS, _LEAST_LEFT = 8, 4
+#: Without a given budget, comparisons may take this many times the rounds that a change of the gate's size takes.
+_AUTO_FACTOR = 1.5
 
 
 @dataclass
@@ -33,25 +38,28 @@ class Rounds:
         path: the folder of the sweep of both sides.
         file: that sweep.
         tolerance: changes up to this fraction count as none.
-        budget_s: the time after which no further round starts.
+        budget_s: about how long to measure, to half a round; None measures as long as the gate needs.
         about: dotted names of what is compared.
         engine: runs the rounds elsewhere; None measures them here.
         limits: limits of single runs, and their compile cache.
+        advice: a sentence on the rounds and the time that are needed, after the first round.
     """
 
     path: Path
     file: SweepFile
     tolerance: float
-    budget_s: float
+    budget_s: float | None
     about: Sequence[str] = ()
     engine: Engine | None = None
     limits: Pace = field(default_factory=Pace)
+    advice: str = ""
 
     def __post_init__(self) -> None:
         plan = make_plan(self.path.name, self.file)
         pace = replace(self.limits, is_enough=self._is_enough, window_options=self._window_options)
         self._sweep = Sweep(plan, self.path, pace=pace, engine=self.engine)
         self._began_s, self._window_s = time.monotonic(), _FIRST_WINDOW_S
+        self._looked_s: float | None = None
         missing = [job.repeat for job in plan.jobs() if not is_run_folder(self.path / RUNS_FOLDER / job.name)]
         self._kept_rounds = min(missing, default=self.file.repeats)
 
@@ -74,7 +82,9 @@ class Rounds:
         """Whether measuring ends after this many rounds: the verdict stands, or the budget is spent."""
         if rounds < self._kept_rounds:
             return False
-        comparison, elapsed_s = self.compare(), time.monotonic() - self._began_s
+        comparison, now_s = self.compare(), time.monotonic()
+        elapsed_s, round_s = now_s - self._began_s, now_s - (self._looked_s or now_s)
+        self._looked_s = now_s
         cell = comparison.cells[0] if comparison.cells else None
         reason = cell.reasons[0] if cell else "no run counts"
         self._sweep.progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
@@ -84,19 +94,50 @@ class Rounds:
             # A run with outcome ok was left out for a failed guard. That may be an accident, so measure again.
             left_out = (*cell.left_out_a, *cell.left_out_b)
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
-        round_s = elapsed_s / max(1, rounds - self._kept_rounds)
+        if comparison.verdict != UNDECIDED:
+            return True
+        is_first = not self.advice
+        self.advice = self._advise(cell, len(cell.used_a), round_s, elapsed_s)
+        if is_first:
+            self._sweep.progress.keep(self.advice)
+        if self.budget_s is None:
+            enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std or 0.0)
+            self._lengthen_window(cell, round_s, math.inf)
+            return len(cell.used_a) >= max(enough, _PLANNED_ROUNDS)
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
-        return comparison.verdict != UNDECIDED or elapsed_s + round_s > self.budget_s
+        # The last round ends half a round before the end of the budget at most, and half a round after it.
+        return elapsed_s + round_s / 2 > self.budget_s
+
+    def _advise(self, cell: CellComparison, rounds: int, round_s: float, elapsed_s: float) -> str:
+        """A sentence on the rounds, the time and the budget that a change of twice the tolerance takes."""
+        change = 2 * self.tolerance
+        needed = rounds_until(change, cell.round_std or 0.0)
+        more_s = max(1, needed - rounds) * round_s
+        about = "about" if cell.round_std else "at least"
+        budget = math.ceil((elapsed_s + more_s) / 60)
+        return (
+            f"a round takes {duration(round_s)}; +{percent_short(change)} takes {about} {needed} rounds: "
+            f"{duration(more_s)} more, --budget {budget}m"
+        )
 
     def _lengthen_window(self, cell: CellComparison, round_s: float, rest_s: float) -> None:
-        """Double the window where the noise needs it and the rest of the budget has time for it."""
-        has_time = rest_s > _LEAST_ROUNDS * (round_s + 2 * self._window_s)
-        # The standard deviation of a single round is 0, so that it never lengthens windows.
-        if has_time and statistics.pstdev(cell.metrics[0].ratio.differences) > self.tolerance:
-            self._window_s *= 2
+        """Lengthen the window as the noise needs it, and as the rest of the budget has time for enough rounds.
+
+        The noise of a round falls with the square root of its window. It has to be below a third of the change so far,
+        or as small as the gate.
+        """
+        step = cell.metrics[0]
+        target = max(math.log1p(self.tolerance), abs(math.log(step.ratio.point)) / 3)
+        needed_s = self._window_s * ((cell.round_std or 0.0) / target) ** 2
+        windows_s = sum(max(self._window_s, _WINDOW_STEPS * step_s) for step_s in (step.a, step.b))
+        rounds = max(_LEAST_LEFT, _PLANNED_ROUNDS - len(cell.used_a))
+        affordable_s = (rest_s / rounds - (round_s - windows_s)) / 2
+        self._window_s = max(self._window_s, min(needed_s, affordable_s, _MOST_WINDOW_S))
 
     def _window_options(self) -> list[str]:
         """The options of the coming round's window; none where the user set the window."""
+        # The first round begins here, after servers have started and the options were checked.
+        self._looked_s = self._looked_s or time.monotonic()
         if has_window(self.file):
             return []
         return [f"--{name}={value:g}" for name, value in zip(WINDOW, (self._window_s, _WINDOW_STEPS), strict=True)]

@@ -29,7 +29,7 @@ class SideOptions:
     """What differs between two sides that are measured now, and how they are measured.
 
     Args:
-        budget: time for --run: 90s, 10m, 1h (10m)
+        budget: time for --run: 90s, 10m, 1h (10m), or auto: as long as the gate needs
         revision: A and B of the code; `.` is the tree as it is
         python: interpreters of A and B
         variable: an environment variable and its two values

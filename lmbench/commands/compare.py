@@ -93,9 +93,12 @@ def _measured(
     budget = sides.budget or "10m"
     engine = make_engine(sides.on or "local", options)
     path, file = find_sides(results, options, sides, is_elsewhere=engine is not None)
-    comparison = Rounds(path, file, tolerance, read_budget(budget), about, engine).measure()
+    rounds = Rounds(path, file, tolerance, None if budget == "auto" else read_budget(budget), about, engine)
+    comparison = rounds.measure()
     tell(f"compare: the runs are in {path}")
     if comparison.verdict == UNDECIDED:
+        if rounds.advice:
+            tell(f"compare: {rounds.advice}")
         again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
         tell(f"compare: go on: {shlex.join(again)}")
     return comparison_answer(comparison)

@@ -32,7 +32,9 @@ from lmbench.compare.sides import (
     join_cells,
     process_of,
     read_side,
+    share_servers,
     split_usable,
+    turn_differences,
 )
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import StoredRun
@@ -46,7 +48,6 @@ from lmbench.records.statistics import (
     detectable_fraction,
     geometric_mean,
     holm,
-    logs_of,
     ratio_from,
     ratio_of,
 )
@@ -117,6 +118,8 @@ class CellComparison(Struct):
     `verdict` is the finding on the step time. `metrics` begins with the step time, and is empty where no run of a side
     counts. `by_rounds`: runs are paired by the round in which they were measured. `busy`: why the load of the machine
     may explain a change, or None. `is_apart`: one side was measured before the other, and no floor is of several days.
+    `shares_servers`: one server forked several rounds. `round_std`: standard deviation of a round's difference, None
+    while that is unknown.
     """
 
     name: str
@@ -133,6 +136,8 @@ class CellComparison(Struct):
     slow: list[SlowProcess] = []
     busy: str | None = None
     is_apart: bool = False
+    shares_servers: bool = False
+    round_std: float | None = None
 
 
 class Comparison(Struct):
@@ -241,7 +246,8 @@ def _measure(
         if all(values):
             mean_a, mean_b = map(geometric_mean, values)
             if cell.by_rounds:
-                ratio: Ratio = ratio_by_rounds(logs_of(values[1]) - logs_of(values[0]), [is_first(run) for run in b])
+                logs = [metric.difference(*pair) for pair in zip(a, b, strict=True)]
+                ratio: Ratio = ratio_by_rounds(logs, [is_first(run) for run in b])
             else:
                 ratio = ratio_of(*values)
             floor = max((noise[metric.name].floor_fraction for noise in noises if metric.name in noise), default=None)
@@ -250,7 +256,8 @@ def _measure(
     cell.notes = notes(a, b, step.ratio)
     if cell.by_rounds:
         # Both sides of a round run under the same load, and no side runs before the other one.
-        cell.slow = slow_processes(a, b, step.ratio)
+        cell.slow, cell.shares_servers = slow_processes(a, b, step.ratio), share_servers(a)
+        cell.round_std = round_std(a, b, step.ratio.differences)
         return
     has_drift = all(entry and entry.days > 1 for entry in known)
     cell.busy = busy_reason({"runs of A": a, "runs of B": b})
@@ -288,6 +295,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
                 is_time=figure.unit == "s",
                 is_apart=cell.is_apart,
                 busy=cell.busy,
+                shares_servers=cell.shares_servers,
             )
     for cell, step in steps:
         mean = next((figure for figure in cell.metrics if figure.name == MEAN_STEP.name), step)
@@ -321,6 +329,15 @@ def slow_processes(a: Sequence[StoredRun], b: Sequence[StoredRun], ratio: Ratio)
     return slow
 
 
+def round_std(a: Sequence[StoredRun], b: Sequence[StoredRun], differences: Sequence[float]) -> float | None:
+    """The standard deviation of a round's difference: from the rounds, and before there are `_SLOW_ROUNDS` from the
+    turns of the last one, as the standard error of their median. None without turns."""
+    if len(differences) >= _SLOW_ROUNDS:
+        return float(STD_PER_MAD * np.median(np.abs(np.array(differences) - np.median(differences))))
+    turns = turn_differences(a[-1], b[-1])
+    return float(math.sqrt(math.pi / 2 / turns.size) * turns.std()) if turns.size >= _SLOW_ROUNDS else None
+
+
 def one_sided(slow: Sequence[SlowProcess]) -> str | None:
     """The side that most slow processes belong to, if that is significant (two-sided sign test at 5 %), else None."""
     count_b = sum(process.side == "B" for process in slow)
@@ -348,6 +365,7 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     is_time: bool = True,
     is_apart: bool = False,
     busy: str | None = None,
+    shares_servers: bool = False,
 ) -> Decision:
     """The verdict on one ratio of a valid comparison.
 
@@ -359,6 +377,7 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
         is_time: the figure is a time, so that load and drift of the machine affect it.
         is_apart: one side was measured before the other, so that the ratio contains any drift of the machine.
         busy: why the load of the machine may explain the ratio, or None.
+        shares_servers: rounds share a server, whose address layout may change a time by as much as the tolerance.
     """
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
@@ -379,6 +398,9 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
             remedy = "`lmbench noise` over repeats of two days measures it, `lmbench compare --run` takes turns"
             drift = f"one side was measured before the other, and {known}: {remedy}"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
+        if shares_servers and is_time and not ratio.lies_beyond(tolerance):
+            reason = "rounds that share a server show only a change beyond it"
+            return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but not {gate}: {reason}")
         basis = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
         if by_rounds:
             basis = f"after {ratio.n_a} rounds"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from lmbench.errors import UsageError, suggest
@@ -20,11 +21,14 @@ from lmbench.records.passes import pass_of
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import as_text, settings
+from lmbench.records.statistics import Floats, logs_of
 from lmbench.records.store import RUNS_FOLDER
 from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE, Values
 
 #: The words for a change up and a change down, of a time and of any other figure.
 TIME_WORDS = ("slower", "faster")
+#: Of this many turns the first one is left out.
+_LEAST_TURNS = 4
 SIZE_WORDS = ("larger", "smaller")
 
 
@@ -70,6 +74,13 @@ class Metric(NamedTuple):
         """The run's value; None where it has none, or one that is infinite or not above 0 and so has no logarithm."""
         value = value_at(record, self.field) if self.compute is None else self.compute(record)
         return value if value is not None and 0 < value < math.inf else None
+
+    def difference(self, a: StoredRun, b: StoredRun) -> float:
+        """log(B / A) of the runs of a round; the median over turns where both processes took turns."""
+        if self.name == STEP.name and (turns := turn_differences(a, b)).size:
+            return float(np.median(turns))
+        values = [self.of(run.record) or math.nan for run in (b, a)]
+        return float(np.subtract(*logs_of(values)))
 
     def of_all(self, runs: Sequence[StoredRun]) -> list[float]:
         """The values of all runs; empty where any run has no value."""
@@ -222,9 +233,24 @@ def by_round(runs: Iterable[StoredRun]) -> dict[tuple[int, str], StoredRun]:
     return rounds
 
 
+def turn_differences(a: StoredRun, b: StoredRun) -> Floats:
+    """log(B / A) of each turn of a round, empty where its processes took no turns."""
+    turns_a, turns_b = (run.record.window.turn_steps_s or [] for run in (a, b))
+    count = min(len(turns_a), len(turns_b))
+    # The first turn begins on a machine that has just started two processes.
+    first = 1 if count >= _LEAST_TURNS else 0
+    return logs_of(turns_b[first:count]) - logs_of(turns_a[first:count]) if count else np.array([])
+
+
 def is_first(run: StoredRun) -> bool:
     """Whether a coin let this run's side begin its round."""
     return bool(value_at(run.record, "sweep.position") == 0)
+
+
+def share_servers(runs: Sequence[StoredRun]) -> bool:
+    """Whether one server forked runs of several rounds, so that its address layout may outlive a round."""
+    pids = [value_at(run.record, "sweep.server_pid") for run in runs]
+    return None not in pids and len({*pids}) < len(pids)
 
 
 def are_rounds(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> bool:

@@ -29,6 +29,7 @@ from lmbench.callbacks import (
     SyncFinder,
     ThroughputMeter,
     TrainingCheck,
+    Turns,
 )
 from lmbench.callbacks.one_process import OneProcess
 from lmbench.device import synchronize
@@ -269,6 +270,7 @@ class Measurement:
             ThroughputMeter(),
             self.recorder,
             *([Announcement(), ProgressLine()] if announces else []),
+            *Turns.of_environment(),
             MeasurementSession(schedule),
         ]
 

@@ -115,6 +115,9 @@ class Window:
         "and garbage collection before and after.",
         factory=list,
     )
+    turn_steps_s: list[float] | None = about(
+        "Median `step_s` of each turn, where the process of another side measured in between; null elsewhere.", "turns"
+    )
     clock_drift_fraction: Fraction = about(
         "How much faster the device's clock ran than the host's; lags are corrected for it."
     )

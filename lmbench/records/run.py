@@ -352,6 +352,9 @@ class SweepPlace:
     position: Index = about(
         "Place of the run's side in its round, drawn by coin: 0 begins. Null where no two sides are compared."
     )
+    server_pid: Index = about(
+        "Process id of the server that forked the run: runs of one server share a hash seed and an address layout."
+    )
     attempt: Count = about("Number of times that this repeat was started, up to this run.")
     environment: Text = about(
         "Name of the environment (interpreter, variables, code) that the run used; null for the sweep's own."

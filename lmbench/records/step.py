@@ -76,6 +76,7 @@ class StepRecord:
     gc_s: Seconds = lower("Part of `step_s` in which Python collected garbage; null without a collection.", "gc")
     sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors; read each 10 s at most.", "SM clock")
     temperature_c: Celsius = about("Temperature of the GPU; read each 10 s at most.", "temperature")
+    turn: Index = about("Turn of the window in which the step was taken; null where no other process took turns.")
     scalars: dict[str, Number] = about(
         "Numbers of the step by name, which callbacks of yours or `self.log` of your module logged.", factory=dict
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from lmbench.configs import placed
@@ -19,7 +21,7 @@ from lmbench.files import ScratchFolder
 from lmbench.interruption import held
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
-from lmbench.records.process import now
+from lmbench.records.process import clock_s, now
 from lmbench.records.run import RunRecord
 from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
@@ -80,6 +82,8 @@ class Execution:
     pace: Pace = field(default_factory=Pace)
     # The trial with the largest value that fits, by the id of its cell.
     _largest: dict[str, GridCell] = field(default_factory=dict)
+    # Whether both sides of a comparison fit on this machine together, as far as is known.
+    _fits_together: bool = True
     # The pace's cache, or one that lasts as long as `run`.
     _cache: CompileCache = field(init=False)
 
@@ -97,20 +101,23 @@ class Execution:
         spec = self.plan.file.largest
         self._cache = self.pace.cache or CompileCache()
         with nullcontext() if self.pace.cache else self._cache:
+            began_s = clock_s()
             for ended, repeat in enumerate(self.plan.chosen):
                 jobs = self.plan.round(repeat)
                 if ended:
-                    self.executor.begin_round(len(self.plan.chosen) - ended - 1)
+                    self.executor.begin_round(len(self.plan.chosen) - ended - 1, clock_s() - began_s)
+                    began_s = clock_s()
                 missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
                 # Start the servers of all environments first, so that start-up load does not bias one of them. Where a
                 # server is lost, each of its runs records that.
                 with suppress(ServerLost):
                     self.executor.await_ready(cell.environment for cell in missing)
-                for job in jobs:
+                for group in [jobs] if self._can_take_turns(jobs) else [[job] for job in jobs]:
                     if not self.pace.left_s():
                         return
+                    (job, *_) = group
                     if spec is None:
-                        self._bring_to_end(job)
+                        self._bring_to_end(*group)
                     elif repeat == 0:
                         self._search(job.cell, spec)
                     elif job.cell.id in self._largest:
@@ -148,55 +155,100 @@ class Execution:
         if record.outcome == "ok":
             self._largest[cell.id] = job.cell
 
-    def _bring_to_end(self, job: Job) -> RunRecord:
+    def _can_take_turns(self, jobs: Sequence[Job]) -> bool:
+        """Whether these are two sides of which neither was measured, and which fit on this machine together so far."""
+        return (
+            bool(self.plan.file.sides)
+            and self._fits_together
+            and all(self.plan.ranks(job.cell) == (1, 1) for job in jobs)
+            and not any(self.folder.final_record(job) or self._failure(job) for job in jobs)
+        )
+
+    def _bring_to_end(self, *jobs: Job) -> RunRecord:
+        """Measure jobs, two of them in turns. Returns the record of the first."""
         try:
-            record = self.rows.earlier_record(job)
-            if record is None:
-                record = self._measure(job)
+            record = self.rows.earlier_record(jobs[0])
+            if record is not None:
+                return self._note_cache(jobs[0], record)
+            for job in jobs[1:]:
+                self.folder.clear(job, self.rows.progress.keep)
+            records = self._measure(jobs)
+            if len(jobs) > 1 and any(r.outcome == "oom" or r.memory.run_alloc_retry_count for r in records):
+                self.rows.progress.keep("both sides do not fit into memory together: they are measured one by one")
+                self._fits_together = False
+                for job in jobs:
+                    self.folder.clear(job, self.rows.progress.keep)
+                records = [record for job in jobs for record in self._measure([job])]
+            elif len(jobs) > 1:
+                # Another revision of lmbench may take no turns.
+                self._fits_together = all(record.outcome != "ok" or record.window.turn_steps_s for record in records)
+            for job, record in zip(jobs, records, strict=True):
                 self.rows.count_measured(job, record)
+                self._note_cache(job, record)
         except OSError as error:
-            raise SweepHalted(f"{job.name} cannot be run: {error}; mend that, and start the sweep again") from error
+            names = " and ".join(job.name for job in jobs)
+            raise SweepHalted(f"{names} cannot be run: {error}; mend that, and start the sweep again") from error
+        return records[0]
+
+    def _note_cache(self, job: Job, record: RunRecord) -> RunRecord:
         if record.compile.cache == "private":
             self._cache.done.add(job.cell.compiled_as)
         return record
 
-    def _measure(self, job: Job) -> RunRecord:
-        words = self._words(job)
+    def _failure(self, job: Job) -> RunRecord | None:
+        """The record of the cell's first repeat, if it ended in a way that this repeat would end, too."""
         path = self.folder.runs / Job(job.cell, 0).name
         first = load_run(path, with_steps=False).record if job.repeat and is_run_folder(path) else None
-        if first is not None and is_hopeless(first):
-            record, error = new_record(job.name, words), first.error or RunError()
+        return first if first is not None and is_hopeless(first) else None
+
+    def _measure(self, jobs: Sequence[Job]) -> list[RunRecord]:
+        """Measure a job, or two jobs in turns."""
+        if (first := self._failure(jobs[0])) is not None:
+            record, error = new_record(jobs[0].name, self._words(jobs[0])), first.error or RunError()
             message = f"repeat 0 ended with {first.outcome}: {error.message}"
             record.outcome, record.error = "skipped", RunError("Skipped", message, error.phase)
-            return self.rows.write(job, record)
+            return [self.rows.write(jobs[0], record)]
         self.rows.check_disk()
+        started_at, pipes = now(), Pipe() if len(jobs) > 1 else (None,)
+        with ExitStack() as stack:
+            # Each process has a temporary folder of its own, so that even one that was killed leaves nothing behind.
+            launches = [
+                self._launch(job, stack.enter_context(ScratchFolder("cell")), pipe)
+                for job, pipe in zip(jobs, pipes, strict=True)
+            ]
+            self.rows.progress.begin(" and ".join(job.name for job in jobs))
+            timeout_s = min(len(jobs) * self.plan.file.timeout_s, self.pace.left_s())
+            ends = self.executor.run(launches, timeout_s, partial(self._relay, launches[0].log))
+        with held():
+            try:
+                return [
+                    self.rows.close(job, launch.words, end, started_at)
+                    for job, launch, end in zip(jobs, launches, ends, strict=True)
+                ]
+            finally:
+                if ends[0].cause is not None:
+                    raise ends[0].cause
+
+    def _launch(self, job: Job, scratch: str, pipe: Connection | None) -> Launch:
+        """Launch a job's process, which takes turns with another one at the other end of the pipe."""
         cache = Path(self._cache.name, job.cell.compiled_as)
         log = self.folder.log_path(job)
         log.unlink(missing_ok=True)
-        started_at = now()
-        # The process's own temporary folder, so that nothing is left behind even by one that was killed.
-        with ScratchFolder("cell") as scratch:
-            variables = {
-                "TMPDIR": scratch,
-                "TORCHINDUCTOR_CACHE_DIR": str(cache),
-                "TRITON_CACHE_DIR": str(cache / "triton"),
-                **job.cell.environment.spec.variables,
-            }
-            self.folder.begin(job)
-            self.rows.progress.begin(job.name)
-            nodes, devices = self.plan.ranks(job.cell)
-            # Ranks on several nodes need srun, in a SLURM job that has these nodes. Ranks of one node are forked here.
-            srun = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={devices}", "--kill-on-bad-exit=1"]
-            launcher = srun if nodes > 1 and "SLURM_JOB_ID" in os.environ else []
-            launch = Launch(words, log, job.cell.environment, variables, launcher)
-            timeout_s = min(self.plan.file.timeout_s, self.pace.left_s())
-            end = self.executor.run(launch, timeout_s, partial(self._relay, log))
-        with held():
-            try:
-                return self.rows.close(job, words, end, started_at)
-            finally:
-                if end.cause is not None:
-                    raise end.cause
+        variables = {
+            "TMPDIR": scratch,
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            **job.cell.environment.spec.variables,
+        }
+        if pipe is not None:
+            # The coins' seed, and which process this is.
+            variables["LMBENCH_TURNS"] = f"{self.plan.file.coin_seed}-{job.repeat} {self.plan.position(job)}"
+        self.folder.begin(job)
+        nodes, devices = self.plan.ranks(job.cell)
+        # Ranks on several nodes need srun, in a SLURM job that has these nodes. Ranks of one node are forked here.
+        srun = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={devices}", "--kill-on-bad-exit=1"]
+        launcher = srun if nodes > 1 and "SLURM_JOB_ID" in os.environ else []
+        return Launch(self._words(job), log, job.cell.environment, variables, launcher, pipe)
 
     def _relay(self, log: Path) -> None:
         """Show the progress of the running process, by the last line in its log that tells it."""
@@ -255,7 +307,7 @@ def check_cells(
                     config.write_text(plan.configs[cell.config], encoding="utf-8")
                 words = cell.words(None if cell.config is None else config)
                 launch = Launch([*words, "--print_config"], log, cell.environment, {})
-                end = executor.run(launch, _CHECK_TIMEOUT_S, lambda: None)
+                (end,) = executor.run([launch], _CHECK_TIMEOUT_S, lambda: None)
                 if end.cause is not None:
                     raise end.cause
                 if end.code != ExitCode.OK:

@@ -8,8 +8,9 @@ uses only `lmbench.cli` and `python -m lmbench`.
 working directory. And it marks its children as children of a main process, which libraries check.
 
 The arguments are two file descriptors: a connection of `multiprocessing`, and a pipe that closes when the sweep ends.
-The server first sends the folder of its lmbench. For each request (words, variables, path of the log) it sends the id
-of a new process. When that process has ended, it sends the exit code, or minus the number of the signal that ended it.
+The server first sends the folder of its lmbench. A request is a list of processes to fork, each with its words, its
+variables, the path of its log, and whether the end of a pipe follows. The server sends their ids. When all have ended,
+it sends their exit codes, or minus the numbers of the signals that ended them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import NoReturn
 
@@ -91,25 +93,33 @@ def _has_gpu_after_fork() -> bool:
 
 def serve(sweep: Connection, tie: int) -> list[str]:
     """Fork for each request. Returns only in a fork, with the words of its command line. The server never returns."""
-    ended_pid: int | None = None
+    pids: list[int] = []
     while True:
         try:
-            words, variables, log = sweep.recv()
+            request = sweep.recv()
+            pipes = [recv_handle(sweep) if has_pipe else None for *_, has_pipe in request]
         except EOFError:
             sys.exit()
-        if ended_pid is not None:
-            os.waitpid(ended_pid, 0)
-        pid = os.fork()
-        if not pid:
-            sweep.close()
-            become_command(variables, log, tie)
-            return list(words)
-        sweep.send(pid)
-        # The process stays a zombie until the next request: the sweep kills its group by its id, which stays taken.
-        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert end is not None
-        ended_pid = pid
-        sweep.send(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        pids = []
+        for (words, variables, log, _), pipe in zip(request, pipes, strict=True):
+            pid = os.fork()
+            if not pid:
+                sweep.close()
+                # Another process's end has to close with that process.
+                for fd in pipes:
+                    if fd is not None and fd != pipe:
+                        os.close(fd)
+                become_command({**variables, "LMBENCH_TURNS_PIPE": str(pipe)} if pipe else variables, log, tie)
+                return list(words)
+            pids.append(pid)
+        for fd in filter(None, pipes):
+            os.close(fd)
+        sweep.send(pids)
+        # Processes stay zombies until the next request: the sweep kills their groups by their ids, which stay taken.
+        ends = [os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) for pid in pids]
+        sweep.send([end.si_status if end.si_code == os.CLD_EXITED else -end.si_status for end in filter(None, ends)])
 
 
 def become_command(variables: dict[str, str], log: str, tie: int) -> None:

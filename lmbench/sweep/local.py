@@ -7,14 +7,18 @@ repeats: all cells of a round share seed and layout, and repeats differ in them.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import chain, groupby
 from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +38,8 @@ _TICK_S = 0.5
 # Servers of later rounds start together with the current one on machines with cores to spare. Each takes memory.
 _CORES_PER_SERVER = 4
 _MOST_AHEAD = 3
+# Two sides share a server over rounds if its start would take more than this share of a round.
+_MOST_START = 0.5
 
 
 class Server:
@@ -86,16 +92,20 @@ class Server:
                 raise
             self._is_ready = True
 
-    def fork(self, launch: Launch) -> int:
-        """Fork a process, which leads a group of its own, and return its id. The process before has ended.
+    def fork(self, launches: Sequence[Launch]) -> list[int]:
+        """Fork processes, each the leader of a group, and return their ids. The processes before have ended.
 
         Raises:
             ServerLost: the server has ended.
         """
         # `receive` says why a server has ended.
         with suppress(OSError):
-            self._connection.send((launch.words, launch.variables, str(launch.log)))
-        return int(self.receive())
+            self._connection.send([(item.words, item.variables, str(item.log), bool(item.pipe)) for item in launches])
+            for pipe in filter(None, (launch.pipe for launch in launches)):
+                send_handle(self._connection, pipe.fileno(), self.process.pid)
+                pipe.close()
+        pids: list[int] = self.receive()
+        return pids
 
     def end_all(self, pid: int) -> None:
         """Kill the group of a fork, and all processes below it, also those with a session of their own.
@@ -145,16 +155,32 @@ class _Ranks:
                 start_new_session=True,
             )
 
-    def fork(self, launch: Launch) -> int:
-        return self._launcher.pid
+    def fork(self, launches: Sequence[Launch]) -> list[int]:
+        return [self._launcher.pid]
 
     def end_all(self, pid: int) -> None:
         _kill_group(pid)
 
-    def receive(self, timeout_s: float | None = None) -> int | None:
+    def receive(self, timeout_s: float | None = None) -> list[int] | None:
         with suppress(subprocess.TimeoutExpired):
-            return self._launcher.wait(timeout_s)
+            return [self._launcher.wait(timeout_s)]
         return None
+
+
+@dataclass
+class _Group:
+    """Processes of one server: their launches, their ids, and their exit codes once all have ended."""
+
+    server: Server | _Ranks
+    launches: list[Launch]
+    pids: list[int] = field(default_factory=list)
+    codes: list[int] | None = None
+
+    def start(self, stack: ExitStack) -> None:
+        """Fork the processes. The stack's end kills what is left of them."""
+        self.pids = self.server.fork(self.launches)
+        for pid in self.pids:
+            stack.callback(self.server.end_all, pid)
 
 
 class LocalExecutor:
@@ -169,10 +195,18 @@ class LocalExecutor:
         self.is_hasty = False
         self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
+        # How long the last server took to start.
+        self._start_s = 0.0
         self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
 
-    def begin_round(self, rounds_to_come: int) -> None:
-        """End the previous round's servers."""
+    def begin_round(self, rounds_to_come: int, last_round_s: float = math.inf) -> None:
+        """End the previous round's servers.
+
+        With `is_hasty` they stay if new ones would take more than half of a round. Comparisons see that in the records.
+        """
+        is_ahead = all(len(servers) > 1 for servers in self._servers.values())
+        if self.is_hasty and not is_ahead and self._start_s > _MOST_START * last_round_s:
+            return
         for servers in filter(None, self._servers.values()):
             servers.popleft().close()
         self._rounds_to_come = rounds_to_come
@@ -192,52 +226,74 @@ class LocalExecutor:
                 servers.popleft().close()
         missing = [name for name in by_name if not self._servers[name]]
         ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
+        began_s = clock_s()
         for name in missing:
             self._servers[name].extend(Server(by_name[name], self._mark) for _ in range(1 + ahead))
         for name in by_name:
             # A server that started ahead may still be importing.
             current, *later = self._servers[name]
             current.await_ready()
+            if missing:
+                self._start_s = clock_s() - began_s
             for server in () if self.is_hasty else later:
                 # A server that cannot start is reported in its own round.
                 with suppress(ServerLost):
                     server.await_ready()
 
-    def run(self, launch: Launch, timeout_s: float, tick: Callable[[], object]) -> End:
-        """Fork a process from its environment's server and wait for its end. `tick` is called twice a second meanwhile.
+    def run(self, launches: Sequence[Launch], timeout_s: float, tick: Callable[[], object]) -> list[End]:
+        """Fork processes from their environments' servers and wait for their ends. `tick` is called about twice a
+        second meanwhile. Launches of one environment stand next to each other.
 
-        No process that it started outlives the call. If the process cannot be started, `End.lost` says why. After an
-        interruption, which gives the process time to close its record, `End.cause` is the exception to raise.
+        No process that it started outlives the call. If a process cannot be started, `End.lost` says why. After an
+        interruption, which gives the processes time to close their records, `End.cause` is the exception to raise.
         """
         by: Literal["itself", "timeout", "interruption"] = "itself"
         cause: BaseException | None = None
-        code = lost = pid = None
+        lost: str | None = None
+        groups: list[_Group] = []
         kills, launched_s = oom_kill_count(), clock_s()
         with ExitStack() as stack:
             try:
-                self.await_ready([launch.environment])
-                server: Server | _Ranks = self._servers[launch.environment.name][0]
+                self.await_ready(launch.environment for launch in launches)
                 kills, launched_s = oom_kill_count(), clock_s()
                 with held():
-                    server = _Ranks(launch, self._mark) if launch.launcher else server
-                    pid = server.fork(launch)
-                    stack.callback(server.end_all, pid)
-                while code is None and (left_s := launched_s + timeout_s - clock_s()) > 0:
-                    if (code := server.receive(min(_TICK_S, left_s))) is None:
+                    for _, members in groupby(launches, lambda launch: launch.environment):
+                        groups.append(self._group(list(members)))
+                        groups[-1].start(stack)
+                while (left_s := launched_s + timeout_s - clock_s()) > 0 and _running(groups):
+                    for group in _running(groups):
+                        group.codes = group.server.receive(min(_TICK_S / len(groups), left_s))
+                    if _running(groups):
                         tick()
-                if code is None:
+                if _running(groups):
                     lost = f"no end within {timeout_s:g} s; it was stopped"
-                    by, code = "timeout", _stop(server, pid, signal.SIGTERM)
+                    by = "timeout"
+                    _stop(groups, signal.SIGTERM)
             except (KeyboardInterrupt, SystemExit) as interruption:
-                if pid is None:
+                if not any(group.pids for group in groups):
                     raise
                 by, cause = "interruption", interruption
-                code = _stop(server, pid, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
+                _stop(groups, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
             except ServerLost as error:
-                code, lost = -signal.SIGKILL, str(error)
+                lost = str(error)
         kills = oom_kill_count() - kills
         evidence = f"the kernel's count of such ends rose by {kills}" if kills else None
-        return End(code, by, launched_s, clock_s(), evidence, lost, cause)
+        codes = [code for group in groups for code in group.codes or [-signal.SIGKILL] * len(group.launches)]
+        codes += [-signal.SIGKILL] * (len(launches) - len(codes))
+        return [
+            End(code, by, launched_s, clock_s(), evidence, lost, cause, self._server_pid(launch))
+            for launch, code in zip(launches, codes, strict=True)
+        ]
+
+    def _server_pid(self, launch: Launch) -> int | None:
+        servers = self._servers[launch.environment.name]
+        return servers[0].process.pid if servers and not launch.launcher else None
+
+    def _group(self, launches: list[Launch]) -> _Group:
+        (first, *_) = launches
+        if first.launcher:
+            return _Group(_Ranks(first, self._mark), launches)
+        return _Group(self._servers[first.environment.name][0], launches)
 
     def close(self) -> None:
         """End all servers."""
@@ -252,7 +308,7 @@ class LastingExecutor(LocalExecutor):
     Imports are done once, and all forks share a hash seed and an address layout.
     """
 
-    def begin_round(self, rounds_to_come: int) -> None:
+    def begin_round(self, rounds_to_come: int, last_round_s: float = math.inf) -> None:
         """Keep the servers."""
 
     def close(self) -> None:
@@ -262,15 +318,21 @@ class LastingExecutor(LocalExecutor):
         super().close()
 
 
-def _stop(server: Server | _Ranks, pid: int, signum: int) -> int:
-    """Ask a process to end by a signal, kill its group if it does not, and return its exit code."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signum)
-    with suppress(ServerLost):
-        while (code := server.receive(GRACE_S)) is None:
-            _kill_group(pid)
-        return int(code)
-    return -signal.SIGKILL
+def _running(groups: Sequence[_Group]) -> list[_Group]:
+    return [group for group in groups if group.codes is None]
+
+
+def _stop(groups: Sequence[_Group], signum: int) -> None:
+    """Ask the processes that run to end by a signal, and kill their groups if they do not."""
+    for pid in chain.from_iterable(group.pids for group in _running(groups)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
+    for group in _running(groups):
+        with suppress(ServerLost):
+            while (codes := group.server.receive(GRACE_S)) is None:
+                for pid in group.pids:
+                    _kill_group(pid)
+            group.codes = codes
 
 
 def _kill_group(pid: int) -> None:

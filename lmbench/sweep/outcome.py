@@ -12,6 +12,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,7 @@ class Launch:
         log: absolute path of the file for its output.
         variables: environment variables beside those of the environment.
         launcher: words in front of the command, which start it on several nodes, once for each rank.
+        pipe: its end of a pipe to another process, with which it takes turns. Starting it closes this end here.
     """
 
     words: list[str]
@@ -49,6 +51,7 @@ class Launch:
     environment: Environment
     variables: dict[str, str]
     launcher: Sequence[str] = ()
+    pipe: Connection | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class End:
         oom_evidence: a sign that the kernel ended a process for lack of memory.
         lost: a reason that the process itself could not report: the time limit, or the loss of its server or task.
         cause: the exception of an interruption, to be raised after the end is recorded.
+        server_pid: the process that forked it.
     """
 
     code: int
@@ -73,6 +77,7 @@ class End:
     oom_evidence: str | None = None
     lost: str | None = None
     cause: BaseException | None = None
+    server_pid: int | None = None
 
     @property
     def signal_name(self) -> str | None:

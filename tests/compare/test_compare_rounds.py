@@ -12,7 +12,7 @@ from comparison_runs import make_run
 from simulated_rounds import MACHINES, simulate
 
 from lmbench.compare.comparison import compare, decide
-from lmbench.compare.rounds import ratio_by_rounds
+from lmbench.compare.rounds import ratio_by_rounds, rounds_until
 
 TRIALS = 300
 #: Three standard errors of a rate of 5 % in this many trials.
@@ -56,7 +56,7 @@ def test_the_ratio_of_a_comparison_says_what_its_bets_say():
         words.add(word)
     assert words == {"same", "slower", "undecided"}
     # Simulated: half of the comparisons with a spread of 1.41 % in each difference find +2 % after 7 rounds.
-    assert ratio_by_rounds([0.0141, -0.0141] * 4, [True, False] * 4).rounds_until(0.02) == 8
+    assert rounds_until(0.02, 0.0141) == 8
 
 
 def test_rounds_without_spread_are_their_own_ratio():

@@ -78,7 +78,7 @@ def test_both_sides_are_measured_in_rounds_with_the_order_of_coins_until_the_ver
 
 
 def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_round_probes(compare_run):
-    servers = compare_run(noisy(0.03, 0.3), "a.yaml", "--name=c")
+    servers = compare_run(noisy(0.2, 0.3), "a.yaml", "--name=c")
     windows_s = [servers.window_s(f"A{repeat}") for repeat in range(len(servers.started) // 2)]
     assert windows_s[:2] == ["0.5", "0.5"]
     assert windows_s == sorted(windows_s, key=float)

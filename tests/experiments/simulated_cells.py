@@ -33,7 +33,7 @@ class SimulatedServers:
     rounds: list[list[str]] = field(default_factory=list)
     to_come: list[int] = field(default_factory=list)
 
-    def begin_round(self, rounds_to_come):
+    def begin_round(self, rounds_to_come, last_round_s=None):
         self.rounds.append([])
         self.to_come.append(rounds_to_come)
 
@@ -43,7 +43,12 @@ class SimulatedServers:
     def close(self):
         """Nothing runs."""
 
-    def run(self, launch, timeout_s, tick):
+    def run(self, launches, timeout_s, tick):
+        return [self.run_one(launch) for launch in launches]
+
+    def run_one(self, launch):
+        if launch.pipe:
+            launch.pipe.close()
         if "--print_config" in launch.words:
             return End(0, "itself", 100.0, 101.0)
         options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])

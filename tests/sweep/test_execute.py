@@ -185,3 +185,19 @@ def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monk
     again = by_layers()
     sweep(tmp_path, again, GRID)
     assert (len(again.started), len(records(tmp_path))) == (3, 6)
+
+
+SIDES = {"sides": {"A": {}, "B": {"model.num_layers": 2}}, "repeats": 2}
+
+
+def test_two_sides_are_alive_together_and_one_by_one_where_they_do_not_fit(tmp_path):
+    together = SimulatedServers(lambda name: "ok")
+    sweep(tmp_path / "fits", together, SIDES)
+    pairs = [[together.launches[name] for name in names] for names in together.rounds if names]
+    # Both ends of a pipe go to the two processes of a round.
+    assert [bool(launch.pipe) for launch in pairs[0]] == [True, True]
+    assert {launch.variables["LMBENCH_TURNS"][-1] for launch in pairs[0]} == {"0", "1"}
+    alone = SimulatedServers(lambda name: "oom" if alone.launches[name].pipe and name.startswith("B") else "ok")
+    sweep(tmp_path, alone, SIDES)
+    assert {run.outcome for run in records(tmp_path).values()} == {"ok"}
+    assert [launch.pipe for launch in alone.launches.values()] == [None] * 4

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,8 @@ class Machine(LocalExecutor):
         (self.folder / "log").unlink(missing_ok=True)
         self.await_ready([environment])
         variables = {"CODE": code, "HERE": str(self.folder), **variables}
-        return self.run(Launch(["fit", "--x=1"], self.folder / "log", environment, variables), timeout_s, tick)
+        (end,) = self.run([Launch(["fit", "--x=1"], self.folder / "log", environment, variables)], timeout_s, tick)
+        return end
 
     def printed(self, expression, **more):
         """The words that a process prints."""
@@ -180,6 +182,34 @@ def test_where_cores_are_idle_the_servers_of_later_rounds_start_before_anything_
     assert all(is_gone(int(pid)) for pid in pids)
 
 
+PARTNER = """
+import time
+from multiprocessing.connection import Connection
+other = Connection(int(os.environ["LMBENCH_TURNS_PIPE"]))
+if os.environ["ENDS"]:
+    other.recv()
+    os._exit(9)
+other.send("ready")
+try:
+    other.recv()
+except EOFError:
+    print("alone")
+"""
+
+
+def test_two_processes_have_a_pipe_that_closes_as_soon_as_one_of_them_ends(machine):
+    launches = [
+        Launch(
+            [], machine.folder / f"log{ends}", machine.environment,
+            {"CODE": PARTNER, "HERE": str(machine.folder), "ENDS": ends}, pipe=pipe,
+        )
+        for ends, pipe in zip(["", "1"], Pipe(), strict=True)
+    ]  # fmt: skip
+    ends = machine.run(launches, 60, lambda: None)
+    assert [end.code for end in ends] == [0, 9]
+    assert (machine.folder / "log").read_text() == "alone\n"
+
+
 def test_a_process_whose_server_is_killed_ends_and_the_next_has_a_new_one(machine):
     (before,) = map(int, machine.printed("os.getppid()"))
 
@@ -224,7 +254,7 @@ Path(sys.argv[4], 'cgroup.procs').write_text(str(os.getpid()))
 fake, executor = Environment(None, sys.executable, EnvironmentSpec(), Path(sys.argv[2])), LocalExecutor()
 executor.await_ready([fake])
 variables = {'CODE': sys.argv[3], 'HERE': sys.argv[2]}
-end = executor.run(Launch([], Path(sys.argv[2], 'log'), fake, variables), 60, lambda _: None)
+(end,) = executor.run([Launch([], Path(sys.argv[2], 'log'), fake, variables)], 60, lambda _: None)
 print(end.code, end.oom_evidence)
 """
 
