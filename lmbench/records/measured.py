@@ -115,7 +115,7 @@ class Window:
         "and garbage collection before and after.",
         factory=list,
     )
-    turn_steps_s: list[float] | None = about(
+    turn_steps_s: Annotated[list[float] | None, "s"] = about(
         "Median `step_s` of each turn, where the process of another side measured in between; null elsewhere.", "turns"
     )
     clock_drift_fraction: Fraction = about(
