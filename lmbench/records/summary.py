@@ -44,13 +44,12 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     window.steps_sum_s = math.fsum(step.step_s or 0.0 for step in measured)
     window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
     window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
-    turns: dict[int, list[float]] = {}
+    turns: dict[int | None, list[float]] = {}
     for step in selected.used:
-        if step.turn is not None and step.step_s is not None:
-            turns.setdefault(step.turn, []).append(step.step_s)
+        turns.setdefault(step.turn, []).append(step.step_s or math.nan)
     # A turn whose steps were all skipped would shift the turns after it.
     is_complete = turns and [*turns] == [*range(len(turns))]
-    window.turn_steps_s = [statistics.median(steps_s) for steps_s in turns.values()] if is_complete else None
+    window.turns = [*map(statistics.median, turns.values())] if is_complete else None
     if raw_wall_s is not None:
         # The steps leave out the pauses, and the wall time is compared with their sum.
         window.wall_s = raw_wall_s - window.excluded_s

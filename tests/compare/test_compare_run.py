@@ -125,10 +125,17 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
     servers = compare_run(step_s, "a.yaml", "--name=c", "--budget=0.001s")
     assert (servers.code, servers.started) == (11, ["A0", "B0"])
     assert "go on: lmbench compare --run results/c --gate 1% --budget 0.001s" in servers.err
+    assert "+2 % takes at least 6 rounds: " in servers.err
     continued = compare_run(step_s, "results/c", "--gate=3%")
     assert (continued.code, continued.started[:3]) == (0, ["B1", "A1", "A2"])
     nothing = compare_run(step_s, "results/c", "--gate=3%")
     assert (nothing.code, nothing.started) == (0, [])
+
+
+def test_an_automatic_budget_lasts_as_long_as_the_gate_needs(compare_run):
+    servers = compare_run(noisy(0.01, 0.004), "a.yaml", "--budget=auto", "--gate=1%")
+    # A change of the gate's size takes 14 rounds for each squared ratio of spread and gate, here about 2.
+    assert 8 <= len(servers.started) // 2 <= 120
 
 
 def test_a_slow_process_is_named_and_does_not_delay_the_verdict(compare_run):
