@@ -27,7 +27,8 @@ BY_WELCH = (
 BY_ROUNDS = (
     "paired by round, the order drawn by coin: the evidence is a bet on the signs of the rounds' differences, to which "
     "drift, bursts and outliers are no change. At most 5 % of verdicts are false over all looks together, if a side "
-    "brings nothing but its code from round to round: processes and their servers are fresh"
+    "brings nothing but its code from round to round: processes and servers are fresh, or only a change beyond the "
+    "gate counts"
 )
 _FIGURES = (
     Column("A", name="a"), Column("B", name="b"), Column("B / A", name="ratio"), Column("95 % interval"),

@@ -26,10 +26,10 @@ from lmbench.compare.sides import (
     LeftOut,
     Side,
     are_rounds,
-    by_round,
     home_of,
     is_first,
     join_cells,
+    paired,
     process_of,
     read_side,
     share_servers,
@@ -213,9 +213,7 @@ def _compare_cell(
     (a, left_out_a), (b, left_out_b) = (split_usable(side, takes_failed=not in_rounds) for side in runs)
     by_rounds = in_rounds and bool(a and b)
     if by_rounds:
-        rounds_a, rounds_b = by_round(a), by_round(b)
-        shared = sorted(rounds_a.keys() & rounds_b.keys())
-        a, b = [rounds_a[key] for key in shared], [rounds_b[key] for key in shared]
+        a, b = paired(a, b)
     used_a, used_b = ([run.run_id for run in side] for side in (a, b))
     cell = CellComparison(name, used_a, used_b, left_out_a, left_out_b, by_rounds)
     invalid = []
@@ -398,7 +396,8 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
             remedy = "`lmbench noise` over repeats of two days measures it, `lmbench compare --run` takes turns"
             drift = f"one side was measured before the other, and {known}: {remedy}"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
-        if shares_servers and is_time and not ratio.lies_beyond(tolerance):
+        excluded = gate if shares_servers and is_time else "0"
+        if excluded == gate and not ratio.lies_beyond(tolerance):
             reason = "rounds that share a server show only a change beyond it"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but not {gate}: {reason}")
         basis = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
@@ -407,7 +406,7 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
         corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
         more, less = TIME_WORDS if is_time else SIZE_WORDS
         word = more if ratio.point >= 1 else less
-        return Decision(word, f"{change}, interval {limits} excludes 0, {basis}{corrected}")
+        return Decision(word, f"{change}, interval {limits} excludes {excluded}, {basis}{corrected}")
     if ratio.excludes_one:
         correction = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {correction}")

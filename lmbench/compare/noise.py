@@ -17,7 +17,18 @@ from msgspec import Meta, Struct, to_builtins
 from msgspec.structs import replace
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
-from lmbench.compare.sides import METRICS, STEP, home_of, join_cells, read_side, split_usable
+from lmbench.compare.rounds import rounds_until
+from lmbench.compare.sides import (
+    METRICS,
+    STEP,
+    are_rounds,
+    home_of,
+    join_cells,
+    paired,
+    read_side,
+    split_usable,
+    turn_differences,
+)
 from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode, indented_json
@@ -32,7 +43,7 @@ from lmbench.records.statistics import (
     std_of_logs,
 )
 from lmbench.records.store import write_whole
-from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS
+from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS, SIDE
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.facts import describe, is_notable, read_facts
 from lmbench.report.units import COUNT, Unit, percent_short
@@ -145,6 +156,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
         problems.append(Line("no floor", f"{name or 'the configuration'}: {problem}"))
+    problems += _in_turns(runs)
     if not entries:
         raise UsageError("; ".join(line.text for line in problems[:3]))
     path = store_noise(home or home_of(runs), [entry for _, entry in entries])
@@ -152,6 +164,18 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     shared = {name: value for name, value in facts[0].items() if all(other.get(name) == value for other in facts)}
     names = [name for name, value in shared.items() if name in ("gpu", "host") or is_notable(name, value)]
     return _answer(entries, [Line("holds for", f"{describe(shared, names)}; not for other settings"), *problems])
+
+
+def _in_turns(runs: Sequence[StoredRun]) -> list[Line]:
+    """A line on the noise of rounds in which the processes of two sides took turns, for `compare --run`."""
+    a, b = ([run for run in runs if value_at(run.record, f"sweep.axes.{SIDE}") == side] for side in "AB")
+    pairs = list(zip(*paired(a, b), strict=True)) if a and b and are_rounds(a, b) else []
+    differences = [STEP.difference(*pair) for pair in pairs if turn_differences(*pair).size]
+    if len(differences) < MIN_NOISE_REPEATS:
+        return []
+    std = float(np.std(differences, ddof=1))
+    text = f"{percent_short(std)} is the standard deviation of B / A over {len(differences)} rounds"
+    return [Line("in turns", f"{text}: `compare --run` takes about {rounds_until(0.02, std)} for +2 %")]
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:

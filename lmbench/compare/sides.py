@@ -233,6 +233,13 @@ def by_round(runs: Iterable[StoredRun]) -> dict[tuple[int, str], StoredRun]:
     return rounds
 
 
+def paired(a: Iterable[StoredRun], b: Iterable[StoredRun]) -> tuple[list[StoredRun], list[StoredRun]]:
+    """The runs of both sides that have a partner in their round, in the order of rounds."""
+    rounds_a, rounds_b = by_round(a), by_round(b)
+    shared = sorted(rounds_a.keys() & rounds_b.keys())
+    return [rounds_a[key] for key in shared], [rounds_b[key] for key in shared]
+
+
 def turn_differences(a: StoredRun, b: StoredRun) -> Floats:
     """log(B / A) of each turn of a round, empty where its processes took no turns."""
     turns_a, turns_b = (run.record.window.turns or [] for run in (a, b))

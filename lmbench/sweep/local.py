@@ -38,8 +38,8 @@ _TICK_S = 0.5
 # Servers of later rounds start together with the current one on machines with cores to spare. Each takes memory.
 _CORES_PER_SERVER = 4
 _MOST_AHEAD = 3
-# Two sides share a server over rounds if its start would take more than this share of a round.
-_MOST_START = 0.5
+# Two sides share a server over so many rounds at most, if its start would take more than this share of a round.
+_MOST_ROUNDS_SERVED, _MOST_START = 4, 0.5
 
 
 class Server:
@@ -195,18 +195,22 @@ class LocalExecutor:
         self.is_hasty = False
         self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
-        # How long the last server took to start.
-        self._start_s = 0.0
+        # How long the last server took to start, and the rounds that it served.
+        self._start_s, self._rounds_served = 0.0, 0
         self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
 
     def begin_round(self, rounds_to_come: int, last_round_s: float = math.inf) -> None:
         """End the previous round's servers.
 
-        With `is_hasty` they stay if new ones would take more than half of a round. Comparisons see that in the records.
+        With `is_hasty` they stay for some rounds if new ones would take more than half of a round. Comparisons see that
+        in the records.
         """
         is_ahead = all(len(servers) > 1 for servers in self._servers.values())
-        if self.is_hasty and not is_ahead and self._start_s > _MOST_START * last_round_s:
+        is_dear = not is_ahead and self._start_s > _MOST_START * last_round_s
+        self._rounds_served += 1
+        if self.is_hasty and is_dear and self._rounds_served < _MOST_ROUNDS_SERVED:
             return
+        self._rounds_served = 0
         for servers in filter(None, self._servers.values()):
             servers.popleft().close()
         self._rounds_to_come = rounds_to_come

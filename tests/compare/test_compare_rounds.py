@@ -11,6 +11,7 @@ import yaml
 from comparison_runs import make_run
 from simulated_rounds import MACHINES, simulate
 
+from lmbench.cli import main
 from lmbench.compare.comparison import compare, decide
 from lmbench.compare.rounds import ratio_by_rounds, rounds_until
 
@@ -119,3 +120,17 @@ def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_pat
     failures = {("B", repeat): failed for repeat in (0, 2, 5)}
     (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), failures), 0.01).cells
     assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]
+
+
+def test_rounds_in_turns_have_the_median_difference_of_their_turns_and_noise_knows_their_spread(tmp_path, capsys):
+    # The first turn does not count.
+    turns = {
+        (side, repeat): {"window__turns": [1.0, *(0.05 * (1 + 0.03 * (side == "B"))) * np.array([1.0, 1.2, 1.4])]}
+        for side in "AB"
+        for repeat in range(6)
+    }
+    (cell,) = compare(*make_rounds(tmp_path, quiet(6), turns), 0.01).cells
+    assert cell.metrics[0].ratio.differences == pytest.approx([math.log(1.03)] * 6)
+    assert (cell.verdict, cell.metrics[0].ratio.point) == ("slower", pytest.approx(1.03))
+    assert main(["noise", str(tmp_path)]) == 0
+    assert "% is the standard deviation of B / A over 6 rounds" in " ".join(capsys.readouterr().out.split())

@@ -80,13 +80,13 @@ def test_both_sides_are_measured_in_rounds_with_the_order_of_coins_until_the_ver
 def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_round_probes(compare_run):
     servers = compare_run(noisy(0.2, 0.3), "a.yaml", "--name=c")
     windows_s = [servers.window_s(f"A{repeat}") for repeat in range(len(servers.started) // 2)]
-    assert windows_s[:2] == ["0.5", "0.5"]
+    assert windows_s[:2] == ["1", "1"]
     assert windows_s == sorted(windows_s, key=float)
     assert float(windows_s[-1]) >= 2
     names = ("A0", "B0", "A1", "B1")
     assert ["--measure.probe_steps=0" in servers.launches[name].words for name in names] == [0, 0, 1, 1]
     quiet = compare_run(noisy(), "a.yaml", "--name=d")
-    assert {*map(quiet.window_s, quiet.started)} == {"0.5"}
+    assert {*map(quiet.window_s, quiet.started)} == {"1"}
     chosen = compare_run(noisy(), "a.yaml", "--measure.steps=7", "--name=e", "--budget=0.001s")
     assert "--measure.steps=7" in chosen.launches["A0"].words
     assert chosen.window_s("A0") is None
@@ -98,7 +98,7 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
     configs = [Path(words[1].removeprefix("--config=")).read_text() for words in (a, b)]
     assert configs == [CONFIG, CONFIG.replace("tiny", "small")]
     assert a[2:5] == ["--data.batch_size=2", "--model.attention=naive", "--trainer.devices=[1,2]"]
-    assert b[2:4] == ["--data.batch_size=2", "--measure.min_window_s=0.5"]
+    assert b[2:4] == ["--data.batch_size=2", "--measure.min_window_s=1"]
     # Variables make environments. The servers of all environments are ready before either side is measured.
     words = ("--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".", "--budget=0.001s", "--name=d")
     servers = compare_run(noisy(), "a.yaml", *words)
