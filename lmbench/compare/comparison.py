@@ -398,15 +398,13 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
         excluded = gate if shares_servers and is_time else "0"
         if excluded == gate and not ratio.lies_beyond(tolerance):
-            reason = "rounds that share a server show only a change beyond it"
-            return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but not {gate}: {reason}")
+            return Decision(UNDECIDED, f"{change}, but rounds of one server have to exclude {gate}: {limits}")
         basis = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"
-        if by_rounds:
-            basis = f"after {ratio.n_a} rounds"
+        basis = f"after {ratio.n_a} rounds" if by_rounds else basis
         corrected = f"; p = {adjusted_p:.2g} after Holm over {family}" if family > 1 else ""
         more, less = TIME_WORDS if is_time else SIZE_WORDS
-        word = more if ratio.point >= 1 else less
-        return Decision(word, f"{change}, interval {limits} excludes {excluded}, {basis}{corrected}")
+        reason = f"{change}, interval {limits} excludes {excluded}, {basis}{corrected}"
+        return Decision(more if ratio.point >= 1 else less, reason)
     if ratio.excludes_one:
         correction = f"Holm's correction over {family} (p {ratio.p:.2g} becomes {adjusted_p:.2g})"
         return Decision(UNDECIDED, f"the interval {limits} excludes 0 by itself, but not after {correction}")

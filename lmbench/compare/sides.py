@@ -242,7 +242,7 @@ def paired(a: Iterable[StoredRun], b: Iterable[StoredRun]) -> tuple[list[StoredR
 
 def turn_differences(a: StoredRun, b: StoredRun) -> Floats:
     """log(B / A) of each turn of a round, empty where its processes took no turns."""
-    turns_a, turns_b = (run.record.window.turns or [] for run in (a, b))
+    turns_a, turns_b = (run.record.window.turn_steps_s or [] for run in (a, b))
     count = min(len(turns_a), len(turns_b))
     # The first turn begins on a machine that has just started two processes.
     first = 1 if count >= _LEAST_TURNS else 0

@@ -181,7 +181,7 @@ class Execution:
                 records = [record for job in jobs for record in self._measure([job])]
             elif len(jobs) > 1:
                 # Another revision of lmbench may take no turns.
-                self._fits_together = all(record.outcome != "ok" or record.window.turns for record in records)
+                self._fits_together = all(record.outcome != "ok" or record.window.turn_steps_s for record in records)
             for job, record in zip(jobs, records, strict=True):
                 self.rows.count_measured(job, record)
                 self._note_cache(job, record)
