@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -62,7 +62,9 @@ class HostOwners(Observer):
         track, ledger, undo = self.session.track, HostLedger(self.session.track), self._undo
         undo.callback(self._end, ledger, self.session.steps_done)
         for holder, name, owner in self._tasks():
-            undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
+            # A hook that is a property cannot be replaced.
+            with suppress(AttributeError):
+                undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
         track.listeners.append(ledger.book)
         undo.callback(track.unlisten, ledger.book)
         gc.callbacks.append(ledger.collect)
