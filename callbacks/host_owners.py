@@ -46,7 +46,7 @@ class HostOwners(Observer):
             self._begin()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if self.session.only_watches and stage is Stage.WARMUP and self.session.steps_done == 1:
+        if stage is Stage.WARMUP and self.session.only_watches and self.session.steps_done == 1:
             self._begin()
 
     def _stop(self, *arguments: Any) -> None:
