@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -46,23 +46,22 @@ class HostOwners(Observer):
             self._begin()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if self.session.only_watches and stage is Stage.WARMUP and self.session.steps_done == 1:
+        if stage is Stage.WARMUP and self.session.only_watches and self.session.steps_done == 1:
             self._begin()
 
-    def probe_ended(self, kind: ProbeKind) -> None:
+    def _stop(self, *arguments: Any) -> None:
+        """Takes and ignores the arguments of the events that end the timing."""
         self._undo.close()
 
-    def before_window(self) -> None:
-        self._undo.close()
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()
+    probe_ended = before_window = run_closing = _stop
 
     def _begin(self) -> None:
         track, ledger, undo = self.session.track, HostLedger(self.session.track), self._undo
         undo.callback(self._end, ledger, self.session.steps_done)
         for holder, name, owner in self._tasks():
-            undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
+            # A hook that is a property cannot be replaced.
+            with suppress(AttributeError):
+                undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
         track.listeners.append(ledger.book)
         undo.callback(track.unlisten, ledger.book)
         gc.callbacks.append(ledger.collect)

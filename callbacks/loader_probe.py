@@ -6,8 +6,10 @@ import math
 import time
 import warnings
 from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import repeat
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from torch.utils.data import DataLoader
@@ -44,6 +46,12 @@ class LoaderProbe(Observer):
     - `reason`: why the loader was not measured.
     """
 
+    def prepare(self) -> None:
+        self._undo = ExitStack()
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        self._undo.close()
+
     def run_started(self) -> None:
         self._batch: Any = None
         self._lead = 0
@@ -53,8 +61,8 @@ class LoaderProbe(Observer):
             self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
-        # A batch that is kept in the window would raise its peak memory.
-        if self.session.stage is Stage.PROBE:
+        # In the window, and in the steps that look at memory, a batch that is kept would raise the peak.
+        if self.session.probe_kind is ProbeKind.TRAINING:
             self._batch = batch
 
     def probe_begins(self, kind: ProbeKind) -> None:
@@ -90,7 +98,8 @@ class LoaderProbe(Observer):
         fetcher = loop._data_fetcher
         fetcher.iterator, fetcher.length, fetcher.done = ((batch, 0, 0) for batch in batches), None, False
         fetcher.batches = []
-        loop.max_batches, self.trainer.limit_val_batches = math.inf, 0
+        self._undo.enter_context(patch.object(loop, "max_batches", math.inf))
+        self._undo.enter_context(patch.object(self.trainer, "limit_val_batches", 0))
         self._lead = self.session.steps_done + LEAD_STEPS
 
     def _examine(self, loader: Any) -> None:

@@ -48,8 +48,8 @@ class ThroughputMeter(Observer):
         self._has_flops = callable(getattr(self.module, "flops_per_token", None))
         #: A batch and its tokens, to count FLOPs on.
         self._sample: tuple[Any, int] | None = None
-        #: Shares of padding in the warm-up's batches: looking at a batch makes the host wait for the device.
-        self._padding: list[float] = []
+        #: Shares of padding in the warm-up's batches, then None: looking at a batch makes the host wait for the device.
+        self._padding: list[float] | None = []
 
     def run_started(self) -> None:
         self._sensor = device_of(self.session.device).sensor()
@@ -63,7 +63,7 @@ class ThroughputMeter(Observer):
             if self._sample is None and not self._has_flops and not self.session.only_watches:
                 self._sample = batch, tokens
 
-        if self.session.stage is Stage.WARMUP:
+        if self._padding is not None:
             self._padding.append(padding_fraction(batch))
 
     def run_closing(self, exception: BaseException | None) -> None:
@@ -75,6 +75,9 @@ class ThroughputMeter(Observer):
             note_peak(run)
 
     def before_window(self) -> None:
+        if self._padding:
+            self.session.run.data.padding_fraction = fmean(self._padding)
+        self._padding = None
         self._tokens = 0
         self._open, self._host_open = self._sensor.read(), read_host()
         self._reading_due_s = time.monotonic() + READING_INTERVAL_S
@@ -93,7 +96,6 @@ class ThroughputMeter(Observer):
         run = self.session.run
         run.host_state = host_state(self._host_open, read_host())
         run.window.tokens = self._tokens or None
-        run.data.padding_fraction = fmean(self._padding) if self._padding else None
         if not self._tokens:
             reason = "neither the module nor its data has tokens_per_batch(batch), and no batch holds input_ids"
             run.window.tokens_reason = reason

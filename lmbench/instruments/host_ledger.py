@@ -92,10 +92,9 @@ def _calling_line() -> str:
 
 def reader_of(loader: Any) -> str:
     """The method of a loader's dataset that reads samples, and the loader's workers."""
-    dataset = getattr(loader, "dataset", loader)
-    is_drawn = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    hook, workers = "__iter__" if is_drawn else "__getitem__", getattr(loader, "num_workers", 0)
-    reader = with_location(f"{type(dataset).__name__}.{hook}", getattr(dataset, hook))
+    dataset, workers = getattr(loader, "dataset", loader), getattr(loader, "num_workers", 0)
+    hook = "__iter__" if dataset is loader or isinstance(dataset, IterableDataset) else "__getitem__"
+    reader = with_location(f"{type(dataset).__name__}.{hook}", getattr(dataset, hook, None))
     return f"{reader} with num_workers={workers}" if workers else reader
 
 

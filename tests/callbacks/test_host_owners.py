@@ -29,6 +29,9 @@ class SlowHook(OwnLoaders):
 
 
 class SlowCallback(Callback):
+    #: A hook that cannot be replaced.
+    on_before_backward = property(lambda self: lambda *_: None)
+
     def on_before_zero_grad(self, *_):
         time.sleep(SLEEP_S)
 

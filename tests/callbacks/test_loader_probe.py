@@ -10,7 +10,7 @@ from fit_process import measure_here
 from strangers import OwnLoaders, Regression
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-MODEL_S = 0.02
+MODEL_S = 0.01
 
 
 class Rows(Dataset):
@@ -56,9 +56,9 @@ def examine(module):
 @pytest.mark.parametrize(
     ("rows", "settings", "slowest", "waits", "fixed"),
     [
-        (Rows(read_s=0.01), {}, "reader_s", True, {"num_workers", "prefetch_factor"}),
-        (Rows(read_s=0.01), {"num_workers": 1}, "reader_s", True, {"num_workers"}),
-        (Rows(decode_s=0.01), {}, "reader_s", False, {"num_workers", "prefetch_factor"}),
+        (Rows(read_s=0.005), {}, "reader_s", True, {"num_workers", "prefetch_factor"}),
+        (Rows(read_s=0.005), {"num_workers": 1}, "reader_s", True, {"num_workers"}),
+        (Rows(decode_s=0.005), {}, "reader_s", False, {"num_workers", "prefetch_factor"}),
         (Rows(), {"collate_fn": slow_collate}, "collate_s", True, {"num_workers", "prefetch_factor"}),
         (Rows(read_s=0.001, count=16), {"num_workers": 1}, "reader_s", True, {"persistent_workers"}),
     ],
