@@ -48,6 +48,7 @@ from lmbench.tune.search import (
     finalists,
     peak_of,
     search,
+    spread_of,
     standing,
 )
 from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, share_of, with_arguments
@@ -56,7 +57,9 @@ from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, share_of,
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
 #: The largest fraction of the budget that a single run may take.
 _MOST_OF_ONE = 0.25
-_FINALISTS, _ROUNDS = 4, 3
+_FINALISTS, _ROUNDS, _MOST_FINAL_ROUNDS = 4, 3, 6
+#: Noise between processes for each further run of a trial: one run at 1 %, two at 2 %.
+_NOISE_PER_RUN = 0.015
 _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
 _LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gradient_norm": True}
@@ -104,6 +107,7 @@ class Stages:
             self.choose(tuning)
             self.train(tuning)
             self.measure_alone(tuning)
+            self.use_rest(tuning)
         tuning.spent_s = sum(self.costs_s())
         changes = {**self.base, **tuning.answer.trial.options}
         config = str(changes.pop(CONFIG))
@@ -194,23 +198,18 @@ class Stages:
         """
         base, baseline = {**_SHORT, **self.base}, Candidate(Trial())
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
-        baseline.runs, profiled = self.measure(_GIVEN, base, points, _SEARCH)
+        baseline.runs, profiled = self.measure(_GIVEN, base, points, _SEARCH, _ROUNDS)
         self.check(baseline)
         ended = next((run for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
         if ended is None:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
-        path = ended.path / "config.yaml"
-        try:
-            config = parse_yaml(read_file(path, MAX_YAML_BYTES).decode(errors="replace"), str(path))
-        except Unreadable as error:
-            raise UsageError(f"{path} is not read: {error}; remove {ended.path} to run it again") from None
-        if not isinstance(config, dict):
-            raise UsageError(f"{path} has no settings; remove {ended.path} to run it again")
-        self.settings = with_arguments(config)
+        self.settings = recorded_settings(ended.path)
         left_out, useful = list[str](), list[Axis]()
-        narrowed = applicable(axes, self.settings)
+        narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
+        if not ended.record.is_on_gpu:
+            left_out.append("fp8 and CUDA graphs: they are for a GPU")
         for axis in axes:
             if axis.is_users and axis.name not in [other.name for other in narrowed]:
                 left_out.append(f"{axis.name}: this configuration has no such option, or the value already")
@@ -222,7 +221,12 @@ class Stages:
                 left_out.append(f"{axis.name}: it can shorten {percent_short(share)} of the step at most")
         count, usual_s = sum(len(axis.values) for axis in useful), statistics.fmean(self.costs_s())
         names = ", ".join(axis.name.rpartition(".")[2] for axis in useful)
-        tell(f"tune: {count} trials on {len(useful)} axes ({names}), {duration(usual_s)} each if nothing is compiled")
+        by_noise = 1 + int(spread_of([baseline.costs(self.goal)]).std / _NOISE_PER_RUN)
+        repeats = max(1, min(_ROUNDS, by_noise, int(_SEARCH * self.budget_s / (usual_s * max(1, count)))))
+        tell(
+            f"tune: {count} trials on {len(useful)} axes ({names}), then again on top of the best; {repeats} runs "
+            f"each, {duration(usual_s)} a run if nothing is compiled"
+        )
         for line in left_out:
             tell(f"tune: left out: {line}")
         tell(f"tune: runs go to {self.path}; after an interruption the same command goes on")
@@ -232,7 +236,7 @@ class Stages:
         def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
             self.predict(candidates)
             fitting = [candidate for candidate in candidates if not candidate.problem]
-            self.run(f"search-{axis.name.rpartition('.')[2]}", base, fitting, _SEARCH)
+            self.run(f"search-{axis.name.rpartition('.')[2]}", base, fitting, _SEARCH, repeats)
             measured.extend(candidates)
             if not any(candidate.runs for candidate in candidates):
                 return
@@ -426,6 +430,26 @@ class Stages:
         missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
         self.run("alone", {**_SHORT, **self.base}, missing, 1.0)
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
+
+    def use_rest(self, tuning: Tuning) -> None:
+        """Measure the finalists again with the rest of the budget, which narrows the intervals of their gains."""
+        costs_s = self.costs_s("finals-*")
+        if costs_s:
+            round_s = statistics.fmean(costs_s) * len(tuning.finalists)
+            rounds = _ROUNDS + int((self.budget_s - sum(self.costs_s())) / round_s)
+            self.run("finals", {**_LONG, **self.base}, tuning.finalists, 1.0, min(rounds, _MOST_FINAL_ROUNDS))
+
+
+def recorded_settings(folder: Path) -> Values:
+    """All settings of a run. Raises UsageError where its configuration cannot be read."""
+    path = folder / "config.yaml"
+    try:
+        config = parse_yaml(read_file(path, MAX_YAML_BYTES).decode(errors="replace"), str(path))
+    except Unreadable as error:
+        raise UsageError(f"{path} is not read: {error}; remove {folder} to run it again") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} has no settings; remove {folder} to run it again")
+    return dict(with_arguments(config))
 
 
 def _cost_s(record: RunRecord) -> float:

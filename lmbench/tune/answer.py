@@ -135,7 +135,7 @@ def _findings(tuning: Tuning, spread: Spread, change: Change | None) -> list[Lin
             limited = [difference for difference in judgement.differences.values() if difference.limit is not None]
             figures = ", ".join(f"{figure.name} {figure.value:+.2g} (limit {figure.limit:.2g})" for figure in limited)
             seeds = f"{tuning.training_steps} steps from each of {len(SEEDS)} seeds"
-            lines.append(Line("trains", f"like {tuning.config}, over {seeds}: {figures}"))
+            lines.append(Line("trains", f"like {tuning.config}, over {seeds}: {figures}; {judgement.why}"))
         else:
             speed = spread.change(candidate.costs(goal), baseline.costs(goal))
             gain = f" ({times(speed.ratio)})" if speed else ""
@@ -157,7 +157,8 @@ def _choices(tuning: Tuning, spread: Spread) -> Table:
         if choice and (alone := tuning.alone.get(str(choice[0]))) is not None:
             gain_alone = spread.change(alone.costs(goal), tuning.baseline.costs(goal))
         outcome = candidate.problem or (candidate.runs[-1].outcome if candidate.runs else "not tried")
-        if choice and choice[0] in tuning.answer.trial.choices:
+        is_of_answer = candidate.adds_one or candidate.trial.key == tuning.answer.trial.key
+        if choice and choice[0] in tuning.answer.trial.choices and is_of_answer:
             outcome = "taken"
         elif outcome == "ok":
             outcome = ""

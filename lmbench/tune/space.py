@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from lmbench.sweep.file import Options
 MICRO_BATCH = "micro_batch"
 BATCH, ACCUMULATION = "data.batch_size", "trainer.accumulate_grad_batches"
 _PRECISION, _DEVICES = "trainer.precision", "trainer.devices"
+#: In a value that a CPU cannot gain by: fp8, and the mode of torch.compile that captures CUDA graphs.
+_GPU_ONLY = re.compile("fp8|reduce-overhead")
 #: An axis that can shorten a step by a smaller fraction than this is left out.
 LEAST_SHARE_FRACTION = 0.01
 #: The value of an option that a configuration lacks.
@@ -100,15 +103,20 @@ def _value(settings: Values, name: str) -> Any:
     return value
 
 
-def applicable(axes: Sequence[Axis], settings: Values) -> list[Axis]:
+def applicable(axes: Sequence[Axis], settings: Values, has_gpu: bool = True) -> list[Axis]:
     """The axes with those values that a configuration has options for, that differ from its own, and that do not widen
     its precision. Axes without such a value are left out.
 
     Args:
         settings: all settings of the configuration, as its run stores them.
+        has_gpu: without a GPU, values of the shipped space that need one are left out too.
     """
     settings = with_arguments(settings)
-    narrowed = (axis._replace(values=_values(axis, settings)) for axis in axes)
+    narrowed = []
+    for axis in axes:
+        is_tried = has_gpu or axis.is_users
+        values = [value for value in _values(axis, settings) if is_tried or not _GPU_ONLY.search(str(value))]
+        narrowed.append(axis._replace(values=values))
     return [axis for axis in narrowed if axis.values]
 
 

@@ -96,6 +96,15 @@ def test_a_row_outside_of_the_seeds_but_within_the_limit_is_undecided_and_more_o
     assert judge(rows, BASELINE).words == "NO: loss"
 
 
+@pytest.mark.parametrize(("offset", "words"), [(0.0, "yes"), (0.03, "NO: loss")])
+def test_pairs_of_seeds_refuse_a_loss_that_is_worse_by_more_than_half_a_percent(offset, words):
+    # Two seeds lie further apart than 0.03 nat, which is 0.7 % of the loss; the same seed differs by the noise alone.
+    rows = {seed: trained(seed, offset=offset, noise=1e-3) for seed in range(3)}
+    judgement = judge(rows, {seed: trained(seed) for seed in range(3)})
+    assert judgement.words == words
+    assert judgement.why.startswith("loss by 3 pairs of seeds +" if offset else "loss by 3 pairs of seeds ")
+
+
 def test_the_simulated_rates_are_what_the_module_says():
     assert 0.04 < rates(5, 1, 1500)["NO"] < 0.09
     assert rates(5, 1, 400, shared=0.5)["NO"] < 0.025

@@ -12,13 +12,13 @@ from paths import SUPPORT
 from warm_servers import warm_servers
 
 from lmbench.cli import main
-from lmbench.memory.forecast import Gpu
+from lmbench.memory.forecast import TargetGpu
 
 SPACE = """
 only: true
 axes:
   model.breaks: [true]
-  model.delay_ms: [18, 4]
+  model.delay_ms: [54, 12]
   model.learns_nothing: [true]
 """
 GIVEN = "model: {class_path: planted_tuning.Planted}\ntrainer: {accelerator: cpu}\n"
@@ -48,16 +48,16 @@ def tune(tmp_path, monkeypatch, capfd):
 def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, monkeypatch):
     code, answer, err = tune("given.yaml", *WORDS)
     assert code == 0, err
-    assert answer["options"] == {"model.delay_ms": 4}
+    assert answer["options"] == {"model.delay_ms": 12}
     assert 1 < answer["gain_low"] < answer["gain"] < 3
-    assert "delay_ms 4; learns_nothing" in answer["refused"]
+    assert "delay_ms 12; learns_nothing" in answer["refused"]
     assert answer["spent_s"] <= 1.05 * answer["budget_s"] == 252
     rows = {row["choice"]: row for row in answer["tables"]["choices"]}
     assert rows["breaks"]["outcome"] == "outcome error in forward"
-    assert rows["delay_ms 18"]["gain"] < 1 < rows["learns_nothing"]["gain"]
-    assert 1 < rows["delay_ms 4"]["gain"] < 3
+    assert rows["delay_ms 54"]["gain"] < 1 < rows["learns_nothing"]["gain"]
+    assert 1 < rows["delay_ms 12"]["gain"] < 3
     tuned = yaml.safe_load(Path("results/tune-given/tuned.yaml").read_text())
-    assert tuned["model"] == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 4}}
+    assert tuned["model"] == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 12}}
     runs = {path: path.stat().st_mtime_ns for path in Path("results").glob("*/*/runs/*/run.json")}
     (lost,) = Path("results/tune-given").glob("training-1-*")
     shutil.rmtree(lost)
@@ -82,7 +82,7 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     monkeypatch.setattr("lmbench.campaign.tuning._VERDICT", 0.0)
     # As if the finals left open whether the second one is slower.
     monkeypatch.setattr("lmbench.campaign.tuning.standing", lambda tried, *_: (tried[:1], tried[1:2]))
-    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [4], model.dealy_ms: [4]}\n")
+    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [12], model.dealy_ms: [12]}\n")
     code, answer, err = tune("given.yaml", *WORDS)
     assert (code, [*Path("results/tune-given").glob("verdict-*")]) == (0, []), err
     assert ": no time for its 4 rounds" in str(answer)
@@ -104,7 +104,7 @@ DAMAGES = [
 
 
 def test_a_folder_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tune):
-    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [18]}\n")
+    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [54]}\n")
     words = ("given.yaml", *WORDS, "--budget=60s")
     assert tune(*words)[0] == 0
     folder = Path("results/tune-given")
@@ -147,13 +147,15 @@ class Unpredictable(Planted):
 
 
 def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_runs(tune, monkeypatch):
-    monkeypatch.setattr("lmbench.campaign.tuning.gpu_for", lambda name: Gpu("NVIDIA H200", 150 * 10**9, 33 * 2**20))
+    monkeypatch.setattr(
+        "lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("NVIDIA H200", 150 * 10**9, 33 * 2**20)
+    )
     Path("unpredictable.py").write_text(UNPREDICTABLE)
-    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [18]}\n")
+    Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [54]}\n")
     code, answer, err = tune("given.yaml", *WORDS, "--budget=20s", "--model=unpredictable.Unpredictable")
     (line,) = [line for line in err.splitlines() if "tune: left out: a prediction of the memory: " in line]
     assert (code, "no fake impl registered" in line, "unpredictable.py:" in line) == (0, True, True)
-    assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 18"], err
+    assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 54"], err
 
 
 def test_other_tokens_a_step_are_another_training(tune):
