@@ -15,7 +15,7 @@ from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 
-#: Seconds between two readings of the sensor within the window, each of some milliseconds.
+#: Seconds between two readings of the sensor within the window.
 READING_INTERVAL_S = 10.0
 
 

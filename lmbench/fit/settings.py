@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 from zipfile import is_zipfile
+
+from jsonargparse.typing import register_type
 
 from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.vocabulary import Mode
 
 _SEED_LIMIT = 2**32
+
+
+class Duration(float):
+    """Seconds, from a text such as 90s, 10m or 2h."""
+
+    def __new__(cls, text: str | float) -> Duration:
+        number, unit = re.fullmatch(r"(.*?)([smh]?)", str(text)).groups()  # type: ignore[union-attr]
+        return super().__new__(cls, float(number) * {"m": 60, "h": 3600}.get(unit, 1))
+
+
+register_type(Duration, float)
 
 
 @dataclass
@@ -44,7 +58,7 @@ class MeasureSettings(Schedule):
 
     mode: Mode = "train_step"
     steps: int = 20
-    min_window_s: float = 3.0
+    min_window_s: float | Duration = 3.0
     probe_steps: int = 10
     matmul_precision: Literal["highest", "high"] = "highest"
     zero_grad: Literal["auto", "after_step", "native"] = "auto"

@@ -62,8 +62,8 @@ class Schedule:
     Args:
         warmup_steps: steps before the window.
         steps: least number of steps in the window; None measures until training ends.
-        min_window_s: least length of the window in seconds; a power-capped card slows down over seconds, so that a
-            short window shows too high a speed.
+        min_window_s: least length of the window in seconds, on a command line also as 10m or 2h; a power-capped card
+            slows down over seconds, so that a short window shows too high a speed.
         probe_steps: unmeasured steps after the window that look at the lag inside phases; 0 runs no probe step of any
             kind.
         collective_timeout_s: seconds that a rank waits for the other ranks, after the first step, before it ends the
@@ -80,6 +80,8 @@ class Schedule:
     collective_timeout_s: float = 100.0
 
     def __post_init__(self) -> None:
+        # A record holds plain numbers, and a duration of the command line is a class of its own.
+        self.min_window_s = float(self.min_window_s)
         minima = {"warmup_steps": 0, "steps": 1, "min_window_s": 0, "probe_steps": 0, "collective_timeout_s": 1}
         for name, minimum in minima.items():
             if (value := getattr(self, name)) is not None:

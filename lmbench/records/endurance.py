@@ -120,7 +120,7 @@ def saving_of(steps: Sequence[StepRecord], saving: Saving) -> None:
     """Fill in, from the window's steps, what checkpoints cost; a step with `checkpoint_s` ends with a checkpoint.
 
     A cycle begins with the step of a checkpoint, and ends before that of the next one, or at the window's end. The last
-    cycle is cut short, and tells no cost unless it is the only one.
+    cycle is cut short, and tells no cost unless it is the only one. Each step has a `step_s` above 0.
     """
     saves = [index for index, step in enumerate(steps) if step.checkpoint_s]
     saving.count = len(saves)
@@ -151,21 +151,23 @@ def saving_of(steps: Sequence[StepRecord], saving: Saving) -> None:
 
 
 def changes_of(steps: Sequence[StepRecord]) -> list[StepChange]:
-    """The changes of the step time within the window, by 2 % at least, each with what else changed."""
-    timed = [step for step in steps if step.step_s]
-    count = min(len(timed) // _BLOCK_STEPS, _MAX_BLOCKS)
-    if count < 4 or math.fsum(step.step_s or 0.0 for step in timed) < _LEAST_WINDOW_S:
+    """The changes of the step time within the window, by 2 % at least, each with what else changed.
+
+    Args:
+        steps: the window's steps, each with a `step_s` above 0.
+    """
+    count = min(len(steps) // _BLOCK_STEPS, _MAX_BLOCKS)
+    if count < 4 or math.fsum(step.step_s or 0.0 for step in steps) < _LEAST_WINDOW_S:
         return []
-    borders = np.linspace(0, len(timed), count + 1).astype(int).tolist()
-    medians = [statistics.median(s.step_s or 0.0 for s in timed[a:b]) for a, b in pairwise(borders)]
-    levels = level_changes(medians)
-    edges = [0, *(borders[change.index] for change in levels), len(timed)]
+    borders = np.linspace(0, len(steps), count + 1).astype(int).tolist()
+    levels = level_changes([statistics.median(s.step_s or 0.0 for s in steps[a:b]) for a, b in pairwise(borders)])
+    edges = [0, *(borders[change.index] for change in levels), len(steps)]
     changes = []
     for change, before, at, after in zip(levels, edges, edges[1:], edges[2:], strict=False):
         if abs(change.point - 1) >= _LEAST_CHANGE:
-            elapsed_s = math.fsum((s.step_s or 0.0) + (s.excluded_s or 0.0) for s in timed[:at])
-            sides = (_beside(timed[before:at]), _beside(timed[at:after]))
-            changes.append(StepChange(timed[at].step or 0, elapsed_s, change.point, change.low, change.high, *sides))
+            elapsed_s = math.fsum((s.step_s or 0.0) + (s.excluded_s or 0.0) for s in steps[:at])
+            sides = (_beside(steps[before:at]), _beside(steps[at:after]))
+            changes.append(StepChange(steps[at].step or 0, elapsed_s, change.point, change.low, change.high, *sides))
     return changes
 
 

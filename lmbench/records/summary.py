@@ -61,10 +61,11 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         window.loader_restart_s = statistics.fmean(restarts_s) - min(waits_s)
     window.checkpoint_s = math.fsum(step.checkpoint_s or 0.0 for step in measured)
     window.validation_s = math.fsum(step.validation_s or 0.0 for step in measured)
-    window.changes = changes_of(selected.used)
+    timed = [step for step in measured if (step.step_s or 0.0) > 0]
+    window.changes = changes_of(timed)
     run.memory.host_growth = growth_of(measured, "host_bytes")
     run.memory.reserved_growth = growth_of(measured, "reserved_bytes")
-    saving_of(measured, run.saving)
+    saving_of(timed, run.saving)
     run.phases = summarize_steps(steps)
     # Scalars describe updates, which skipped steps do not have.
     updated = [step for step in measured if not step.is_skipped]
