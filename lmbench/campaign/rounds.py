@@ -42,6 +42,8 @@ class Rounds:
         about: dotted names of what is compared.
         engine: runs the rounds elsewhere; None measures them here.
         limits: limits of single runs, and their compile cache.
+        kept_rounds: rounds that were measured before.
+        most: rounds to measure in all, whatever the verdict; None measures until it stands.
         advice: a sentence on the rounds and the time that are needed, after the first round.
     """
 
@@ -52,6 +54,7 @@ class Rounds:
     about: Sequence[str] = ()
     engine: Engine | None = None
     limits: Pace = field(default_factory=Pace)
+    most: int | None = None
     advice: str = ""
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class Rounds:
         self._began_s, self._window_s = time.monotonic(), _FIRST_WINDOW_S
         self._looked_s: float | None = None
         missing = [job.repeat for job in plan.jobs() if not is_run_folder(self.path / RUNS_FOLDER / job.name)]
-        self._kept_rounds = min(missing, default=self.file.repeats)
+        self.kept_rounds = min(missing, default=self.file.repeats)
 
     def measure(self) -> Comparison:
         """Measure until the verdict stands or the budget ends; returns the comparison.
@@ -80,8 +83,8 @@ class Rounds:
 
     def _is_enough(self, rounds: int) -> bool:
         """Whether measuring ends after this many rounds: the verdict stands, or the budget is spent."""
-        if rounds < self._kept_rounds:
-            return False
+        if self.most is not None or rounds < self.kept_rounds:
+            return self.most is not None and rounds >= self.most
         comparison, now_s = self.compare(), time.monotonic()
         elapsed_s, round_s = now_s - self._began_s, now_s - (self._looked_s or now_s)
         self._looked_s = now_s

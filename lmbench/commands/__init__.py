@@ -19,6 +19,7 @@ COMMANDS = {
     "upload": ("wandb", "bring results to W&B, each exactly once"),
     "board": ("wandb", "boards at W&B for each study, made or brought up to date"),
     "compare": ("compare", "is B slower than A? ratio with interval, and a verdict for CI"),
+    "bisect": ("bisect", "which commit, version or option made it slower, found and proved"),
     "tune": ("tune", "the fastest configuration that still trains the same, found and proved"),
     "noise": ("compare", "how far a configuration is from itself: the floor that compare relies on"),
     "kernels": ("rooms", "where the time went: kernels by phase, kind and part of the model"),

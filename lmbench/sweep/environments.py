@@ -109,6 +109,18 @@ def resolve_revision(revision: str) -> tuple[Path, str]:
     return root, _git(root, *names, problem=f"{revision!r} is no revision of {root}")
 
 
+def commits_between(good: str, bad: str) -> list[str]:
+    """The commits from `good` to `bad`, both included, along first parents.
+
+    Raises:
+        UsageError: one of them does not exist, or `good` is no ancestor of `bad`.
+    """
+    (root, first), (_, last) = resolve_revision(good), resolve_revision(bad)
+    problem = f"{good} is no ancestor of {bad}; give the good one first"
+    _git(root, "merge-base", "--is-ancestor", first, last, problem=problem)
+    return [first, *_git(root, "rev-list", "--reverse", "--first-parent", f"{first}..{last}", problem=problem).split()]
+
+
 def check_out(root: Path, commit: str) -> Path:
     """A folder with the repository as it was at a commit, made once and kept in the user's cache.
 

@@ -50,7 +50,7 @@ class GridCell:
     @property
     def compiled_as(self) -> str:
         """A digest that cells share if they compile the same code: they differ in pass, side or seed at most."""
-        return _digest({axis: value for axis, value in self.axes.items() if axis not in _COMPILED_ALIKE}, self.config)
+        return digest({axis: value for axis, value in self.axes.items() if axis not in _COMPILED_ALIKE}, self.config)
 
     def words(self, config: Path | str | None = None) -> list[str]:
         """The words after `lmbench`, with the path of the cell's configuration. Values that are not text are JSON."""
@@ -128,7 +128,8 @@ def as_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _digest(*parts: object) -> str:
+def digest(*parts: object) -> str:
+    """A short digest of values that JSON can hold."""
     return hashlib.sha256(as_json(parts).encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
@@ -239,12 +240,12 @@ def _cells(file: SweepFile, configs: Values) -> list[GridCell]:
         environment = environments.get(point.get(ENVIRONMENT, ""), HERE)
         spec = environment.spec
         facts = masked_whole({"python": spec.python, "commit": spec.revision, "variables": spec.variables})
-        digest = _digest(command, masked_whole(content), sorted(public.items()), None if environment is HERE else facts)
+        own = digest(command, masked_whole(content), sorted(public.items()), None if environment is HERE else facts)
         name = "-".join(filter(None, (_part(axis, point.get(axis)) for axis in varying if axis != CONFIG)))
-        cell_id = f"{name[:_MAX_NAME].strip('-.') or command}-{digest}"
+        cell_id = f"{name[:_MAX_NAME].strip('-.') or command}-{own}"
         cell = GridCell(cell_id, axes, command, options, environment, None if config is None else str(config))
         # Only sides A and B may be equal.
-        if (equal := cells.setdefault((digest, axes.get(SIDE)), cell)) is not cell:
+        if (equal := cells.setdefault((own, axes.get(SIDE)), cell)) is not cell:
             raise UsageError(f"two cells are the same: {equal.axes} and {axes}; remove one of them")
     return list(cells.values())
 

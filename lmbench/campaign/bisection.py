@@ -1,0 +1,168 @@
+"""The search of `lmbench bisect`: rounds of candidates against the good end, until one is certainly the first bad one.
+
+Everything that was measured lies in the folder, a comparison for each candidate, and the search is worked out from it
+again after every round. So the same command goes on after any end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lmbench.campaign.candidates import Candidate
+from lmbench.campaign.rounds import Rounds
+from lmbench.campaign.sides import SideOptions, find_sides
+from lmbench.compare.answer import comparison_answer
+from lmbench.compare.bisection import Votes, next_candidate, probabilities_of, votes_of
+from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, Figure, interval
+from lmbench.errors import ExitCode, tell
+from lmbench.records.store import SWEEP_FILE
+from lmbench.records.vocabulary import Values
+from lmbench.report.answer import Answer, Line
+from lmbench.report.units import change_percent, percent_short
+from lmbench.sweep.file import CONFIG, Options
+
+#: Rounds without a result after which a candidate counts as one that does not run.
+_MOST_FAILURES = 2
+
+
+@dataclass
+class Bisection:
+    """A search for the first bad candidate.
+
+    Attributes:
+        path: the folder of its comparisons.
+        what: commit, version or option.
+        row: the candidates, from the good end to the bad one.
+        options: options of `lmbench fit` of all of them, the configuration among them where they are not YAML files.
+        tolerance: a change between the ends has to be above it.
+        budget_s: the time after which no further round begins.
+    """
+
+    path: Path
+    what: str
+    row: Sequence[Candidate]
+    options: Options
+    tolerance: float
+    budget_s: float
+
+    def __post_init__(self) -> None:
+        self._ends_s = time.monotonic() + self.budget_s
+        #: log(candidate / good) of the rounds of each candidate that runs, as far as is known.
+        self._differences: dict[Candidate, list[float]] = {}
+
+    def search(self) -> Answer:
+        """Judge the ends, search, and compare the first bad candidate with the one before it."""
+        good, bad = self.row[0], self.row[-1]
+        ends = self._rounds(good, bad, "ends").measure()
+        step = _step(ends)
+        if step is None or ends.verdict in (SAME, UNDECIDED, INVALID) or not step.ratio.lies_beyond(self.tolerance):
+            return self._without_search(ends)
+        tell(f"bisect: {bad.name} is {_shown(ends)} than {good.name}")
+        self._differences = {candidate: self._read(candidate) for candidate in self.row}
+        self._differences[bad] = list(step.ratio.differences)
+        change = math.log(step.ratio.point)
+        while True:
+            votes = [votes_of(differences, change) for differences in self._differences.values()]
+            probabilities = probabilities_of([Votes(), *votes[1:]])
+            measured, first = list(self._differences), int(probabilities.argmax())
+            index = next_candidate(probabilities)
+            if index is None or time.monotonic() > self._ends_s:
+                break
+            self._measure(measured[index])
+        rounds = sum(map(len, self._differences.values())) - len(step.ratio.differences)
+        share = percent_short(float(probabilities[first]))
+        lines = [Line("certainty", f"{share} after {rounds} rounds"), Line("ends", f"{bad.name} is {_shown(ends)}")]
+        figures = {"first": measured[first].name, "probability_fraction": float(probabilities[first]), "rounds": rounds}
+        if index is not None:
+            text = f"not certain yet: {measured[first].name}; the same command goes on"
+            return self._answer(text, lines, figures, ExitCode.UNDECIDED)
+        return self._found(measured[first - 1], measured[first], lines, figures)
+
+    def _found(self, before: Candidate, found: Candidate, lines: list[Line], figures: Values) -> Answer:
+        """The answer with what the first bad candidate changed: its comparison with the one before it."""
+        between = [candidate.name for candidate in self.row[self.row.index(before) + 1 : self.row.index(found)]]
+        comparison = self._rounds(before, found, f"found-{self.row.index(found)}").measure()
+        if between:
+            lines.append(Line("or", f"one of those that do not run: {', '.join(between)}"))
+        lines.append(Line("by itself", f"{_shown(comparison)} than {before.name}"))
+        own = comparison_answer(comparison)
+        figures |= {"before": before.name, "or": between, "comparison": own.figures}
+        return replace(self._answer(found.name, lines, figures), tables=own.tables, notes=own.notes, first=own.first)
+
+    def _without_search(self, ends: Comparison) -> Answer:
+        """The answer where the ends do not differ for certain: no candidate is measured."""
+        if ends.verdict == SAME:
+            why, code = "nothing to find: the ends are the same", ExitCode.OK
+        elif ends.verdict == INVALID or _step(ends) is None:
+            why, code = "nothing to search: the ends cannot be compared", ExitCode.INVALID
+        elif ends.verdict == UNDECIDED:
+            why, code = "the ends do not differ for certain; give a longer --budget", ExitCode.UNDECIDED
+        else:
+            why, code = (
+                f"no change above ±{percent_short(self.tolerance)} is shown; --gate is lower",
+                ExitCode.UNDECIDED,
+            )
+        reason = ends.cells[0].reasons[0] if ends.cells else "no run counts"
+        return self._answer(why, [Line("ends", f"{ends.verdict}: {reason}")], {"first": None, "why": why}, code)
+
+    def _answer(self, text: str, lines: Sequence[Line], figures: Values, code: ExitCode = ExitCode.OK) -> Answer:
+        return Answer([Line(f"first {self.what}", text), *lines], figures=figures, exit_code=code)
+
+    def _rounds(self, a: Candidate, b: Candidate, name: str) -> Rounds:
+        """The rounds of two candidates, which go on if they were begun before."""
+        path = self.path / name
+        if (path / SWEEP_FILE).is_file():
+            path, file = find_sides([str(path)], {}, SideOptions(), is_elsewhere=False)
+        else:
+            sides = SideOptions(
+                revision=(a.revision, b.revision) if a.revision and b.revision else None,
+                python=(a.python, b.python) if a.python and b.python else None,
+                results_dir=self.path, name=name,
+            )  # fmt: skip
+            configs = [a.config or str(self.options[CONFIG]), b.config or str(self.options[CONFIG])]
+            others = {option: value for option, value in self.options.items() if option != CONFIG}
+            path, file = find_sides(configs, others, sides, is_elsewhere=False)
+        return Rounds(path, file, self.tolerance, max(1.0, self._ends_s - time.monotonic()))
+
+    def _against_good(self, candidate: Candidate) -> Rounds:
+        return self._rounds(self.row[0], candidate, f"candidate-{self.row.index(candidate)}")
+
+    def _read(self, candidate: Candidate) -> list[float]:
+        """The differences of the rounds that were measured earlier."""
+        if not (self.path / f"candidate-{self.row.index(candidate)}" / SWEEP_FILE).is_file():
+            return []
+        return _differences(self._against_good(candidate).compare())
+
+    def _measure(self, candidate: Candidate) -> None:
+        """Measure one more round of a candidate, or leave it out if it does not run."""
+        rounds = self._against_good(candidate)
+        rounds.most = rounds.kept_rounds + 1
+        differences = _differences(rounds.measure())
+        if len(differences) > len(self._differences[candidate]):
+            self._differences[candidate] = differences
+            tell(f"bisect: {candidate.name}: {change_percent(math.exp(differences[-1]) - 1)}")
+        elif rounds.most - len(differences) >= _MOST_FAILURES:
+            del self._differences[candidate]
+            tell(f"bisect: {candidate.name} does not run, and is left out")
+
+
+def _step(comparison: Comparison) -> Figure | None:
+    """The step time of a comparison of two sides; None where no run counts."""
+    return comparison.cells[0].metrics[0] if comparison.cells and comparison.cells[0].metrics else None
+
+
+def _differences(comparison: Comparison) -> list[float]:
+    step = _step(comparison)
+    return [] if step is None else list(step.ratio.differences)
+
+
+def _shown(comparison: Comparison) -> str:
+    step = _step(comparison)
+    change = (
+        "" if step is None else f" {change_percent(step.ratio.change)} ({interval(step.ratio.low, step.ratio.high)})"
+    )
+    return f"{comparison.verdict}{change}"

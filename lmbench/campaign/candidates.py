@@ -1,0 +1,146 @@
+"""The rows that `lmbench bisect` searches: commits, versions of a package, or options that two YAML files differ in."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmbench.configs import read_yaml
+from lmbench.errors import UsageError
+from lmbench.sweep.environments import commits_between
+
+_VERSION = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)")
+_INSTALL_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the row, and what sets it apart: its configuration, or its revision or Python beside the given one."""
+
+    name: str
+    config: str | None = None
+    revision: str | None = None
+    python: str | None = None
+
+
+def find_candidates(good: str, bad: str, folder: Path, constraints: Path | None) -> tuple[str, list[Candidate]]:
+    """What is searched (`commit`, `version` or `option`), and the row of candidates from the good end to the bad one.
+
+    Args:
+        good: a YAML file, PACKAGE==VERSION, or a revision of the repository here.
+        bad: one of the same kind.
+        folder: where configurations between two YAML files are written.
+        constraints: pip's file of constraints for the environments of versions.
+
+    Raises:
+        UsageError: the ends are of different kinds, are equal, or nothing lies between them.
+    """
+    versions = [_VERSION.fullmatch(end) for end in (good, bad)]
+    if Path(good).is_file() and Path(bad).is_file():
+        what, row = "option", _between_files(Path(good), Path(bad), folder)
+    elif versions[0] and versions[1]:
+        what, row = "version", _between_versions(versions[0], versions[1], constraints)
+    else:
+        what, row = "commit", [Candidate(commit[:12], revision=commit) for commit in commits_between(good, bad)]
+    if len(row) < 2:
+        raise UsageError(f"{good} and {bad} are the same {what}; give a good end and a bad one")
+    return what, row
+
+
+def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
+    """The values of nested settings by dotted name."""
+    if not isinstance(tree, dict) or not tree:
+        return {name: tree}
+    return {
+        key: leaf for part, value in tree.items() for key, leaf in _leaves(value, f"{name}.{part}".strip(".")).items()
+    }
+
+
+def _between_files(good: Path, bad: Path, folder: Path) -> list[Candidate]:
+    """Configurations that take over one differing setting after the other, in the bad file's order."""
+    before, after = (_leaves(read_yaml(path, f"configuration {str(path)!r}")[1]) for path in (good, bad))
+    changed = [name for name in {**after, **before} if before.get(name) != after.get(name) or name not in before]
+    settings, row = dict(before), [Candidate("as-given", config=str(good))]
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(changed, start=1):
+        settings.pop(name, None)
+        if name in after:
+            settings[name] = after[name]
+        path = folder / f"{number}.yaml"
+        path.write_text(yaml.safe_dump(_nested(settings), sort_keys=False))
+        text = f"{name}={after[name]}" if name in after else f"without {name}"
+        row.append(Candidate(text, config=str(path)))
+    return row
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings from values by dotted name."""
+    tree: dict[str, Any] = {}
+    for name, value in settings.items():
+        *groups, last = name.split(".")
+        place = tree
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    return tree
+
+
+def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path | None) -> list[Candidate]:
+    """The released versions between two, each in an environment of its own."""
+    from packaging.version import InvalidVersion, Version
+
+    package = good[1]
+    if package != bad[1]:
+        raise UsageError(f"{good[0]} and {bad[0]} are of different packages; give two versions of one")
+    listed = _pip(sys.executable, "index", "versions", package).partition("Available versions:")[2].splitlines()
+    try:
+        first, last = Version(good[2]), Version(bad[2])
+        known = {Version(text.strip()) for text in (listed or [""])[0].split(",") if text.strip()}
+    except InvalidVersion as error:
+        raise UsageError(f"{error}; give two versions such as {package}==2.1") from error
+    lowest, highest = min(first, last), max(first, last)
+    chosen = sorted({first, last, *(version for version in known if lowest < version < highest)}, reverse=first > last)
+    return [Candidate(f"{package}=={v}", python=_environment(f"{package}=={v}", constraints)) for v in chosen]
+
+
+def _environment(requirement: str, constraints: Path | None) -> str:
+    """The Python of an environment that has this requirement, and everything else from the present one; made once."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "lmbench" / "environments" / f"{requirement}-py{sys.version_info[0]}.{sys.version_info[1]}"
+    python = folder / "bin" / "python"
+    if (folder / "made").is_file():
+        return str(python)
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # Python reads these folders after the environment's own packages.
+    (packages / "present.pth").write_text("".join(f"{path}\n" for path in [*site.getsitepackages(), *_import_paths()]))
+    words = ["install", "--quiet", "--ignore-installed", "--no-deps", requirement]
+    _pip(str(python), *words, *(["--constraint", str(constraints)] if constraints else []))
+    (folder / "made").touch()
+    return str(python)
+
+
+def _import_paths() -> list[str]:
+    """Folders that Python imports from now and finds by no file, such as that of an editable install."""
+    return [path for path in sys.path if path and Path(path).is_dir()]
+
+
+def _pip(python: str, *words: str) -> str:
+    command = [python, "-m", "pip", *words, "--disable-pip-version-check"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
+    if process.returncode:
+        last = process.stderr.strip().splitlines()[-1:] or ["pip failed"]
+        raise UsageError(f"pip {' '.join(words)}: {last[0]}")
+    return process.stdout

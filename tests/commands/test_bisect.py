@@ -1,0 +1,120 @@
+"""`lmbench bisect`: ends, search, candidates that do not run, going on, and mistakes, with simulated processes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from comparison_runs import make_run
+from repository import git
+from simulated_cells import SimulatedServers
+
+from lmbench.cli import main
+from lmbench.sweep.outcome import End
+
+CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
+
+
+class Row(SimulatedServers):
+    """Servers of a row of candidates, of which those from `first_bad` on take longer and `broken` ones end in errors."""
+
+    def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.02):
+        super().__init__(lambda name: name)
+        self.last, self.first_bad, self.broken = last, first_bad, broken
+        self.change, self.noise, self.measured = change, random.Random(3), set()
+        self.std = noise
+
+    def end(self, name, launch, folder, options):
+        comparison = folder.parent.parent.name
+        number = int(re.search(r"\d+", comparison)[0]) if comparison != "ends" else self.last
+        side_a = number - 1 if comparison.startswith("found") else 0
+        index = number if name.startswith("B") else side_a
+        self.measured.add(index)
+        failure = {"outcome": "error", "exit_code": 1} if index in self.broken else {}
+        step_s = (self.change if index >= self.first_bad else 1.0) * (1 + self.noise.gauss(0, self.std))
+        make_run(folder.parent, step_s, run_id=folder.name, **failure)
+        return End(failure.get("exit_code", 0), "itself", 100.0, 101.0)
+
+
+@pytest.fixture
+def bisect(tmp_path, monkeypatch, capsys):
+    """Runs the command on a row of 16 options, or on what `words` say; returns its servers with code and output."""
+    monkeypatch.chdir(tmp_path)
+    coins = itertools.count(6)
+    monkeypatch.setattr("secrets.randbits", lambda bits: next(coins))
+    Path("good.yaml").write_text(CONFIG)
+    options = "".join(f"  option_{number}: {number}\n" for number in range(1, 17))
+    Path("bad.yaml").write_text(f"{CONFIG.replace('model: {size: tiny}', 'model:')}  size: tiny\n{options}")
+    monkeypatch.setattr("lmbench.campaign.sweep.check_options", lambda *_: None)
+
+    def run(*words, **row):
+        servers = Row(**{"last": 16, "first_bad": 11, **row})
+        monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
+        servers.code = main(["bisect", *(words or ["good.yaml", "bad.yaml"]), "--json"])
+        servers.out, servers.err = capsys.readouterr()
+        servers.figures = json.loads(servers.out) if servers.code in (0, 11, 12) else {}
+        return servers
+
+    return run
+
+
+def test_the_option_that_made_it_slower_is_found_and_compared_with_the_one_before(bisect):
+    servers = bisect()
+    assert (servers.code, servers.figures["first"]) == (0, "model.option_11=11")
+    assert servers.figures["before"] == "model.option_10=10"
+    assert servers.figures["comparison"]["verdict"] == "slower"
+    assert servers.figures["probability_fraction"] >= 0.99
+
+
+def test_ends_that_are_the_same_cost_no_candidate(bisect):
+    servers = bisect(change=1.0, noise=0.002)
+    assert (servers.code, servers.figures["first"], servers.measured) == (0, None, {0, 16})
+    assert "nothing to find" in servers.figures["why"]
+
+
+def test_an_end_that_does_not_run_costs_no_candidate(bisect):
+    servers = bisect(broken={16})
+    assert (servers.code, servers.measured) == (12, {0, 16})
+
+
+def test_candidates_that_do_not_run_are_left_out_and_named_beside_the_answer(bisect):
+    servers = bisect(broken={9, 10})
+    assert servers.figures["first"] == "model.option_11=11"
+    assert servers.figures["or"] == ["model.option_9=9", "model.option_10=10"]
+
+
+def test_the_same_command_goes_on_where_it_ended(bisect):
+    begun = bisect("good.yaml", "bad.yaml", "--budget", "0.001s")
+    assert begun.code == 11
+    again = bisect()
+    assert again.figures["first"] == "model.option_11=11"
+    assert bisect().started == []
+
+
+def test_commits_are_searched_along_first_parents(bisect):
+    git("init", "-q", ".")
+    Path("own.yaml").write_text(CONFIG)
+    for number in range(17):
+        Path("code.py").write_text(f"number = {number}\n")
+        git("add", ".")
+        git("commit", "-q", "-m", f"step {number}")
+    servers = bisect("HEAD~16", "HEAD", "--config", "own.yaml")
+    assert git("log", "-1", "--format=%s", servers.figures["first"]).strip() == "step 11"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["good.yaml", "good.yaml"], "good.yaml and good.yaml are the same option; give a good end and a bad one"),
+        (["torch==2.1", "numpy==2.1"], "torch==2.1 and numpy==2.1 are of different packages; give two versions of one"),
+        (["main", "next"], "is in no git repository"),
+    ],
+)
+def test_ends_that_make_no_row_are_told_in_one_line(bisect, words, line):
+    servers = bisect(*words)
+    assert servers.code == 2
+    assert line in servers.err
