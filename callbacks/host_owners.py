@@ -49,11 +49,14 @@ class HostOwners(Observer):
         if stage is Stage.WARMUP and self.session.only_watches and self.session.steps_done == 1:
             self._begin()
 
-    def _stop(self, *arguments: Any) -> None:
-        """Takes and ignores the arguments of the events that end the timing."""
+    def before_window(self) -> None:
         self._undo.close()
 
-    probe_ended = before_window = run_closing = _stop
+    def probe_ended(self, kind: ProbeKind) -> None:
+        self._undo.close()
+
+    def run_closing(self, exception: BaseException | None) -> None:
+        self._undo.close()
 
     def _begin(self) -> None:
         track, ledger, undo = self.session.track, HostLedger(self.session.track), self._undo

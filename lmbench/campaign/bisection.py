@@ -1,6 +1,6 @@
-"""The search of `lmbench bisect`: rounds of candidates against the good end, until one is certainly the first bad one.
+"""The search of `lmbench bisect`: rounds of suspects against the good end, until one is certainly the first bad one.
 
-Everything that was measured lies in the folder, a comparison for each candidate, and the search is worked out from it
+Everything that was measured lies in the folder, a comparison for each suspect, and the search is worked out from it
 again after every round. So the same command goes on after any end.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmbench.campaign.candidates import Candidate
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sides import SideOptions, find_sides
+from lmbench.campaign.suspects import Suspect
 from lmbench.compare.answer import comparison_answer
-from lmbench.compare.bisection import Votes, next_candidate, probabilities_of, votes_of
+from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
 from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, Figure, interval
 from lmbench.errors import ExitCode, tell
 from lmbench.records.store import SWEEP_FILE
@@ -25,18 +25,18 @@ from lmbench.report.answer import Answer, Line
 from lmbench.report.units import change_percent, percent_short
 from lmbench.sweep.file import CONFIG, Options
 
-#: Rounds without a result after which a candidate counts as one that does not run.
+#: Rounds without a result after which a suspect counts as one that does not run.
 _MOST_FAILURES = 2
 
 
 @dataclass
 class Bisection:
-    """A search for the first bad candidate.
+    """A search for the first bad suspect.
 
     Attributes:
         path: the folder of its comparisons.
         what: commit, version or option.
-        row: the candidates, from the good end to the bad one.
+        row: the suspects, from the good end to the bad one.
         options: options of `lmbench fit` of all of them, the configuration among them where they are not YAML files.
         tolerance: a change between the ends has to be above it.
         budget_s: the time after which no further round begins.
@@ -44,32 +44,32 @@ class Bisection:
 
     path: Path
     what: str
-    row: Sequence[Candidate]
+    row: Sequence[Suspect]
     options: Options
     tolerance: float
     budget_s: float
 
     def __post_init__(self) -> None:
         self._ends_s = time.monotonic() + self.budget_s
-        #: log(candidate / good) of the rounds of each candidate that runs, as far as is known.
-        self._differences: dict[Candidate, list[float]] = {}
+        #: log(suspect / good) of the rounds of each suspect that runs, as far as is known.
+        self._differences: dict[Suspect, list[float]] = {}
 
     def search(self) -> Answer:
-        """Judge the ends, search, and compare the first bad candidate with the one before it."""
+        """Judge the ends, search, and compare the first bad suspect with the one before it."""
         good, bad = self.row[0], self.row[-1]
         ends = self._rounds(good, bad, "ends").measure()
         step = _step(ends)
         if step is None or ends.verdict in (SAME, UNDECIDED, INVALID) or not step.ratio.lies_beyond(self.tolerance):
             return self._without_search(ends)
         tell(f"bisect: {bad.name} is {_shown(ends)} than {good.name}")
-        self._differences = {candidate: self._read(candidate) for candidate in self.row}
+        self._differences = {suspect: self._read(suspect) for suspect in self.row}
         self._differences[bad] = list(step.ratio.differences)
         change = math.log(step.ratio.point)
         while True:
             votes = [votes_of(differences, change) for differences in self._differences.values()]
             probabilities = probabilities_of([Votes(), *votes[1:]])
             measured, first = list(self._differences), int(probabilities.argmax())
-            index = next_candidate(probabilities)
+            index = next_suspect(probabilities)
             if index is None or time.monotonic() > self._ends_s:
                 break
             self._measure(measured[index])
@@ -82,9 +82,9 @@ class Bisection:
             return self._answer(text, lines, figures, ExitCode.UNDECIDED)
         return self._found(measured[first - 1], measured[first], lines, figures)
 
-    def _found(self, before: Candidate, found: Candidate, lines: list[Line], figures: Values) -> Answer:
-        """The answer with what the first bad candidate changed: its comparison with the one before it."""
-        between = [candidate.name for candidate in self.row[self.row.index(before) + 1 : self.row.index(found)]]
+    def _found(self, before: Suspect, found: Suspect, lines: list[Line], figures: Values) -> Answer:
+        """The answer with what the first bad suspect changed: its comparison with the one before it."""
+        between = [suspect.name for suspect in self.row[self.row.index(before) + 1 : self.row.index(found)]]
         comparison = self._rounds(before, found, f"found-{self.row.index(found)}").measure()
         if between:
             lines.append(Line("or", f"one of those that do not run: {', '.join(between)}"))
@@ -94,7 +94,7 @@ class Bisection:
         return replace(self._answer(found.name, lines, figures), tables=own.tables, notes=own.notes, first=own.first)
 
     def _without_search(self, ends: Comparison) -> Answer:
-        """The answer where the ends do not differ for certain: no candidate is measured."""
+        """The answer where the ends do not differ for certain: no suspect is measured."""
         if ends.verdict == SAME:
             why, code = "nothing to find: the ends are the same", ExitCode.OK
         elif ends.verdict == INVALID or _step(ends) is None:
@@ -112,8 +112,8 @@ class Bisection:
     def _answer(self, text: str, lines: Sequence[Line], figures: Values, code: ExitCode = ExitCode.OK) -> Answer:
         return Answer([Line(f"first {self.what}", text), *lines], figures=figures, exit_code=code)
 
-    def _rounds(self, a: Candidate, b: Candidate, name: str) -> Rounds:
-        """The rounds of two candidates, which go on if they were begun before."""
+    def _rounds(self, a: Suspect, b: Suspect, name: str) -> Rounds:
+        """The rounds of two suspects, which go on if they were begun before."""
         path = self.path / name
         if (path / SWEEP_FILE).is_file():
             path, file = find_sides([str(path)], {}, SideOptions(), is_elsewhere=False)
@@ -128,26 +128,26 @@ class Bisection:
             path, file = find_sides(configs, others, sides, is_elsewhere=False)
         return Rounds(path, file, self.tolerance, max(1.0, self._ends_s - time.monotonic()))
 
-    def _against_good(self, candidate: Candidate) -> Rounds:
-        return self._rounds(self.row[0], candidate, f"candidate-{self.row.index(candidate)}")
+    def _against_good(self, suspect: Suspect) -> Rounds:
+        return self._rounds(self.row[0], suspect, f"suspect-{self.row.index(suspect)}")
 
-    def _read(self, candidate: Candidate) -> list[float]:
+    def _read(self, suspect: Suspect) -> list[float]:
         """The differences of the rounds that were measured earlier."""
-        if not (self.path / f"candidate-{self.row.index(candidate)}" / SWEEP_FILE).is_file():
+        if not (self.path / f"suspect-{self.row.index(suspect)}" / SWEEP_FILE).is_file():
             return []
-        return _differences(self._against_good(candidate).compare())
+        return _differences(self._against_good(suspect).compare())
 
-    def _measure(self, candidate: Candidate) -> None:
-        """Measure one more round of a candidate, or leave it out if it does not run."""
-        rounds = self._against_good(candidate)
+    def _measure(self, suspect: Suspect) -> None:
+        """Measure one more round of a suspect, or leave it out if it does not run."""
+        rounds = self._against_good(suspect)
         rounds.most = rounds.kept_rounds + 1
         differences = _differences(rounds.measure())
-        if len(differences) > len(self._differences[candidate]):
-            self._differences[candidate] = differences
-            tell(f"bisect: {candidate.name}: {change_percent(math.exp(differences[-1]) - 1)}")
+        if len(differences) > len(self._differences[suspect]):
+            self._differences[suspect] = differences
+            tell(f"bisect: {suspect.name}: {change_percent(math.exp(differences[-1]) - 1)}")
         elif rounds.most - len(differences) >= _MOST_FAILURES:
-            del self._differences[candidate]
-            tell(f"bisect: {candidate.name} does not run, and is left out")
+            del self._differences[suspect]
+            tell(f"bisect: {suspect.name} does not run, and is left out")
 
 
 def _step(comparison: Comparison) -> Figure | None:

@@ -23,7 +23,7 @@ def bisect(
     """Finds which commit, version of a package or option made a step slower, or faster.
 
     The ends are compared first: if they are the same, or do not differ for certain, no other is measured. Then rounds
-    of candidates against the good end are bets on where the change is. A candidate near it is measured again until the
+    of suspects against the good end are bets on where the change is. A suspect near it is measured again until the
     rounds decide; one that does not run is left out. At the end the first bad one is compared with the one before it.
     The same command goes on after any end.
 
@@ -42,12 +42,12 @@ def bisect(
         settings: options of `lmbench fit` for all of them
     """
     from lmbench.campaign.bisection import Bisection
-    from lmbench.campaign.candidates import find_candidates
+    from lmbench.campaign.suspects import find_suspects
     from lmbench.sweep.plan import digest
 
     options = read_options(settings)
     path = results_dir / f"bisect-{digest([good, bad, options])}"
-    what, row = find_candidates(good, bad, path / "options", constraints)
+    what, row = find_suspects(good, bad, path / "options", constraints)
     if what != "option" and CONFIG not in options:
         raise UsageError(f"a {what} is measured by a configuration; add one, such as --config smoke")
     return Bisection(path, what, row, options, read_gate(gate), read_budget(budget)).search()

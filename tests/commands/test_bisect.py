@@ -1,4 +1,4 @@
-"""`lmbench bisect`: ends, search, candidates that do not run, going on, and mistakes, with simulated processes."""
+"""`lmbench bisect`: ends, search, suspects that do not run, going on, and mistakes, with simulated processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 
 
 class Row(SimulatedServers):
-    """Servers of a row of candidates, of which those from `first_bad` on take longer and `broken` ones end in errors."""
+    """Servers of a row of suspects: those from `first_bad` on take longer, and `broken` ones end in errors."""
 
     def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.02):
         super().__init__(lambda name: name)
@@ -70,18 +70,18 @@ def test_the_option_that_made_it_slower_is_found_and_compared_with_the_one_befor
     assert servers.figures["probability_fraction"] >= 0.99
 
 
-def test_ends_that_are_the_same_cost_no_candidate(bisect):
+def test_ends_that_are_the_same_cost_no_suspect(bisect):
     servers = bisect(change=1.0, noise=0.002)
     assert (servers.code, servers.figures["first"], servers.measured) == (0, None, {0, 16})
     assert "nothing to find" in servers.figures["why"]
 
 
-def test_an_end_that_does_not_run_costs_no_candidate(bisect):
+def test_an_end_that_does_not_run_costs_no_suspect(bisect):
     servers = bisect(broken={16})
     assert (servers.code, servers.measured) == (12, {0, 16})
 
 
-def test_candidates_that_do_not_run_are_left_out_and_named_beside_the_answer(bisect):
+def test_suspects_that_do_not_run_are_left_out_and_named_beside_the_answer(bisect):
     servers = bisect(broken={9, 10})
     assert servers.figures["first"] == "model.option_11=11"
     assert servers.figures["or"] == ["model.option_9=9", "model.option_10=10"]

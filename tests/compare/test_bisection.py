@@ -1,4 +1,4 @@
-"""Noisy bisection finds a planted change among 64 candidates, from rounds that are really timed."""
+"""Noisy bisection finds a planted change among 64 suspects, from rounds that are really timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from lmbench.compare.bisection import Votes, next_candidate, probabilities_of, votes_of
+from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
 from lmbench.compare.rounds import ratio_by_rounds
 
 COUNT, GOOD_S, GATE = 64, 2e-3, 0.02
@@ -22,7 +22,7 @@ def measured_s(sleep_s):
 
 
 def measured_difference(sleep_s):
-    """log(candidate / good end) of a round: each side sleeps five times, in turn."""
+    """log(suspect / good end) of a round: each side sleeps five times, in turn."""
     turns = [math.log(measured_s(sleep_s) / measured_s(GOOD_S)) for _ in range(5)]
     return float(np.median(turns))
 
@@ -39,13 +39,13 @@ def ends_of(bad_s):
 
 
 def first_bad(planted, bad_s):
-    """The candidate that the search ends with, where `planted` is the first one that sleeps longer."""
+    """The suspect that the search ends with, where `planted` is the first one that sleeps longer."""
     ends = ends_of(bad_s)
     if ends is None:
         return None
     change = float(np.median(ends))
     votes = [Votes()] * (COUNT - 1) + [votes_of(ends, change)]
-    while (index := next_candidate(probabilities_of(votes))) is not None:
+    while (index := next_suspect(probabilities_of(votes))) is not None:
         vote = votes_of([measured_difference(bad_s if index >= planted else GOOD_S)], change)
         votes[index] = Votes(votes[index].good + vote.good, votes[index].bad + vote.bad)
     return int(probabilities_of(votes).argmax())
@@ -65,10 +65,10 @@ def test_the_first_bad_one_follows_the_last_good_one(votes, expected):
     assert int(probabilities_of([Votes(*vote) for vote in votes]).argmax()) == expected
 
 
-def test_a_candidate_near_the_border_is_measured_again():
+def test_a_suspect_near_the_border_is_measured_again():
     votes = [Votes(), Votes(0, 0), Votes(1, 1), Votes(0, 0), Votes(0, 6)]
-    assert next_candidate(probabilities_of(votes)) == 2
+    assert next_suspect(probabilities_of(votes)) == 2
 
 
 def test_between_two_ends_nothing_is_left_to_measure():
-    assert next_candidate(probabilities_of([Votes(), Votes(0, 6)])) is None
+    assert next_suspect(probabilities_of([Votes(), Votes(0, 6)])) is None

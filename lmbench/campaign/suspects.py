@@ -25,7 +25,7 @@ _INSTALL_TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Suspect:
     """One of the row, and what sets it apart: its configuration, or its revision or Python beside the given one."""
 
     name: str
@@ -34,8 +34,8 @@ class Candidate:
     python: str | None = None
 
 
-def find_candidates(good: str, bad: str, folder: Path, constraints: Path | None) -> tuple[str, list[Candidate]]:
-    """What is searched (`commit`, `version` or `option`), and the row of candidates from the good end to the bad one.
+def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -> tuple[str, list[Suspect]]:
+    """What is searched (`commit`, `version` or `option`), and the row of suspects from the good end to the bad one.
 
     Args:
         good: a YAML file, PACKAGE==VERSION, or a revision of the repository here.
@@ -52,7 +52,7 @@ def find_candidates(good: str, bad: str, folder: Path, constraints: Path | None)
     elif versions[0] and versions[1]:
         what, row = "version", _between_versions(versions[0], versions[1], constraints)
     else:
-        what, row = "commit", [Candidate(commit[:12], revision=commit) for commit in commits_between(good, bad)]
+        what, row = "commit", [Suspect(commit[:12], revision=commit) for commit in commits_between(good, bad)]
     if len(row) < 2:
         raise UsageError(f"{good} and {bad} are the same {what}; give a good end and a bad one")
     return what, row
@@ -67,11 +67,11 @@ def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
     }
 
 
-def _between_files(good: Path, bad: Path, folder: Path) -> list[Candidate]:
+def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
     """Configurations that take over one differing setting after the other, in the bad file's order."""
     before, after = (_leaves(read_yaml(path, f"configuration {str(path)!r}")[1]) for path in (good, bad))
     changed = [name for name in {**after, **before} if before.get(name) != after.get(name) or name not in before]
-    settings, row = dict(before), [Candidate("as-given", config=str(good))]
+    settings, row = dict(before), [Suspect("as-given", config=str(good))]
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(changed, start=1):
         settings.pop(name, None)
@@ -80,7 +80,7 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Candidate]:
         path = folder / f"{number}.yaml"
         path.write_text(yaml.safe_dump(_nested(settings), sort_keys=False))
         text = f"{name}={after[name]}" if name in after else f"without {name}"
-        row.append(Candidate(text, config=str(path)))
+        row.append(Suspect(text, config=str(path)))
     return row
 
 
@@ -96,7 +96,7 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path | None) -> list[Candidate]:
+def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path | None) -> list[Suspect]:
     """The released versions between two, each in an environment of its own."""
     from packaging.version import InvalidVersion, Version
 
@@ -111,7 +111,7 @@ def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path
         raise UsageError(f"{error}; give two versions such as {package}==2.1") from error
     lowest, highest = min(first, last), max(first, last)
     chosen = sorted({first, last, *(version for version in known if lowest < version < highest)}, reverse=first > last)
-    return [Candidate(f"{package}=={v}", python=_environment(f"{package}=={v}", constraints)) for v in chosen]
+    return [Suspect(f"{package}=={v}", python=_environment(f"{package}=={v}", constraints)) for v in chosen]
 
 
 def _environment(requirement: str, constraints: Path | None) -> str:
