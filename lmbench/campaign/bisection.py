@@ -78,8 +78,8 @@ class Bisection:
         lines = [Line("certainty", f"{share} after {rounds} rounds"), Line("ends", f"{bad.name} is {_shown(ends)}")]
         figures = {"first": measured[first].name, "probability_fraction": float(probabilities[first]), "rounds": rounds}
         if index is not None:
-            text = f"not certain yet: {measured[first].name}; the same command goes on"
-            return self._answer(text, lines, figures, ExitCode.UNDECIDED)
+            headline = Line("not certain", f"most likely {measured[first].name}; the same command goes on")
+            return Answer([headline, *lines], figures=figures, exit_code=ExitCode.UNDECIDED)
         return self._found(measured[first - 1], measured[first], lines, figures)
 
     def _found(self, before: Suspect, found: Suspect, lines: list[Line], figures: Values) -> Answer:
@@ -91,7 +91,8 @@ class Bisection:
         lines.append(Line("by itself", f"{_shown(comparison)} than {before.name}"))
         own = comparison_answer(comparison)
         figures |= {"before": before.name, "or": between, "comparison": own.figures}
-        return replace(self._answer(found.name, lines, figures), tables=own.tables, notes=own.notes, first=own.first)
+        headline = [Line(f"first {self.what}", found.name), *lines]
+        return replace(own, headline=headline, figures=figures, exit_code=ExitCode.OK)
 
     def _without_search(self, ends: Comparison) -> Answer:
         """The answer where the ends do not differ for certain: no suspect is measured."""
@@ -107,10 +108,8 @@ class Bisection:
                 ExitCode.UNDECIDED,
             )
         reason = ends.cells[0].reasons[0] if ends.cells else "no run counts"
-        return self._answer(why, [Line("ends", f"{ends.verdict}: {reason}")], {"first": None, "why": why}, code)
-
-    def _answer(self, text: str, lines: Sequence[Line], figures: Values, code: ExitCode = ExitCode.OK) -> Answer:
-        return Answer([Line(f"first {self.what}", text), *lines], figures=figures, exit_code=code)
+        headline = [Line("answer", why), Line("ends", f"{ends.verdict}: {reason}")]
+        return Answer(headline, figures={"first": None, "why": why}, exit_code=code)
 
     def _rounds(self, a: Suspect, b: Suspect, name: str) -> Rounds:
         """The rounds of two suspects, which go on if they were begun before."""

@@ -124,17 +124,13 @@ def _environment(requirement: str, constraints: Path | None) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # Python reads these folders after the environment's own packages.
-    (packages / "present.pth").write_text("".join(f"{path}\n" for path in [*site.getsitepackages(), *_import_paths()]))
+    # Python imports from these folders after the environment's own; `addsitedir` also takes their editable installs.
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
+    (packages / "present.pth").write_text("".join(lines))
     words = ["install", "--quiet", "--ignore-installed", "--no-deps", requirement]
     _pip(str(python), *words, *(["--constraint", str(constraints)] if constraints else []))
     (folder / "made").touch()
     return str(python)
-
-
-def _import_paths() -> list[str]:
-    """Folders that Python imports from now and finds by no file, such as that of an editable install."""
-    return [path for path in sys.path if path and Path(path).is_dir()]
 
 
 def _pip(python: str, *words: str) -> str:
