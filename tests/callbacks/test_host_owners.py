@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -63,24 +64,22 @@ class SlowRows(torch.utils.data.Dataset):
         return (torch.randn(16),)
 
 
-class SlowReader(Regression):
-    def train_dataloader(self):
-        return DataLoader(SlowRows(), batch_size=4)
-
-
 def slow_collate(rows):
     time.sleep(SLEEP_S)
     return default_collate(rows)
 
 
-class SlowCollate(Regression):
+class Loading(Regression):
+    def __init__(self, rows, **settings):
+        super().__init__()
+        self.loader = DataLoader(rows, batch_size=4, **settings)
+
     def train_dataloader(self):
-        return DataLoader([(torch.randn(16),)] * 400, batch_size=4, collate_fn=slow_collate)
+        return self.loader
 
 
-class ShortEpochs(Regression):
-    def train_dataloader(self):
-        return DataLoader([(torch.randn(16),)] * 8, batch_size=4, num_workers=1)
+#: Eight rows, two batches an epoch.
+ROWS = [(torch.randn(16),)] * 8
 
 
 def line_of(function):
@@ -96,9 +95,9 @@ def line_of(function):
         (Talkative, [], "forward",
          f"self.log (test_host_owners.py:{Talkative.training_step.__code__.co_firstlineno + 2})"),
         (Collecting, [], "other", "garbage collection"),
-        (SlowReader, [], "data", f"SlowRows.__getitem__ {line_of(SlowRows.__getitem__)}"),
-        (SlowCollate, [], "data", f"collate_fn {line_of(slow_collate)}"),
-        (ShortEpochs, [], "other", "restart of the loader"),
+        (partial(Loading, SlowRows()), [], "data", f"SlowRows.__getitem__ {line_of(SlowRows.__getitem__)}"),
+        (partial(Loading, ROWS, collate_fn=slow_collate), [], "data", f"collate_fn {line_of(slow_collate)}"),
+        (partial(Loading, ROWS, num_workers=1), [], "other", "restart of the loader"),
     ],
 )  # fmt: skip
 def test_the_work_that_a_step_waits_for_is_named_with_its_line(module, callbacks, phase, owner):
