@@ -335,8 +335,8 @@ class Cost:
     """Sweep: time of a run."""
 
     total_s: Seconds = lower(
-        "Time from the start of the cell's process to its end, on the sweep's clock. `milestones` shows where the time "
-        "went."
+        "Time from the start of the cell's process to its end, on the sweep's clock; half of it where two processes "
+        "took turns. `milestones` shows where the time went."
     )
 
 

@@ -173,8 +173,8 @@ class Execution:
             for job in jobs[1:]:
                 self.folder.clear(job, self.rows.progress.keep)
             records = self._measure(jobs)
-            if len(jobs) > 1 and any(r.outcome == "oom" or r.memory.run_alloc_retry_count for r in records):
-                self.rows.progress.keep("both sides do not fit into memory together: they are measured one by one")
+            if len(jobs) > 1 and any(_is_crowded(record, jobs[0].repeat) for record in records):
+                self.rows.progress.keep("both sides do not run together: they are measured one by one")
                 self._fits_together = False
                 for job in jobs:
                     self.folder.clear(job, self.rows.progress.keep)
@@ -221,8 +221,9 @@ class Execution:
             ends = self.executor.run(launches, timeout_s, partial(self._relay, launches[0].log))
         with held():
             try:
+                # Processes that took turns share the time.
                 return [
-                    self.rows.close(job, launch.words, end, started_at)
+                    self.rows.close(job, launch.words, end, started_at, 1 / len(jobs))
                     for job, launch, end in zip(jobs, launches, ends, strict=True)
                 ]
             finally:
@@ -268,6 +269,15 @@ class Execution:
                 # Probe steps of the first round are enough.
                 words.append("--measure.probe_steps=0")
         return [*words, f"--measure.results_dir={self.folder.runs}", f"--measure.run_id={job.name}"]
+
+
+def _is_crowded(record: RunRecord, repeat: int) -> bool:
+    """Whether a run may have failed, or emptied its allocator's cache, because another process held memory or the GPU.
+
+    An error of a later round has another cause, since the first one ran.
+    """
+    has_failed = record.outcome == "oom" or (record.outcome == "error" and not repeat)
+    return has_failed or bool(record.memory.run_alloc_retry_count)
 
 
 def check_cells(

@@ -80,7 +80,9 @@ class Rows:
         self.progress.count_earlier(record)
         self._ends.add((record.outcome, record.exit_code))
 
-    def close(self, job: Job, words: list[str], end: End, started_at: str | None = None) -> RunRecord:
+    def close(
+        self, job: Job, words: list[str], end: End, started_at: str | None = None, cost_fraction: float = 1.0
+    ) -> RunRecord:
         """Write the outcome of a run whose process has ended or never started, and return its record."""
         path = self.folder.runs / job.name
         log = self.folder.log_path(job)
@@ -95,9 +97,9 @@ class Rows:
         if record.outcome not in ("ok", "oom"):
             # A run that failed because the disk is full stays without a row, so that a restart repeats it.
             self.check_disk()
-        return self.write(job, record, end)
+        return self.write(job, record, end, cost_fraction)
 
-    def write(self, job: Job, record: RunRecord, end: End | None = None) -> RunRecord:
+    def write(self, job: Job, record: RunRecord, end: End | None = None, cost_fraction: float = 1.0) -> RunRecord:
         """Write a run's place in the sweep into its record, and its cost if it was measured now (`end`)."""
         folder = RunFolder(self.folder.runs / job.name)
         folder.path.mkdir(exist_ok=True)
@@ -115,7 +117,7 @@ class Rows:
             search=None if job.searched is None else "trial",
             searched_cell=job.searched,
             server_pid=None if end is None else end.server_pid,
-            cost=None if end is None else Cost(end.ended_s - end.launched_s),
+            cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
             load_per_core=None if end is None else load_per_core(),
         )
         log = self.folder.log_path(job)
