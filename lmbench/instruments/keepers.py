@@ -23,6 +23,10 @@ from lmbench.records.endurance import Collector
 
 #: A container explains the growth of memory if its new items hold this share of it.
 _LEAST_FRACTION = 0.1
+#: Containers within containers are followed so far to the object that holds them.
+_DEPTH = 4
+#: A line that fills a container.
+_FILLS = re.compile(r"\.(append|extend|add|insert|update|setdefault)\w*\(|\]\s*=|\+=")
 
 
 class GrowingContainers:
@@ -72,34 +76,31 @@ def _held_bytes(leaf: Any) -> int:
     return leaf.nbytes if isinstance(leaf, np.ndarray) else 0
 
 
-def _place(container: Any, depth: int = 2) -> str:
-    """The attribute or global that holds a container, also in another one, and the line that fills it."""
-    holders = [
-        holder
-        for holder in gc.get_referrers(container)
-        if isinstance(holder, dict | list) or hasattr(holder, "__dict__")
-    ]
-    for owner in (*holders, *(owner for holder in holders for owner in gc.get_referrers(holder))):
-        with suppress(Exception):
-            return f" in {_filled(owner, next(name for name, value in vars(owner).items() if value is container))}"
-    places = (_place(holder, depth - 1) for holder in holders if depth and isinstance(holder, dict | list))
-    return next(filter(None, places), "")
+def _place(container: Any) -> str:
+    """The attribute or global that holds a container, also within others, and the line that fills it; or empty."""
+    level, seen = [container], {id(container)}
+    for _ in range(_DEPTH):
+        holders = [holder for value in level for holder in gc.get_referrers(value)]
+        level = [holder for holder in holders if isinstance(holder, dict | list) or hasattr(holder, "__dict__")]
+        for owner in level:
+            # Other values than objects with attributes raise, and so do owners of none that was seen.
+            with suppress(Exception):
+                return f" in {_filled(owner, next(name for name, value in vars(owner).items() if id(value) in seen))}"
+        seen.update(map(id, level))
+    return ""
 
 
 def _filled(owner: Any, name: str) -> str:
     """An owner's attribute with the line of the owner's source that fills it, or else that mentions it."""
     source = owner if inspect.isclass(owner) or inspect.ismodule(owner) else type(owner)
     place = f"{source.__name__}.{name}"
-    with suppress(OSError, TypeError):
+    with suppress(OSError, TypeError, IndexError):
         lines, first = inspect.getsourcelines(source)
-        mentions = [index for index, line in enumerate(lines) if re.search(rf"\b{name}\b", line)]
-        fills = [
-            index
-            for index in mentions
-            if re.search(r"\.(append|extend|add|insert|update|setdefault)\w*\(|\]\s*=|\+=", lines[index])
+        mentions = [
+            (number, line) for number, line in enumerate(lines, max(first, 1)) if re.search(rf"\b{name}\b", line)
         ]
-        if mentions:
-            place += f", {Path(inspect.getfile(source)).name}:{max(first, 1) + (fills or mentions)[0]}"
+        number = next((number for number, line in mentions if _FILLS.search(line)), mentions[0][0])
+        place += f", {Path(inspect.getfile(source)).name}:{number}"
     return place
 
 
