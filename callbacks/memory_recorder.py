@@ -10,9 +10,10 @@ from lmbench.instruments.host import MemoryReader, peak_rss_bytes
 from lmbench.instruments.keepers import CollectorWatch, GrowingContainers, garbage_bytes
 from lmbench.instruments.window import AllocatorPeaks, ProbeKind
 from lmbench.memory.recording import held_by
-from lmbench.records.endurance import growth_of, leak_limit
+from lmbench.records.endurance import leak_limit
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import RefusedAllocation
+from lmbench.records.trends import growth_of
 from lmbench.records.vocabulary import PHASES, Stage
 
 

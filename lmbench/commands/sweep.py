@@ -40,7 +40,7 @@ class SweepOptions:
         on_interrupt: ask, leave or cancel its tasks
         dry_run: check as a start would, and list cells and runs
         trust: go on with a folder that you did not begin here
-        new: write a commented study with all fields to STUDY, and measure nothing
+        new: write a commented study with all fields to STUDY
         repeats: processes of each cell, instead of the file's
         timeout_s: seconds a run may take, instead of the file's
     """
@@ -67,13 +67,11 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
 
     A file has base (options of every cell; config names a configuration), matrix, include, exclude, modes, passes
     (timing, sync, kernels, memory, dtypes), environments (python, revision, variables), repeats, timeout_s, view, and
-    largest: an option (data.batch_size) of which each cell finds the largest value that fits, by trials that begin at
-    the prediction of `lmbench memory`.
+    largest: an option (data.batch_size) of which each cell finds the largest value that fits.
 
     With --on slurm each round of repeats is a task of a job array, in a folder that the nodes share (--slurm.partition,
     .time in minutes, .gpus_per_node, .constraint, .account, .setup, .array_parallelism, .additional
-    mem=64G,exclusive); --on my_module.MyEngine is an engine of yours (lmbench.sweep.engine.Engine). On other machines
-    --rounds 2,5 measures some of the rounds, and --merge brings the folders together.
+    mem=64G,exclusive); --on my_module.MyEngine is an engine of yours (lmbench.sweep.engine.Engine).
 
     Args:
         study: a file, a study's name, or the folder of a sweep

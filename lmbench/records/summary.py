@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lmbench.records.endurance import changes_of, growth_of, saving_of
 from lmbench.records.field import PerPhase, mean_of
 from lmbench.records.guards import evaluate_guards
 from lmbench.records.measured import HostSpan, Lag, PhaseSummary, RankRecord, Throughput
@@ -22,6 +21,7 @@ from lmbench.records.statistics import (
     trend,
 )
 from lmbench.records.step import SCALARS, StepRecord, select_window
+from lmbench.records.trends import changes_of, growth_of, saving_of
 from lmbench.records.vocabulary import SPANS, Values
 
 #: Quantiles of a summary: the share of values below, and the least number of values.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmbench.records.endurance import Saving, changes_of, growth_of, leak_limit, saving_of
+from lmbench.records.endurance import Saving, leak_limit
+from lmbench.records.trends import changes_of, growth_of, saving_of
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.report.endurance import endurance_lines
