@@ -1,0 +1,45 @@
+"""`lmbench judge A B`: is B faster, does it train the same, and can it be believed?"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmbench.campaign.sides import SideOptions, find_sides
+from lmbench.commands.words import read_budget, read_gate, read_options
+from lmbench.errors import UsageError
+from lmbench.report.answer import Answer, Line
+from lmbench.report.render import Output, give
+from lmbench.standard_output import write_result
+
+
+def judge(
+    *sides: str, gate: str | None = None, about: list[str] | None = None, options: SideOptions, settings: list[str]
+) -> int:
+    """Judges a change: is B faster than A, does it train the same, and can its figures be believed?
+
+    A and B are the sides of `compare --run`: configurations with options, or one configuration with two revisions,
+    Pythons or values of a variable. The parts are speed (in rounds), trains the same (by pairs of seeds), numerics,
+    memory and plausible (clocks, inputs, weights, work). The last line of standard output is the judgement as JSON.
+    `lmbench guide agents` explains it.
+
+    exit codes: 0 same or faster and nothing speaks against it, 10 slower, 11 undecided, 12 refused: implausible, other
+    training or incomparable, 2 usage
+
+    Args:
+        sides: before and after, A and B
+        gate: changes of the step time up to this count as none (1%)
+        about: dotted name of what is compared: nothing else may differ
+        settings: options of `lmbench fit` for both sides
+    """
+    if options.on is not None:
+        raise UsageError("--on: a judgement is measured on this machine; leave it out")
+    from lmbench.campaign.judging import Judge
+
+    path, file = find_sides(sides, read_options(settings), options, is_elsewhere=False)
+    judgement = Judge(path, file, read_gate(gate), read_budget(options.budget or "10m"), about or []).judge()
+    lines = [Line("verdict", judgement.verdict.upper())]
+    lines += [Line(name, f"{part.word}: {part.reason}") for name, part in judgement.parts.items()]
+    code = give(Answer(lines, exit_code=judgement.exit_code), Output())
+    fields = {**msgspec.to_builtins(judgement), "exit_code": code}
+    write_result(f"{msgspec.json.encode(fields).decode()}\n")
+    return code
