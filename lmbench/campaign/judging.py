@@ -206,8 +206,10 @@ def _failures(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> Iterator[str]:
                 yield f"{side}: {failed[0].message}"
     before = {guard.name: guard for guard in a[0].record.guards}
     for guard in b[0].record.guards:
-        is_worse = guard.status == "warn" and before[guard.name].status == "pass"
-        if guard.name in _WORK_GUARDS and (is_worse or (guard.value or 0) > (before[guard.name].value or 0)):
+        if guard.name not in _WORK_GUARDS or guard.status == "fail":
+            continue
+        is_new = guard.status == "warn" and before[guard.name].status == "pass"
+        if is_new or (guard.value or 0) > (before[guard.name].value or 0):
             yield f"B: {guard.message}"
 
 
