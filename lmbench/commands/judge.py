@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from lmbench.campaign.sides import SideOptions, find_sides
@@ -33,13 +35,22 @@ def judge(
     """
     if options.on is not None:
         raise UsageError("--on: a judgement is measured on this machine; leave it out")
+    # Imported here because these modules take long to import, and help does not need them.
     from lmbench.campaign.judging import Judge
+    from lmbench.compare.comparison import EXIT_CODES
 
     path, file = find_sides(sides, read_options(settings), options, is_elsewhere=False)
-    judgement = Judge(path, file, read_gate(gate), read_budget(options.budget or "10m"), about or []).judge()
-    lines = [Line("verdict", judgement.verdict.upper())]
-    lines += [Line(name, f"{part.word}: {part.reason}") for name, part in judgement.parts.items()]
-    code = give(Answer(lines, exit_code=judgement.exit_code), Output())
-    fields = {**msgspec.to_builtins(judgement), "exit_code": code}
-    write_result(f"{msgspec.json.encode(fields).decode()}\n")
+    budget = options.budget or "10m"
+    budget_s = math.inf if budget == "auto" else read_budget(budget)
+    judgement = Judge(path, file, read_gate(gate), budget_s, about or [])
+    verdict, comparison = judgement.judge()
+    code = EXIT_CODES[verdict]
+    lines = [Line("verdict", verdict.upper()), *(Line(name, ": ".join(part)) for name, part in judgement.parts.items())]
+    give(Answer(lines), Output())
+    figures = {
+        "schema_version": 1, "verdict": verdict, "exit_code": code, "runs": str(path),
+        "parts": {name: part._asdict() for name, part in judgement.parts.items()},
+        "step": next((figure for cell in comparison.cells for figure in cell.metrics), None),
+    }  # fmt: skip
+    write_result(f"{msgspec.json.encode(figures).decode()}\n")
     return code

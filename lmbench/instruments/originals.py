@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pkgutil import resolve_name
 from types import BuiltinFunctionType
@@ -39,6 +40,7 @@ def replaced_functions() -> list[str]:
     for owner, names in _PYTHON.items():
         for name in names:
             code = getattr(resolve_name(name), "__code__", None)
-            if code is None or code_owner(code.co_filename) != owner:
+            # A decorator of PyTorch makes a function whose code is PyTorch's too, of another name.
+            if code is None or (code_owner(code.co_filename), code.co_name) != (owner, re.split("[:.]", name)[-1]):
                 replaced.append(name.replace(":", "."))
     return replaced

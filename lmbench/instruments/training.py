@@ -115,7 +115,7 @@ def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
     module, context = trainer.lightning_module, trainer.precision_plugin.train_step_context
     # The step is the user's code, and may rely on the loop around it.
     with suppress(Exception), torch.no_grad(), torch.compiler.set_stance("force_eager"), context():
-        outputs = [module.training_step(batch, 0) for batch in batches]
+        outputs: list[Any] = [module.training_step(batch, 0) for batch in batches]
         return [float(output["loss"] if isinstance(output, Mapping) else output) for output in outputs]
     return None
 
