@@ -20,6 +20,7 @@ from lmbench.callbacks.events import Events, LeanCallback
 from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.device import synchronize
 from lmbench.errors import UsageError
+from lmbench.instruments.originals import replaced_functions
 from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
 from lmbench.instruments.training import LoggedValues, loss_scaler
 from lmbench.instruments.window import (
@@ -399,6 +400,7 @@ class MeasurementSession(LeanCallback):
             observer.before_window()
         if self._agreed_steps is not None:
             trainer.strategy.barrier()
+        self.run.window.replaced_functions = replaced_functions()
         synchronize(self.device)
         self.stage = Stage.WINDOW
         for observer in self.observers:
@@ -419,6 +421,8 @@ class MeasurementSession(LeanCallback):
             batches = self._trainer.num_training_batches
             self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
         self.stage = Stage.DONE
+        opening = self.run.window.replaced_functions or []
+        self.run.window.replaced_functions = list(dict.fromkeys([*opening, *replaced_functions()]))
         for observer in self.observers:
             observer.window_closed()
         self._collector.end()

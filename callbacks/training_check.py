@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -11,7 +12,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.training import gradient_facts, loss_scaler, norms, unscales_itself
+from lmbench.instruments.training import (
+    gradient_facts,
+    is_same_batch,
+    loss_scaler,
+    losses_of,
+    norms,
+    unscales_itself,
+)
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
@@ -34,11 +42,15 @@ class TrainingCheck(Observer):
       that is zero everywhere or not finite.
     - `unmoved_parameters`: names of tensors that the optimizer left as they were; null if none stepped.
     - `gradient_norm`: 2-norm of all gradients, before clipping and without the fp16 loss scale.
+    - `has_new_batch`: whether this step had another batch than the step before it.
+    - `depends_on_batch`: whether the weights give both batches different losses; null with manual optimization, on
+      several ranks, or if `training_step` cannot be called outside of the loop.
     - `is_skipped`: whether the fp16 scaler skipped the step.
     """
 
     def prepare(self) -> None:
         self._is_probing = False
+        self._earlier_batch: Any = None
 
     def probe_begins(self, kind: ProbeKind) -> None:
         self._is_probing = kind is ProbeKind.TRAINING and self.module.training
@@ -49,6 +61,15 @@ class TrainingCheck(Observer):
             #: Norms of parameters before their optimizer stepped.
             self._norms_before: dict[str, float] = {}
             self._stepped: set[str] = set()
+
+    def batch_ended(self, outputs: Any, batch: Any) -> None:
+        training = self.session.run.probe.training
+        if self._is_probing and training is not None and self._earlier_batch is not None:
+            training.has_new_batch = not is_same_batch(batch, self._earlier_batch)
+            if training.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
+                losses = losses_of(self.trainer, (self._earlier_batch, batch))
+                training.depends_on_batch = None if losses is None else losses[0] != losses[1]
+        self._earlier_batch = batch if self.session.probe_kind is ProbeKind.SYNC else None
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.

@@ -137,7 +137,7 @@ class Rounds:
         affordable_s = (rest_s / rounds - (round_s - windows_s)) / 2
         self._window_s = max(self._window_s, min(needed_s, affordable_s, _MOST_WINDOW_S))
 
-    def _window_options(self) -> list[str]:
+    def _window_options(self, repeat: int) -> list[str]:
         """The options of the coming round's window; none where the user set the window."""
         # The first round begins here, after servers have started and the options were checked.
         self._looked_s = self._looked_s or time.monotonic()

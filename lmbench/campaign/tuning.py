@@ -15,9 +15,9 @@ from textwrap import shorten
 
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
+from lmbench.campaign.trainings import affordable_steps, training_options
 from lmbench.compare.comparison import FASTER, UNDECIDED
 from lmbench.compare.rounds import LEAST_ROUNDS
-from lmbench.compare.sides import typical_step_s
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
@@ -27,7 +27,6 @@ from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.field import Bytes
 from lmbench.records.load import StoredRun, is_run_folder, load_known
-from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.store import RUNS_FOLDER, write_whole
 from lmbench.records.vocabulary import GATE_FRACTION, Values
@@ -62,15 +61,10 @@ _FINALISTS, _ROUNDS, _MOST_FINAL_ROUNDS = 4, 3, 6
 _NOISE_PER_RUN = 0.015
 _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
 _LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
-_TRAINING = {"measure.min_window_s": 0.0, "measure.probe_steps": 0, "measure.gradient_norm": True}
 _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
-#: The most steps of a training.
-_MOST_STEPS = 200
 #: The stage of the configuration as it was given.
 _GIVEN = "given"
-#: Trainings may take this many times longer than expected.
-_MARGIN = 1.3
 
 
 @dataclass
@@ -138,7 +132,7 @@ class Stages:
 
     def costs_s(self, *stages: str) -> list[float]:
         """The device time of every run so far, or of those in stage folders that match these patterns."""
-        return [cost_s for run in self.runs(*stages) if (cost_s := _cost_s(run.record))]
+        return [cost_s for run in self.runs(*stages) if (cost_s := run.record.cost_s)]
 
     def runs(self, *stages: str) -> list[StoredRun]:
         """Every run so far, or those in stage folders that match these patterns."""
@@ -374,10 +368,8 @@ class Stages:
         """
         tuning.training_steps = steps = self.training_steps(tuning)
         best, tuning.answer, seeds = tuning.answer, tuning.baseline, {f"seed {seed}": {_SEED: seed} for seed in SEEDS}
-        base = {**self.base, **_TRAINING, "measure.steps": steps}
-        if value_at(self.settings, "data.source") == "random":
-            # Random tokens teach nothing, and neither do a few batches over and over.
-            base |= {"data.source": "text", "data.num_batches": steps + 10}
+        is_random = value_at(self.settings, "data.source") == "random"
+        base = {**self.base, **training_options(steps, is_random=is_random)}
         trials = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
         baseline_runs = self.trained("training-given", base, seeds) if trials and steps >= MIN_STEPS else {}
         for number, trial in enumerate(trials, start=1):
@@ -414,13 +406,8 @@ class Stages:
         earlier = [run.record.window.steps or 0 for run in self.runs("training-given-*") if run.outcome == "ok"]
         if any(earlier):
             return max(earlier)
-        per_step_s = overhead_s = 0.0
-        for record in filter(None, (tuning.baseline.record, tuning.answer.record)):
-            per_step_s += typical_step_s(record) or 0.0
-            overhead_s += _cost_s(record) - (record.window.wall_s or 0.0)
         rest_s = self.budget_s - sum(self.costs_s("given-*", "search-*", "finals-*", "verdict-*"))
-        steps = (rest_s / _MARGIN / len(SEEDS) - overhead_s) / per_step_s if per_step_s else 0.0
-        return min(_MOST_STEPS, max(0, int(steps)))
+        return affordable_steps(filter(None, (tuning.baseline.record, tuning.answer.record)), rest_s)
 
     def measure_alone(self, tuning: Tuning) -> None:
         """Measure each choice of the answer by itself, as far as the budget allows."""
@@ -450,12 +437,6 @@ def recorded_settings(folder: Path) -> Values:
     if not isinstance(config, dict):
         raise UsageError(f"{path} has no settings; remove {folder} to run it again")
     return dict(with_arguments(config))
-
-
-def _cost_s(record: RunRecord) -> float:
-    """The device time of a run, 0 where it was not noted."""
-    cost = record.sweep.cost if record.sweep else None
-    return (cost.total_s if cost else None) or 0.0
 
 
 def _ended(runs: Mapping[int, StoredRun]) -> dict[int, StoredRun]:

@@ -20,6 +20,7 @@ COMMANDS = {
     "board": ("wandb", "boards at W&B for each study, made or brought up to date"),
     "compare": ("compare", "is B slower than A? ratio with interval, and a verdict for CI"),
     "bisect": ("bisect", "which commit, version or option made it slower, found and proved"),
+    "judge": ("judge", "is a change faster, trains it the same, is it to be believed? for agents and CI"),
     "tune": ("tune", "the fastest configuration that still trains the same, found and proved"),
     "noise": ("compare", "how far a configuration is from itself: the floor that compare relies on"),
     "kernels": ("rooms", "where the time went: kernels by phase, kind and part of the model"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from lmbench.records.measured import Loss, TrainingFacts
 from lmbench.records.step import StepRecord
@@ -96,6 +98,26 @@ def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale
         nonfinite_gradients=[name for name, norm in norms.items() if not math.isfinite(norm)],
         gradient_norm=math.hypot(*norms.values()) / scale if norms else None,
     )
+
+
+def is_same_batch(batch: Any, other: Any) -> bool:
+    """Whether two batches hold equal tensors. Synchronizes."""
+    # A tokenizer's batch is a mapping that pytrees do not know.
+    tensors, others = (
+        [leaf for leaf in tree_leaves(dict(b) if isinstance(b, Mapping) else b) if isinstance(leaf, torch.Tensor)]
+        for b in (batch, other)
+    )
+    return len(tensors) == len(others) and all(map(torch.equal, tensors, others))
+
+
+def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
+    """The losses that the module's present weights give to batches, without compiled code; None if that fails."""
+    module, context = trainer.lightning_module, trainer.precision_plugin.train_step_context
+    # The step is the user's code, and may rely on the loop around it.
+    with suppress(Exception), torch.no_grad(), torch.compiler.set_stance("force_eager"), context():
+        outputs: list[Any] = [module.training_step(batch, 0) for batch in batches]
+        return [float(output["loss"] if isinstance(output, Mapping) else output) for output in outputs]
+    return None
 
 
 def loss_facts(steps: Sequence[StepRecord]) -> Loss:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -121,6 +122,15 @@ def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
     has_update = run.mode == "train_step" and not training.is_skipped
     yield guard_of("trained", training.unmoved_parameters if has_update else None)
 
+    is_old = None if training.has_new_batch is None else not training.has_new_batch
+    yield make_guard("inputs", is_old)
+    is_blind = None if training.depends_on_batch is None else not training.depends_on_batch
+    yield make_guard("outputs", is_blind)
+    pairs = list(pairwise(step.loss for step in steps if step.stage == "window" and step.loss is not None))
+    repeated = sum(before == after for before, after in pairs)
+    is_known = pairs and run.mode == "train_step"
+    yield make_guard("repeated_losses", repeated / len(pairs) if is_known else None)
+
     window, precision = select_window(steps), find_precision(str(run.precision))
     count = window.skipped_count
     total = count + len(window.used) + window.short_count
@@ -157,6 +167,8 @@ def _window(run: RunRecord) -> Iterator[Guard]:
     else:
         share, ends_s = IDENTITY_LIMITS["cpu" if run.device_type == "cpu" else "gpu"]
         yield make_guard("window_identity", abs(total_s - wall_s) / wall_s, max(share, ends_s / wall_s), window=window)
+    replaced = window.replaced_functions
+    yield make_guard("clocks", None if replaced is None else len(replaced), names=", ".join(replaced or ()))
     # In an evaluation ranks do not wait for each other.
     is_joint = run.mode != "inference"
     if is_joint and (steps_s := [rank.mean_s["step"] for rank in run.per_rank or [] if "step" in rank.mean_s]):

@@ -118,6 +118,11 @@ class Window:
     turn_steps_s: Annotated[list[float] | None, "s"] = about(
         "Median `step_s` of each turn, where the process of another side measured in between; null elsewhere.", "turns"
     )
+    replaced_functions: list[str] | None = about(
+        "Clocks and synchronizes of Python, PyTorch and lmbench that were not the original functions when the window "
+        "opened or closed.",
+        "replaced functions",
+    )
     clock_drift_fraction: Fraction = about(
         "How much faster the device's clock ran than the host's; lags are corrected for it."
     )
@@ -475,6 +480,11 @@ class TrainingFacts:
         "Names of trainable tensors that the optimizer's step did not change; null without an optimizer.", "unmoved"
     )
     gradient_norm: Number = about("2-norm of all gradients, before clipping.")
+    has_new_batch: Flag = about("Whether the checked step had another batch than the step before it.", "new batch")
+    depends_on_batch: Flag = about(
+        "Whether the loss of the batch before is another one with the same weights; null if that was not tried.",
+        "sees its batch",
+    )
     is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step.", "check skipped")
 
 

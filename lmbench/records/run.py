@@ -511,6 +511,12 @@ class RunRecord:
     dtypes: DtypeRecord | None = None
 
     @property
+    def cost_s(self) -> float:
+        """The time of a sweep's run from the start of its process to its end, 0 where it was not noted."""
+        cost = self.sweep.cost if self.sweep else None
+        return (cost.total_s if cost else None) or 0.0
+
+    @property
     def is_on_gpu(self) -> bool:
         """Whether the run's device works beside the host; false also where the device is not recorded."""
         return self.device_type not in (None, "cpu")

@@ -57,14 +57,14 @@ class Pace:
     Attributes:
         is_enough: called after each round with the number of rounds that ended; True ends the plan.
         left_s: called before each run for the seconds that it may take; at 0 no run begins.
-        window_options: called before each run, where two sides are compared, for options of its window.
+        window_options: called before each run, where two sides are compared, with its round, for options of its own.
         cache: compiled code that several plans share.
         executor: servers that several plans share.
     """
 
     is_enough: Callable[[int], bool] = lambda rounds: False
     left_s: Callable[[], float] = lambda: math.inf
-    window_options: Callable[[], Sequence[str]] = list
+    window_options: Callable[[int], Sequence[str]] = lambda repeat: ()
     cache: CompileCache | None = None
     executor: LocalExecutor | None = None
 
@@ -264,7 +264,7 @@ class Execution:
         if job.cell.compiled_as in self._cache.done:
             words.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
-            words += self.pace.window_options()
+            words += self.pace.window_options(job.repeat)
             if job.repeat:
                 # Probe steps of the first round are enough.
                 words.append("--measure.probe_steps=0")

@@ -48,7 +48,13 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
     healthy = {
         "precision": "16-mixed",
         "compile": {"is_enabled": True, "window_recompile_count": 0},
-        "window": {"steps": len(times), "requested_steps": 20, "wall_s": total_s * wall, "steps_sum_s": total_s},
+        "window": {
+            "steps": len(times),
+            "requested_steps": 20,
+            "wall_s": total_s * wall,
+            "steps_sum_s": total_s,
+            "replaced_functions": [],
+        },
         "phases": {
             **as_dict(summarize_steps(steps)),
             "other": {"share_fraction": 0.005},
@@ -61,6 +67,8 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
         "communication": {"sigterm_check_s": 0.0, "bucket_copy_bytes": 0, "bucket_split_count": 0},
         "probe.is_complete": True,
         "probe.training.parameters": 4,
+        "probe.training.has_new_batch": True,
+        "probe.training.depends_on_batch": True,
     }
     record = put(copy.deepcopy(BASE), copy.deepcopy(healthy | changes))
     return {guard.name: guard for guard in evaluate_guards(msgspec.convert(record, RunRecord), steps)}
@@ -85,7 +93,7 @@ def test_a_planted_fault_is_judged_by_its_own_guard_alone(path, value, name, sta
 
 
 def test_every_guard_has_a_planted_fault():
-    assert {fault[2] for fault in FAULTS} | {"finite_loss", "skipped_steps"} == {*guards_of()}
+    assert {fault[2] for fault in FAULTS} | {"finite_loss", "skipped_steps", "repeated_losses"} == {*guards_of()}
 
 
 def test_nothing_passes_on_an_empty_run():

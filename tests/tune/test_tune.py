@@ -30,7 +30,7 @@ def tune(tmp_path, monkeypatch, capfd):
     """Runs the command in processes of one warm server; returns its exit code, its answer and its standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("lmbench.campaign.tuning._MOST_STEPS", 60)
+    monkeypatch.setattr("lmbench.campaign.trainings.MOST_STEPS", 60)
     shutil.copy(SUPPORT / "planted_tuning.py", tmp_path)
     Path("given.yaml").write_text(GIVEN)
     Path("space.yaml").write_text(SPACE)
@@ -71,7 +71,7 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
     # With a larger budget and a smaller space, trials that were measured before are not measured again.
     Path("space.yaml").write_text(SPACE.replace("  model.breaks: [true]\n", ""))
     # New trainings could now have more steps, but those that are there keep theirs.
-    monkeypatch.setattr("lmbench.campaign.tuning._MOST_STEPS", 70)
+    monkeypatch.setattr("lmbench.campaign.trainings.MOST_STEPS", 70)
     code, other, err = tune("given.yaml", *WORDS, "--budget=6m")
     assert code == 0, err
     assert (other["options"], other["refused"]) == (answer["options"], answer["refused"]), err

@@ -1,0 +1,181 @@
+"""A judgement of a change: is B faster than A, does it train the same, and can its figures be believed?
+
+First comes a round of both sides, whose records show other work, and measurements that cannot be true. Then both sides
+train from the same seeds. What is left of the budget decides the speed, in rounds. A change that is refused is not
+measured further.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lmbench.campaign.rounds import Rounds
+from lmbench.campaign.sweep import Sweep
+from lmbench.campaign.trainings import affordable_steps, training_options
+from lmbench.compare.comparison import EXIT_CODES, INVALID, UNDECIDED, Comparison
+from lmbench.compare.rounds import rounds_until
+from lmbench.compare.sides import by_round, read_side
+from lmbench.convergence.judgement import MIN_STEPS, Curves, curves_of, judge
+from lmbench.errors import ExitCode, UsageError
+from lmbench.records.load import StoredRun
+from lmbench.records.vocabulary import SIDE
+from lmbench.report.units import change_percent, percent_short
+from lmbench.standard_output import result_alone
+from lmbench.sweep.execute import CompileCache, Pace
+from lmbench.sweep.file import SweepFile
+from lmbench.sweep.plan import make_plan
+from lmbench.tune.search import SEEDS
+
+YES, NO = "yes", "NO"
+#: The share of the budget that trainings may take.
+_TRAINING_SHARE = 0.4
+#: Relative differences of the first loss and the first gradient norm of a seed: of float32 in another order, and of
+#: less precision. The last of bfloat16's 8 bits is 0.4 %.
+_SAME, _ROUNDED = (1e-5, 1e-4), (0.005, 0.05)
+#: Guards on what a step does. They may not fail, and B may not be worse at one of them than A.
+_WORK_GUARDS = ("clocks", "mfu", "finite_loss", "inputs", "outputs", "gradients", "trained", "repeated_losses")
+#: Work may differ by this fraction, as with a padded vocabulary.
+_WORK_FRACTION = 0.01
+#: The peak that decides whether a run fits: the allocator's, or without one the process's.
+_PEAKS = ("run_peak_reserved_bytes", "host_peak_rss_bytes")
+
+
+class Part(NamedTuple):
+    """One part of a judgement: its word, and one sentence of reason."""
+
+    word: str
+    reason: str
+
+
+@dataclass
+class Judge:
+    """Judges the two sides of a sweep.
+
+    Attributes:
+        path: the folder of the rounds; the trainings lie beside it, in PATH-training.
+        file: the sweep of both sides.
+        tolerance: changes of the step time up to this fraction count as none.
+        budget_s: time for all stages together; infinite: as long as the gate needs.
+        about: dotted names of what is compared.
+        parts: the parts that are judged so far, by name.
+    """
+
+    path: Path
+    file: SweepFile
+    tolerance: float
+    budget_s: float
+    about: Sequence[str] = ()
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def judge(self) -> tuple[str, Comparison]:
+        """Measure and fill in `parts`; returns the verdict, in a word of `compare`, and the comparison of the speed.
+
+        Raises:
+            UsageError: a side does not run, or an option of the trainings belongs to one side.
+        """
+        end_s, self._cache = time.monotonic() + self.budget_s, CompileCache()
+        with self._cache, result_alone():
+            # A budget of nothing is over after the first round.
+            comparison = self._measure(0.0)
+            a, b = self._sides(self.path)
+            doubts = "; ".join([*_worse_guards(a[0], b[0]), *_other_work(a[0], b[0])])
+            good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
+            self.parts["plausible"] = Part(NO, doubts) if doubts else Part(YES, good)
+            if comparison.verdict != INVALID and not doubts:
+                curves = self._train(a[0], b[0], end_s - time.monotonic())
+                self.parts["trains the same"] = _training(*curves)
+                self.parts["numerics"] = _numerics(*curves)
+                if NO not in dict(self.parts.values()):
+                    comparison = self._measure(max(0.0, end_s - time.monotonic()))
+        return self._conclude(comparison), comparison
+
+    def _measure(self, budget_s: float) -> Comparison:
+        budget, limits = None if budget_s == math.inf else budget_s, Pace(cache=self._cache)
+        return Rounds(self.path, self.file, self.tolerance, budget, self.about, limits=limits).measure()
+
+    @staticmethod
+    def _sides(path: Path) -> list[list[StoredRun]]:
+        """The runs of both sides that ended, in the order of their rounds. Raises UsageError where a side has none."""
+        sides = [[*by_round(read_side(f"{path}@{SIDE}={side}").runs).values()] for side in "AB"]
+        for side, runs in zip("AB", sides, strict=True):
+            if not any(run.outcome == "ok" for run in runs):
+                error = runs[0].record.error
+                raise UsageError(f"{side} does not run: {runs[0].outcome}: {error and error.message}")
+        return [[run for run in runs if run.outcome == "ok"] for runs in sides]
+
+    def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[Curves]:
+        """Train both sides from the same seeds, which are the numbers of the rounds; returns the sides' curves."""
+        data, steps = a.record.data, affordable_steps((a.record, b.record), _TRAINING_SHARE * budget_s)
+        is_random = data.source == "random" and str(data.name).startswith("lmbench.")
+        options = training_options(max(MIN_STEPS, steps), is_random=is_random)
+        path = self.path.with_name(f"{self.path.name}-training")
+        pace = Pace(window_options=lambda seed: [f"--seed_everything={seed}"], cache=self._cache)
+        Sweep(make_plan(path.name, self.file.changed(options, len(SEEDS))), path, "judge", pace=pace).carry_out()
+        sides = self._sides(path)
+        return [curves_of({run.record.sweep.repeat: run for run in runs if run.record.sweep}) for runs in sides]
+
+    def _conclude(self, comparison: Comparison) -> str:
+        """Add the parts of speed and memory; returns the verdict."""
+        cell, words = next(iter(comparison.cells), None), dict(self.parts.values())
+        speed, metrics = comparison.verdict, {figure.name: figure for figure in (cell.metrics if cell else ())}
+        reason = "; ".join(cell.reasons) if cell else "no run counts"
+        if NO in words:
+            reason = f"not measured further, since the change is refused ({reason})"
+        elif cell and metrics and speed == UNDECIDED:
+            ratio = cell.metrics[0].ratio
+            needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std or 0.0)
+            reason += f"; near a tie: about {max(1, needed - ratio.n_a)} more rounds"
+        self.parts["speed"] = Part(speed, reason)
+        for peak in [metrics[name] for name in _PEAKS if name in metrics][:1]:
+            self.parts["memory"] = Part(peak.finding, f"{peak.title}: {peak.reason}")
+        if NO in words:
+            return INVALID
+        is_open = UNDECIDED in words and EXIT_CODES[speed] == ExitCode.OK
+        return UNDECIDED if is_open else speed
+
+
+def _training(a: Curves, b: Curves) -> Part:
+    judgement = judge(b, a)
+    alike = f"by {len(b)} pairs of seeds, loss and gradient norm are those of A within the spread of seeds"
+    return Part({True: YES, False: NO, None: UNDECIDED}[judgement.follows], judgement.why or alike)
+
+
+def _numerics(a: Curves, b: Curves) -> Part:
+    """How far the first losses and gradient norms of the same seeds are apart, before any update."""
+    first_a, first_b = (
+        np.array([(side[seed].losses[0], side[seed].norms[0]) for seed in a if seed in b]) for side in (a, b)
+    )
+    distance = np.abs(first_b / first_a - 1).max(axis=0)
+    words = [word for word, limits in (("same", _SAME), ("rounded", _ROUNDED)) if (distance <= limits).all()]
+    loss, norm = map(percent_short, distance)
+    return Part([*words, "other"][0], f"first losses of a seed differ by {loss}, first gradient norms by {norm}")
+
+
+def _worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
+    """The guards on a step's work that fail on a side, or that B passes worse than A."""
+    ranks = {guard.name: (guard.status != "pass", guard.value or 0.0) for guard in a.record.guards}
+    for side, run in (("A", a), ("B", b)):
+        for guard in (guard for guard in run.record.guards if guard.name in _WORK_GUARDS):
+            rank = guard.status != "pass", guard.value or 0.0
+            if guard.status == "fail" or (rank[0] and rank > ranks.get(guard.name, rank)):
+                yield f"{side}: {guard.message}"
+
+
+def _other_work(a: StoredRun, b: StoredRun) -> Iterator[str]:
+    """The differences of what a step works on: tokens, trained parameters, and FLOPs by the same count."""
+    figures = {
+        "tokens a step": (a.record.window.step_tokens, b.record.window.step_tokens),
+        "trained parameters": (a.record.model.trainable_parameter_count, b.record.model.trainable_parameter_count),
+    }
+    if a.record.flops.source == b.record.flops.source:
+        figures["FLOPs a token"] = (a.record.flops.per_token_flops, b.record.flops.per_token_flops)
+    for name, (before, after) in figures.items():
+        if before and after and abs(after / before - 1) > _WORK_FRACTION:
+            yield f"B has {change_percent(after / before - 1)} {name}"

@@ -1,0 +1,57 @@
+"""`lmbench judge` judges planted changes for what they are, in its last line and its exit code."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import warm_server
+from planted_judgements import Forks, judge
+
+from lmbench.instruments.originals import replaced_functions
+
+
+class WarmForks(Forks):
+    """Forks of the tests' server instead of this process, which has threads of PyTorch."""
+
+    @staticmethod
+    def fork(launch):
+        return warm_server.run(*launch.words, variables={**os.environ, **launch.variables}).returncode
+
+
+@pytest.mark.parametrize(
+    ("change", "effect", "code", "part", "reason"),
+    [
+        ("linear by hand", -0.1, 0, "speed", "excludes 0"),
+        ("none", 0.1, 10, "speed", "excludes 0"),
+        ("a third of the rate", -0.1, 12, "trains the same", "loss by pairs of seeds"),
+        ("skipped steps", -0.3, 12, "plausible", "exactly the same loss with the same weights"),
+        ("patched clock", -0.3, 12, "plausible", "time.perf_counter_ns"),
+        ("frozen half", -0.3, 12, "plausible", "7 of 11 parameters have no or zero gradients"),
+        ("fewer tokens", -0.3, 12, "plausible", "B has -50.00 % tokens a step"),
+        ("constant batch", -0.3, 12, "plausible", "the same batch as the step before"),
+    ],
+)
+def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, code, part, reason, tmp_path):
+    judgement = judge(change, effect, tmp_path, servers=WarmForks)
+    parts = judgement["parts"]
+    assert (judgement["exit_code"], reason in parts[part]["reason"]) == (code, True), parts
+    if code == 12:
+        assert (judgement["verdict"], parts[part]["word"]) == ("invalid", "NO")
+        assert parts["speed"]["reason"].startswith("not measured further")
+    else:
+        assert [parts[name]["word"] for name in ("plausible", "trains the same", "numerics")] == ["yes", "yes", "same"]
+        assert judgement["step"]["ratio"]["low"] < 1 + effect < judgement["step"]["ratio"]["high"]
+
+
+@pytest.mark.parametrize(
+    "name", ["time.perf_counter", "time.sleep", "torch.cuda.synchronize", "torch.cuda.Event.elapsed_time"]
+)
+def test_a_clock_or_synchronize_that_something_else_stands_for_is_named(name, monkeypatch):
+    assert replaced_functions() == []
+    monkeypatch.setattr(name, lambda *_: 1.0)
+    assert replaced_functions() == [name]
+    # A decorator of PyTorch has code of PyTorch.
+    monkeypatch.setattr(name, torch.no_grad()(lambda *_: 1.0))
+    assert replaced_functions() == [name]
