@@ -71,7 +71,7 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
 
     With --on slurm each round of repeats is a task of a job array, in a folder that the nodes share (--slurm.partition,
     .time in minutes, .gpus_per_node, .constraint, .account, .setup, .array_parallelism, .additional
-    mem=64G,exclusive); --on my_module.MyEngine is an engine of yours (lmbench.sweep.engine.Engine).
+    k=v); --on my_module.MyEngine is an engine of yours (lmbench.sweep.engine.Engine).
 
     Args:
         study: a file, a study's name, or the folder of a sweep
