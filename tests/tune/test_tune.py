@@ -85,7 +85,7 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [12], model.dealy_ms: [12]}\n")
     code, answer, err = tune("given.yaml", *WORDS)
     assert (code, [*Path("results/tune-given").glob("verdict-*")]) == (0, []), err
-    assert ": no time for its 4 rounds" in str(answer)
+    assert ": no time for its 5 rounds" in str(answer)
     # What is not shown to be faster than the given configuration is no answer.
     assert (answer.get("options"), "no choice is shown to be better" in str(answer)) == (None, True)
     assert "tune: left out: model.dealy_ms: this configuration has no such option, or the value already" in err
