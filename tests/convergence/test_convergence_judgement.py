@@ -93,17 +93,7 @@ def test_a_row_outside_of_the_seeds_but_within_the_limit_is_undecided_and_more_o
     judgement = judge({0: rows[0]}, BASELINE)
     assert (judgement.follows, judgement.words) == (None, "undecided: loss")
     assert f"seeds lie {apart:.3g} apart" in judgement.why
-    assert judge(rows, BASELINE).words == "NO: loss, loss by pairs of seeds"
-
-
-@pytest.mark.parametrize(("worse", "words"), [(0.004, "yes"), (0.01, "NO: loss by pairs of seeds"), (-0.01, "yes")])
-def test_pairs_of_seeds_refuse_a_loss_that_is_worse_by_more_than_half_a_percent(worse, words):
-    # Seeds lie 0.2 nat apart, so that only pairs of them show 0.04 nat.
-    baseline, rows = (
-        {seed: trained(seed, offset=seed / 10 + change, noise=noise) for seed in range(3)}
-        for change, noise in ((0.0, 0.0), (4.2 * worse, 1e-4))
-    )
-    assert judge(rows, baseline).words == words
+    assert judge(rows, BASELINE).words == "NO: loss"
 
 
 @pytest.mark.parametrize(("offset", "words"), [(0.0, "yes"), (0.03, "NO: loss")])
@@ -116,7 +106,7 @@ def test_pairs_of_seeds_refuse_a_loss_that_is_worse_by_more_than_half_a_percent(
 
 
 def test_the_simulated_rates_are_what_the_module_says():
-    assert 0.01 < rates(5, 1, 1500)["NO"] < 0.05
+    assert 0.04 < rates(5, 1, 1500)["NO"] < 0.09
     assert rates(5, 1, 400, shared=0.5)["NO"] < 0.025
     assert rates(5, 1, 200, shift=10.0, shared=0.9)["NO"] > 0.98
 
