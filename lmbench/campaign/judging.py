@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from lmbench.report.units import change_percent, percent_short
 from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import SweepFile
+from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS
 
@@ -43,8 +45,6 @@ _SAME, _ROUNDED = (1e-5, 1e-4), (0.005, 0.05)
 _WORK_GUARDS = ("clocks", "mfu", "finite_loss", "inputs", "outputs", "gradients", "trained", "repeated_losses")
 #: Work may differ by this fraction, as with a padded vocabulary.
 _WORK_FRACTION = 0.01
-#: The peak that decides whether a run fits: the allocator's, or without one the process's.
-_PEAKS = ("run_peak_reserved_bytes", "host_peak_rss_bytes")
 
 
 class Part(NamedTuple):
@@ -88,11 +88,11 @@ class Judge:
             doubts = "; ".join([*_worse_guards(a[0], b[0]), *_other_work(a[0], b[0])])
             good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
             self.parts["plausible"] = Part(NO, doubts) if doubts else Part(YES, good)
-            if comparison.verdict != INVALID and not doubts:
+            if comparison.cells and comparison.verdict != INVALID and not doubts:
                 curves = self._train(a[0], b[0], end_s - time.monotonic())
                 self.parts["trains the same"] = _training(*curves)
                 self.parts["numerics"] = _numerics(*curves)
-                if NO not in dict(self.parts.values()):
+                if self.parts["trains the same"].word != NO:
                     comparison = self._measure(max(0.0, end_s - time.monotonic()))
         return self._conclude(comparison), comparison
 
@@ -102,13 +102,13 @@ class Judge:
 
     @staticmethod
     def _sides(path: Path) -> list[list[StoredRun]]:
-        """The runs of both sides that ended, in the order of their rounds. Raises UsageError where a side has none."""
+        """The runs of both sides, in the order of their rounds. Raises UsageError where one did not end well."""
         sides = [[*by_round(read_side(f"{path}@{SIDE}={side}").runs).values()] for side in "AB"]
-        for side, runs in zip("AB", sides, strict=True):
-            if not any(run.outcome == "ok" for run in runs):
-                error = runs[0].record.error
-                raise UsageError(f"{side} does not run: {runs[0].outcome}: {error and error.message}")
-        return [[run for run in runs if run.outcome == "ok"] for runs in sides]
+        for run in chain(*sides):
+            if run.outcome != "ok":
+                message = run.record.error and run.record.error.message
+                raise UsageError(f"{run.path} ended with {run.outcome}: {message}")
+        return sides
 
     def _train(self, a: StoredRun, b: StoredRun, budget_s: float) -> list[Curves]:
         """Train both sides from the same seeds, which are the numbers of the rounds; returns the sides' curves."""
@@ -116,24 +116,29 @@ class Judge:
         is_random = data.source == "random" and str(data.name).startswith("lmbench.")
         options = training_options(max(MIN_STEPS, steps), is_random=is_random)
         path = self.path.with_name(f"{self.path.name}-training")
+        # Trainings that were begun go on with as many steps.
+        file = read_sweep_folder(path) if path.is_dir() else self.file.changed(options, len(SEEDS))
         pace = Pace(window_options=lambda seed: [f"--seed_everything={seed}"], cache=self._cache)
-        Sweep(make_plan(path.name, self.file.changed(options, len(SEEDS))), path, "judge", pace=pace).carry_out()
-        sides = self._sides(path)
-        return [curves_of({run.record.sweep.repeat: run for run in runs if run.record.sweep}) for runs in sides]
+        Sweep(make_plan(path.name, file), path, "judge", pace=pace).carry_out()
+        return [curves_of(dict(enumerate(runs))) for runs in self._sides(path)]
 
     def _conclude(self, comparison: Comparison) -> str:
         """Add the parts of speed and memory; returns the verdict."""
-        cell, words = next(iter(comparison.cells), None), dict(self.parts.values())
-        speed, metrics = comparison.verdict, {figure.name: figure for figure in (cell.metrics if cell else ())}
-        reason = "; ".join(cell.reasons) if cell else "no run counts"
+        words, speed = [part.word for part in self.parts.values()], comparison.verdict
+        if not comparison.cells:
+            self.parts["speed"] = Part(speed, "; ".join(cell["reason"] for cell in comparison.neither))
+            return INVALID if NO in words else speed
+        cell = comparison.cells[0]
+        reason = "; ".join(cell.reasons)
         if NO in words:
             reason = f"not measured further, since the change is refused ({reason})"
-        elif cell and metrics and speed == UNDECIDED:
+        elif cell.metrics and speed == UNDECIDED:
             ratio = cell.metrics[0].ratio
             needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std or 0.0)
             reason += f"; near a tie: about {max(1, needed - ratio.n_a)} more rounds"
         self.parts["speed"] = Part(speed, reason)
-        for peak in [metrics[name] for name in _PEAKS if name in metrics][:1]:
+        peaks = {figure.name: figure for figure in cell.metrics}
+        if peak := peaks.get("run_peak_reserved_bytes") or peaks.get("host_peak_rss_bytes"):
             self.parts["memory"] = Part(peak.finding, f"{peak.title}: {peak.reason}")
         if NO in words:
             return INVALID
@@ -149,9 +154,9 @@ def _training(a: Curves, b: Curves) -> Part:
 
 def _numerics(a: Curves, b: Curves) -> Part:
     """How far the first losses and gradient norms of the same seeds are apart, before any update."""
-    first_a, first_b = (
-        np.array([(side[seed].losses[0], side[seed].norms[0]) for seed in a if seed in b]) for side in (a, b)
-    )
+    if a.keys() != b.keys() or not a:
+        return Part("unknown", "no losses were recorded")
+    first_a, first_b = (np.array([(side[seed].losses[0], side[seed].norms[0]) for seed in a]) for side in (a, b))
     distance = np.abs(first_b / first_a - 1).max(axis=0)
     words = [word for word, limits in (("same", _SAME), ("rounded", _ROUNDED)) if (distance <= limits).all()]
     loss, norm = map(percent_short, distance)
