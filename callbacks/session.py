@@ -104,6 +104,8 @@ class MeasurementSession(LeanCallback):
         self._tail_s = 0.0
         #: Listeners of the track, kept aside during a validation within training.
         self._paused_listeners: list[Callable[[str], None]] = []
+        #: What these listeners heard last.
+        self._pause = VALIDATION
         self._optimizer_steps_seen = 0
         #: Logged scalars of the running step, by name and source.
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
