@@ -56,7 +56,7 @@ from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, share_of,
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
 #: The largest fraction of the budget that a single run may take.
 _MOST_OF_ONE = 0.25
-_FINALISTS, _ROUNDS, _MOST_FINAL_ROUNDS = 4, 3, 6
+_FINALISTS, _ROUNDS = 4, 3
 #: Noise between processes for each further run of a trial: one run at 1 %, two at 2 %.
 _NOISE_PER_RUN = 0.015
 _SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
@@ -163,8 +163,8 @@ class Stages:
         pace = self.pace(path, until)
         if not pace.left_s() and not path.is_dir():
             return [[] for _ in plan.cells]
-        # Every round of repeats needs a server of its own, so that repeats differ in hash seed and address layout.
-        pace.executor = self.executor if repeats == 1 else None
+        # Each round that decides needs a server of its own, so that repeats differ in hash seed and address layout.
+        pace.executor = None if stage.startswith(("finals", "fallback", "rest")) else self.executor
         Sweep(plan, path, f"tune: {stage}", names, pace).carry_out()
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
@@ -202,7 +202,7 @@ class Stages:
         self.settings = recorded_settings(ended.path)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
-        if not ended.record.is_on_gpu:
+        if narrowed != applicable(axes, self.settings):
             left_out.append("fp8 and CUDA graphs: they are for a GPU")
         for axis in axes:
             if axis.is_users and axis.name not in [other.name for other in narrowed]:
@@ -419,12 +419,18 @@ class Stages:
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
 
     def use_rest(self, tuning: Tuning) -> None:
-        """Measure the finalists again with the rest of the budget, which narrows the intervals of their gains."""
-        costs_s = self.costs_s("finals-*")
-        if costs_s:
-            round_s = statistics.fmean(costs_s) * len(tuning.finalists)
-            rounds = _ROUNDS + int((self.budget_s - sum(self.costs_s())) / round_s)
-            self.run("finals", {**_LONG, **self.base}, tuning.finalists, 1.0, min(rounds, _MOST_FINAL_ROUNDS))
+        """Measure the answer and the baseline further with the rest of the budget, for a narrower interval."""
+        sides, costs_s = [tuning.answer, tuning.baseline], self.costs_s("finals-*")
+        if tuning.answer is tuning.baseline or not costs_s:
+            return
+        rest_s = max(0.0, self.budget_s - sum(self.costs_s()))
+        # After an interruption the rounds that are there count.
+        rounds = len(self.costs_s("rest-*")) // 2 + int(rest_s / (2 * statistics.fmean(costs_s)))
+        earlier = [candidate.runs for candidate in sides]
+        if rounds:
+            self.run("rest", {**_LONG, **self.base}, sides, 1.0, min(rounds, _ROUNDS))
+            for candidate, runs in zip(sides, earlier, strict=True):
+                candidate.runs = [*runs, *candidate.runs]
 
 
 def recorded_settings(folder: Path) -> Values:

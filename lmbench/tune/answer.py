@@ -162,10 +162,15 @@ def _choices(tuning: Tuning, spread: Spread) -> Table:
             outcome = "taken"
         elif outcome == "ok":
             outcome = ""
+        name = str(candidate.trial)
+        if candidate.adds_one:
+            name = str(choice[0])
+        elif candidate.before is not None:
+            name = f"whole: {name}"
         rows.append(
             [
                 numbers[candidate.trial.key],
-                str(choice[0] if candidate.adds_one else candidate.trial),
+                name,
                 "" if candidate.before is None else numbers[candidate.before.key],
                 _cost(goal, candidate),
                 _gain(gain),

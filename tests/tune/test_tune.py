@@ -49,13 +49,16 @@ def test_the_fastest_that_trains_is_found_and_a_kill_costs_only_what_ran(tune, m
     code, answer, err = tune("given.yaml", *WORDS)
     assert code == 0, err
     assert answer["options"] == {"model.delay_ms": 12}
-    assert 1 < answer["gain_low"] < answer["gain"] < 3
+    assert 1 < answer["gain"] < 4
+    assert answer["gain_low"] < answer["gain"] < answer["gain_high"]
     assert "delay_ms 12; learns_nothing" in answer["refused"]
     assert answer["spent_s"] <= 1.05 * answer["budget_s"] == 252
     rows = {row["choice"]: row for row in answer["tables"]["choices"]}
     assert rows["breaks"]["outcome"] == "outcome error in forward"
     assert rows["delay_ms 54"]["gain"] < 1 < rows["learns_nothing"]["gain"]
-    assert 1 < rows["delay_ms 12"]["gain"] < 3
+    assert 1 < rows["delay_ms 12"]["gain"] < 4
+    # The second pass tries the best of the first without its other choice.
+    assert rows["whole: learns_nothing"]["gain"] < 1
     tuned = yaml.safe_load(Path("results/tune-given/tuned.yaml").read_text())
     assert tuned["model"] == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 12}}
     runs = {path: path.stat().st_mtime_ns for path in Path("results").glob("*/*/runs/*/run.json")}
@@ -152,7 +155,7 @@ def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_
     )
     Path("unpredictable.py").write_text(UNPREDICTABLE)
     Path("space.yaml").write_text("only: true\naxes: {model.delay_ms: [54]}\n")
-    code, answer, err = tune("given.yaml", *WORDS, "--budget=20s", "--model=unpredictable.Unpredictable")
+    code, answer, err = tune("given.yaml", *WORDS, "--budget=90s", "--model=unpredictable.Unpredictable")
     (line,) = [line for line in err.splitlines() if "tune: left out: a prediction of the memory: " in line]
     assert (code, "no fake impl registered" in line, "unpredictable.py:" in line) == (0, True, True)
     assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 54"], err
