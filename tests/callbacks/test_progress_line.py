@@ -31,8 +31,8 @@ def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
     return line
 
 
-# The time left is the rest of the window's 3 s, and 10 probe steps of 0.1 s as in the window.
-WINDOW = "2/4 window: step 12 of 30, 0.0 s so far, 2.8 s left, 100 ms/step"
+# The time left is the rest of the window's 3 s, and 15 probe steps of 0.1 s as in the window.
+WINDOW = "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"
 
 
 def test_a_dumb_terminal_gets_a_line_now_and_then_that_says_all(monkeypatch):
@@ -63,8 +63,8 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
 @pytest.mark.parametrize(
     ("stage", "changes", "text"),
     [
-        (Stage.WARMUP, {"steps_done": 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.3 s left"),
-        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, until the pace is steady, 0.0 s so far, 4.0 s left"),
+        (Stage.WARMUP, {"steps_done": 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.8 s left"),
+        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, until the pace is steady, 0.0 s so far, 4.5 s left"),
         (Stage.WINDOW, {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
         (Stage.PROBE, {"steps_done": 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"),
         (Stage.PROBE, {"steps_done": 56, "probe": ProbeKind.DTYPES}, "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),

@@ -410,7 +410,7 @@ def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
 def test_the_border_says_if_nothing_or_everything_fits_and_an_unknown_gpu_is_an_error():
     assert largest_that_fits(lambda batch: 200 * 2**30 + batch, ROOM, 8, 1, 2**16).value is None
     assert largest_that_fits(lambda batch: batch, ROOM, 8, 1, 2**16).value == 2**16
-    with pytest.raises(UsageError, match=r"no GPU is known as 'H9000'; known: B200, .*H100 PCIe"):
+    with pytest.raises(UsageError, match=r"no GPU is known as 'H9000'; known: GB300, .*H100 PCIe"):
         gpu_for("H9000")
 
 
