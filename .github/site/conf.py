@@ -11,8 +11,6 @@ from lmbench.guide.written import page
 project, release, html_title = "lmbench", __version__, f"lmbench {__version__}"
 extensions = ["myst_parser"]
 include_patterns = ["guide/*.md", "reference/*.md"]
-# A skill is for agents, and says in short what the page for them says.
-exclude_patterns = ["guide/SKILL.md"]
 root_doc = f"guide/{INDEX}"
 html_theme = "furo"
 html_show_copyright = False
