@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.records.host_time import OwnedTime
-from lmbench.records.vocabulary import EXCLUDED, Phase
+from lmbench.records.vocabulary import PHASES, Phase
 
 #: Most entries of a record.
 _KEPT = 30
@@ -78,7 +78,7 @@ class HostLedger:
         return [
             OwnedTime(cast(Phase, phase), owner, self._calls[phase, owner] / steps, span_ns * 1e-9 / steps)
             for (phase, owner), span_ns in self._spans_ns.most_common(_KEPT)
-            if owner and phase != EXCLUDED
+            if owner and phase in PHASES
         ]
 
 
