@@ -211,7 +211,7 @@ EXTRAS = {
     "self.log('mean', self.mean(loss))": "",
     "self.log('accuracy', self.accuracy(out, batch.argmax(-1)), on_epoch=True)": "",
     "print(f'{loss:.3f} {out} {float(loss)} {loss.tolist()}', torch.tensor([loss, loss]).mean().item())": "",
-    "out.detach().argmax(-1).cpu().numpy().mean() and None": "",
+    "(out.detach().argmax(-1).cpu().numpy().mean(), None)[1]": "",
     "copy.deepcopy(self).second(batch).sum() * 0 + loss": "",
     "self.trainer.is_global_zero and self.optimizers().param_groups[0]['lr'] and None": "",
     "checkpoint(nn.functional.scaled_dot_product_attention, *[out] * 3, None, 0.1, use_reentrant=False).sum()": "",
