@@ -9,14 +9,14 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import unwrap
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning
 from torch.utils.data import IterableDataset
 
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.records.host_time import OwnedTime
-from lmbench.records.vocabulary import PHASES, Phase
+from lmbench.records.vocabulary import PHASES
 
 #: Most entries of a record.
 _KEPT = 30
@@ -76,7 +76,7 @@ class HostLedger:
     def owned_times(self, steps: int) -> list[OwnedTime]:
         """The owners' times per step, the longest first."""
         return [
-            OwnedTime(cast(Phase, phase), owner, self._calls[phase, owner] / steps, span_ns * 1e-9 / steps)
+            OwnedTime(phase, owner, self._calls[phase, owner] / steps, span_ns * 1e-9 / steps)
             for (phase, owner), span_ns in self._spans_ns.most_common(_KEPT)
             if owner and phase in PHASES
         ]
