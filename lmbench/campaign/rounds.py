@@ -99,10 +99,12 @@ class Rounds:
             return rounds >= MIN_REPEATS or any(run.outcome != "ok" for run in left_out)
         if comparison.verdict != UNDECIDED:
             return True
-        is_first = not self.advice
-        self.advice = self._advise(cell, len(cell.used_a), round_s, elapsed_s)
-        if is_first:
-            self._sweep.progress.keep(self.advice)
+        # Rounds that were kept from before took no time now, and tell nothing about the rest.
+        if round_s:
+            is_first = not self.advice
+            self.advice = self._advise(cell, len(cell.used_a), round_s, elapsed_s)
+            if is_first:
+                self._sweep.progress.keep(self.advice)
         if self.budget_s is None:
             enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std or 0.0)
             self._lengthen_window(cell, round_s, math.inf)
