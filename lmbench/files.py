@@ -118,6 +118,11 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114 (which raise on some paths)
 
 
+def cache_folder() -> Path:
+    """lmbench's folder in the user's cache, by the XDG Base Directory Specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmbench"
+
+
 def inside(folder: Path, name: str) -> Path:
     """The real path of a file that is named relative to a folder.
 

@@ -17,7 +17,7 @@ from lmbench.campaign.sides import SideOptions, find_sides
 from lmbench.campaign.suspects import Suspect
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
-from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, Figure, interval
+from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, interval
 from lmbench.errors import ExitCode, tell
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import Values
@@ -58,7 +58,7 @@ class Bisection:
         """Judge the ends, search, and compare the first bad suspect with the one before it."""
         good, bad = self.row[0], self.row[-1]
         ends = self._rounds(good, bad, "ends").measure()
-        step = _step(ends)
+        step = ends.step
         if step is None or ends.verdict in (SAME, UNDECIDED, INVALID) or not step.ratio.lies_beyond(self.tolerance):
             return self._without_search(ends)
         tell(f"bisect: {bad.name} is {_shown(ends)} than {good.name}")
@@ -98,70 +98,64 @@ class Bisection:
         """The answer where the ends do not differ for certain: no suspect is measured."""
         if ends.verdict == SAME:
             why, code = "nothing to find: the ends are the same", ExitCode.OK
-        elif ends.verdict == INVALID or _step(ends) is None:
+        elif ends.verdict == INVALID or ends.step is None:
             why, code = "nothing to search: the ends cannot be compared", ExitCode.INVALID
         elif ends.verdict == UNDECIDED:
             why, code = "the ends do not differ for certain; give a longer --budget", ExitCode.UNDECIDED
         else:
-            why, code = (
-                f"no change above ±{percent_short(self.tolerance)} is shown; --gate is lower",
-                ExitCode.UNDECIDED,
-            )
+            limit = percent_short(self.tolerance)
+            why, code = f"no change above ±{limit} is shown; give a lower --gate", ExitCode.UNDECIDED
         reason = ends.cells[0].reasons[0] if ends.cells else "no run counts"
         headline = [Line("answer", why), Line("ends", f"{ends.verdict}: {reason}")]
         return Answer(headline, figures={"first": None, "why": why}, exit_code=code)
 
-    def _rounds(self, a: Suspect, b: Suspect, name: str) -> Rounds:
+    def _rounds(self, a: Suspect, b: Suspect, name: str, more: int | None = None) -> Rounds:
         """The rounds of two suspects, which go on if they were begun before."""
         path = self.path / name
         if (path / SWEEP_FILE).is_file():
             path, file = find_sides([str(path)], {}, SideOptions(), is_elsewhere=False)
         else:
+            pythons = a.python(), b.python()
             sides = SideOptions(
                 revision=(a.revision, b.revision) if a.revision and b.revision else None,
-                python=(a.python, b.python) if a.python and b.python else None,
+                python=(pythons[0], pythons[1]) if pythons[0] and pythons[1] else None,
                 results_dir=self.path, name=name,
             )  # fmt: skip
             configs = [a.config or str(self.options[CONFIG]), b.config or str(self.options[CONFIG])]
             others = {option: value for option, value in self.options.items() if option != CONFIG}
             path, file = find_sides(configs, others, sides, is_elsewhere=False)
-        return Rounds(path, file, self.tolerance, max(1.0, self._ends_s - time.monotonic()))
+        return Rounds(path, file, self.tolerance, max(1.0, self._ends_s - time.monotonic()), more=more)
 
-    def _against_good(self, suspect: Suspect) -> Rounds:
-        return self._rounds(self.row[0], suspect, f"suspect-{self.row.index(suspect)}")
+    def _folder(self, suspect: Suspect) -> str:
+        """The name of the folder that has the suspect's rounds against the good end."""
+        return f"suspect-{self.row.index(suspect)}"
 
     def _read(self, suspect: Suspect) -> list[float]:
         """The differences of the rounds that were measured earlier."""
-        if not (self.path / f"suspect-{self.row.index(suspect)}" / SWEEP_FILE).is_file():
+        name = self._folder(suspect)
+        if not (self.path / name / SWEEP_FILE).is_file():
             return []
-        return _differences(self._against_good(suspect).compare())
+        return _differences(self._rounds(self.row[0], suspect, name).compare())
 
     def _measure(self, suspect: Suspect) -> None:
         """Measure one more round of a suspect, or leave it out if it does not run."""
-        rounds = self._against_good(suspect)
-        rounds.most = rounds.kept_rounds + 1
+        rounds = self._rounds(self.row[0], suspect, self._folder(suspect), more=1)
         differences = _differences(rounds.measure())
         if len(differences) > len(self._differences[suspect]):
             self._differences[suspect] = differences
             tell(f"bisect: {suspect.name}: {change_percent(math.exp(differences[-1]) - 1)}")
-        elif rounds.most - len(differences) >= _MOST_FAILURES:
+        elif rounds.kept_rounds + 1 - len(differences) >= _MOST_FAILURES:
             del self._differences[suspect]
             tell(f"bisect: {suspect.name} does not run, and is left out")
 
 
-def _step(comparison: Comparison) -> Figure | None:
-    """The step time of a comparison of two sides; None where no run counts."""
-    return comparison.cells[0].metrics[0] if comparison.cells and comparison.cells[0].metrics else None
-
-
 def _differences(comparison: Comparison) -> list[float]:
-    step = _step(comparison)
+    step = comparison.step
     return [] if step is None else list(step.ratio.differences)
 
 
 def _shown(comparison: Comparison) -> str:
-    step = _step(comparison)
-    change = (
-        "" if step is None else f" {change_percent(step.ratio.change)} ({interval(step.ratio.low, step.ratio.high)})"
-    )
-    return f"{comparison.verdict}{change}"
+    step = comparison.step
+    if step is None:
+        return comparison.verdict
+    return f"{comparison.verdict} {change_percent(step.ratio.change)} ({interval(step.ratio.low, step.ratio.high)})"

@@ -42,8 +42,8 @@ class Rounds:
         about: dotted names of what is compared.
         engine: runs the rounds elsewhere; None measures them here.
         limits: limits of single runs, and their compile cache.
-        kept_rounds: rounds that were measured before.
-        most: rounds to measure in all, whatever the verdict; None measures until it stands.
+        more: rounds to measure beside those that were measured before, whatever the verdict; None measures until it
+            stands.
         advice: a sentence on the rounds and the time that are needed, after the first round.
     """
 
@@ -54,16 +54,18 @@ class Rounds:
     about: Sequence[str] = ()
     engine: Engine | None = None
     limits: Pace = field(default_factory=Pace)
-    most: int | None = None
+    more: int | None = None
     advice: str = ""
 
     def __post_init__(self) -> None:
         plan = make_plan(self.path.name, self.file)
-        pace = replace(self.limits, is_enough=self._is_enough, window_options=self._window_options)
+        is_enough = self._is_enough if self.more is None else self._has_more
+        pace = replace(self.limits, is_enough=is_enough, window_options=self._window_options)
         self._sweep = Sweep(plan, self.path, pace=pace, engine=self.engine)
         self._began_s, self._window_s = time.monotonic(), _FIRST_WINDOW_S
         self._looked_s: float | None = None
         missing = [job.repeat for job in plan.jobs() if not is_run_folder(self.path / RUNS_FOLDER / job.name)]
+        #: Rounds that were measured before.
         self.kept_rounds = min(missing, default=self.file.repeats)
 
     def measure(self) -> Comparison:
@@ -81,10 +83,14 @@ class Rounds:
         """The comparison of the rounds so far."""
         return compare(f"{self.path}@{SIDE}=A", f"{self.path}@{SIDE}=B", self.tolerance, self.about)
 
+    def _has_more(self, rounds: int) -> bool:
+        """Whether this many rounds are as many more as were asked for."""
+        return rounds >= self.kept_rounds + (self.more or 0)
+
     def _is_enough(self, rounds: int) -> bool:
         """Whether measuring ends after this many rounds: the verdict stands, or the budget is spent."""
-        if self.most is not None or rounds < self.kept_rounds:
-            return self.most is not None and rounds >= self.most
+        if rounds < self.kept_rounds:
+            return False
         comparison, now_s = self.compare(), time.monotonic()
         elapsed_s, round_s = now_s - self._began_s, now_s - (self._looked_s or now_s)
         self._looked_s = now_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import site
@@ -18,6 +17,8 @@ import yaml
 
 from lmbench.configs import read_yaml
 from lmbench.errors import UsageError
+from lmbench.files import cache_folder
+from lmbench.records.schema import leaves
 from lmbench.sweep.environments import commits_between
 
 _VERSION = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)")
@@ -26,12 +27,21 @@ _INSTALL_TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Suspect:
-    """One of the row, and what sets it apart: its configuration, or its revision or Python beside the given one."""
+    """One of the row, and what sets it apart: its configuration, its revision, or the version of a package."""
 
     name: str
     config: str | None = None
     revision: str | None = None
-    python: str | None = None
+    requirement: str | None = None
+    constraints: Path | None = None
+
+    def python(self) -> str | None:
+        """The Python of an environment with the requirement, made when it is first asked for; None without one.
+
+        Raises:
+            UsageError: pip fails.
+        """
+        return None if self.requirement is None else _environment(self.requirement, self.constraints)
 
 
 def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -> tuple[str, list[Suspect]]:
@@ -58,18 +68,12 @@ def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -
     return what, row
 
 
-def _leaves(tree: Any, name: str = "") -> dict[str, Any]:
-    """The values of nested settings by dotted name."""
-    if not isinstance(tree, dict) or not tree:
-        return {name: tree}
-    return {
-        key: leaf for part, value in tree.items() for key, leaf in _leaves(value, f"{name}.{part}".strip(".")).items()
-    }
-
-
 def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
     """Configurations that take over one differing setting after the other, in the bad file's order."""
-    before, after = (_leaves(read_yaml(path, f"configuration {str(path)!r}")[1]) for path in (good, bad))
+    trees = [read_yaml(path, f"configuration {str(path)!r}")[1] for path in (good, bad)]
+    if odd := [path for path, tree in zip((good, bad), trees, strict=True) if not isinstance(tree, dict)]:
+        raise UsageError(f"{odd[0]} has no settings; give two configurations")
+    before, after = (dict(leaves(tree)) for tree in trees)
     changed = [name for name in {**after, **before} if before.get(name) != after.get(name) or name not in before]
     settings, row = dict(before), [Suspect("as-given", config=str(good))]
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,13 +115,13 @@ def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path
         raise UsageError(f"{error}; give two versions such as {package}==2.1") from error
     lowest, highest = min(first, last), max(first, last)
     chosen = sorted({first, last, *(version for version in known if lowest < version < highest)}, reverse=first > last)
-    return [Suspect(f"{package}=={v}", python=_environment(f"{package}=={v}", constraints)) for v in chosen]
+    names = [f"{package}=={version}" for version in chosen]
+    return [Suspect(name, requirement=name, constraints=constraints) for name in names]
 
 
 def _environment(requirement: str, constraints: Path | None) -> str:
     """The Python of an environment that has this requirement, and everything else from the present one; made once."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "lmbench" / "environments" / f"{requirement}-py{sys.version_info[0]}.{sys.version_info[1]}"
+    folder = cache_folder() / "environments" / f"{requirement}-py{sys.version_info[0]}.{sys.version_info[1]}"
     python = folder / "bin" / "python"
     if (folder / "made").is_file():
         return str(python)
@@ -127,8 +131,9 @@ def _environment(requirement: str, constraints: Path | None) -> str:
     # Python imports from these folders after the environment's own; `addsitedir` also takes their editable installs.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
     (packages / "present.pth").write_text("".join(lines))
-    words = ["install", "--quiet", "--ignore-installed", "--no-deps", requirement]
-    _pip(str(python), *words, *(["--constraint", str(constraints)] if constraints else []))
+    # What the requirement needs is taken from these folders where they have it.
+    limits = ["--constraint", str(constraints)] if constraints else []
+    _pip(str(python), "install", "--quiet", requirement, *limits)
     (folder / "made").touch()
     return str(python)
 

@@ -50,7 +50,7 @@ def judge(
     figures = {
         "schema_version": 1, "verdict": verdict, "exit_code": code, "runs": str(path),
         "parts": {name: part._asdict() for name, part in judgement.parts.items()},
-        "step": next((figure for cell in comparison.cells for figure in cell.metrics), None),
+        "step": comparison.step,
     }  # fmt: skip
     write_result(f"{msgspec.json.encode(figures).decode()}\n")
     return code

@@ -159,6 +159,11 @@ class Comparison(Struct):
     family: int
 
     @property
+    def step(self) -> Figure | None:
+        """The step time of the first cell that has one, which is that of two sides; None where no run counts."""
+        return next((cell.metrics[0] for cell in self.cells if cell.metrics), None)
+
+    @property
     def verdict(self) -> str:
         """The gravest of the cells' verdicts; `undecided` without cells."""
         words = [cell.verdict for cell in self.cells]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from lmbench.data.corpus import Corpus, TokenIds, corpus_tokens, open_corpus
 from lmbench.device import device_of
 from lmbench.errors import UsageError, check_at_least, unknown
+from lmbench.files import cache_folder
 from lmbench.records.vocabulary import Values
 from lmbench.sizes import DEFAULT_VOCAB_SIZE
 
@@ -128,8 +128,7 @@ class TokenData(LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self.text_files = list(text_files or [])
-        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        self.cache_dir = Path(cache_dir or f"{caches}/lmbench").expanduser()
+        self.cache_dir = Path(cache_dir or cache_folder()).expanduser()
         self._text: tuple[Corpus, TokenIds] | None = None
         for name, value, allowed in (("source", source, SOURCES), ("placement", placement, PLACEMENTS)):
             if value not in allowed:

@@ -14,13 +14,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
+from lmbench.files import cache_folder
 from lmbench.masking import masked_message, shown, shown_json, shown_lines
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Values
@@ -109,7 +108,7 @@ def javascript() -> str:
     """The script of a page with charts: the libraries, and vega.js, which draws the charts."""
     loader = shipped("vega.js")
     key = hashlib.sha256(f"{version('vl-convert-python')} {loader}".encode()).hexdigest()[:16]
-    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lmbench", f"vega-{key}.js")
+    cached = cache_folder() / f"vega-{key}.js"
     with suppress(OSError):
         return cached.read_text("utf-8")
     from vl_convert import javascript_bundle

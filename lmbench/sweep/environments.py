@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmbench.errors import UsageError
+from lmbench.files import cache_folder
 from lmbench.masking import MASK, to_fill_in
 from lmbench.sweep.file import EnvironmentSpec
 
@@ -132,8 +133,7 @@ def check_out(root: Path, commit: str) -> Path:
         UsageError: git fails, or the folder cannot be written.
     """
     digest = hashlib.sha256(str(root).encode()).hexdigest()[:8]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "lmbench" / "checkouts" / f"{root.name}-{digest}" / commit[:16]
+    folder = cache_folder() / "checkouts" / f"{root.name}-{digest}" / commit[:16]
     try:
         _git(folder, "diff", "--quiet", commit, problem="")
         return folder
