@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -22,12 +23,9 @@ class OneProcess(Callback):
 
     def __init__(self) -> None:
         self._pid, self._thread, self.is_over = os.getpid(), threading.get_ident(), False
-        os.register_at_fork(after_in_child=self._end_with_parent)
-
-    def _end_with_parent(self) -> None:
-        # The kernel takes the end of the forking thread for the parent's.
-        if not self.is_over and (os.getppid(), threading.get_ident()) == (self._pid, self._thread):
-            die_with_parent()
+        # What is registered stays as long as the process, and would keep the module and its device memory.
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _end_with_parent(reference()))
 
     def check(self, *arguments: Any) -> None:
         """Takes and ignores the arguments of Lightning's hooks."""
@@ -36,3 +34,11 @@ class OneProcess(Callback):
             os._exit(ExitCode.USER_CODE)
 
     on_train_batch_end = on_validation_batch_end = on_exception = check  # type: ignore[assignment]
+
+
+def _end_with_parent(callback: OneProcess | None) -> None:
+    if callback is None or callback.is_over:
+        return
+    # The kernel takes the end of the forking thread for the parent's.
+    if (os.getppid(), threading.get_ident()) == (callback._pid, callback._thread):
+        die_with_parent()

@@ -182,6 +182,16 @@ def test_running_out_of_memory_returns_a_run_and_keeps_no_batch_alive(tmp_path):
     assert [batch() for batch in batches] == [None] * 3
 
 
+def test_a_measured_module_and_its_device_memory_go_with_their_last_owner():
+    module = OwnLoaders()
+    reference = weakref.ref(module)
+    run = measure(module)
+    del module
+    gc.collect()
+    assert run.outcome == "ok"
+    assert reference() is None
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
