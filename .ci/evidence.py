@@ -27,7 +27,16 @@ HERE = Path(__file__).resolve().parent
 #: Seconds that an interrupted sweep has to write its results, and that packing takes.
 GRACE_S = 25
 #: What a report reads of a run; traces and memory histories stay behind.
-PACKED = ("run.json", "steps.jsonl", "config.yaml", "sweep.json", "base.yaml", "attempts.txt", "tuned.yaml", "cells.csv")
+PACKED = (
+    "run.json",
+    "steps.jsonl",
+    "config.yaml",
+    "sweep.json",
+    "base.yaml",
+    "attempts.txt",
+    "tuned.yaml",
+    "cells.csv",
+)
 #: An archive larger than this loses the steps of runs, of which few tables show more than the record has.
 MOST_BYTES = 15 * 2**20
 
@@ -60,7 +69,10 @@ def main():
         if not is_done and words.budget and left_s > 30:
             print(f"== {item['name']}: about {item['minutes']} min, {left_s / 60:.1f} left", flush=True)
             is_done = measure(item, folder, left_s)
-        print(f"{'done' if is_done else 'open':<5} {item['minutes']:>3} min  {item['name']:<30} lmbench {item['run']}", flush=True)
+        print(
+            f"{'done' if is_done else 'open':<5} {item['minutes']:>3} min  {item['name']:<30} lmbench {item['run']}",
+            flush=True,
+        )
     if words.pack:
         pack(words.results, words.pack)
 

@@ -1,27 +1,46 @@
 """Results as files to publish: `lmbench report RESULTS --publish docs/mine` writes docs/mine.md and docs/mine.csv.
 
 The page has the tables of each study, with machine, versions and commit above them and the command below each. The file
-of rows has those of `--format csv`, then a row for each process, so that every figure of the page has its row.
+of rows has those of `--format csv`, then a row for each process, so that every figure of the page has its row. Answers of
+other commands (`lmbench overhead --format json --output RESULTS/NAME.json`) are published with the runs of their folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import Struct
+
 from lmbench.errors import UsageError
+from lmbench.files import Unreadable, read_file
+from lmbench.records.codec import DamagedRecord, decode
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
-from lmbench.report.answer import Answer, Line
+from lmbench.report.answer import Answer, Column, Line, Table
 from lmbench.report.facts import ENVIRONMENT, Value
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, section_answer
+from lmbench.report.units import GIB, MS, PERCENT, WORDS
 from lmbench.report.view import Catalogue
 
 
-def publish(paths: Iterable[str], catalogue: Catalogue, target: Path) -> Answer:
+_MOST_BYTES = 2**24
+_UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
+
+
+class _StoredAnswer(Struct):
+    """An answer as JSON: labels and texts, and by name the rows of its tables in SI units."""
+
+    tables: dict[str, list[dict[str, Value | bool]]]
+    headline: list[tuple[str, str]] = []
+    notes: list[tuple[str, str]] = []
+
+
+def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     """Write the page and the rows of all results at or below the paths; returns what was written, and doubts about it.
 
     Args:
@@ -39,13 +58,40 @@ def publish(paths: Iterable[str], catalogue: Catalogue, target: Path) -> Answer:
         f"Written by `lmbench report --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with the 95 % "
         "interval of its mean step, and a row for each process.\n\n"
     )
-    page += render(Answer(sections=[_page_section(section, catalogue) for section in sections]), "markdown")
+    answers = _stored_answers(paths)
+    parts = [_page_section(section, catalogue) for section in sections]
+    page += render(Answer(sections=[*parts, *answers]), "markdown")
+    records = [
+        *cells_table(rows, catalogue).records(),
+        *({"sweep": answer.title, **row} for answer in answers for table in answer.tables for row in table.records()),
+    ]
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    table = Table("rows", "", [Column(key) for key in keys], [[record.get(key) for key in keys] for record in records])
     try:
         write_whole(Path(f"{target}.md"), page)
-        write_whole(Path(f"{target}.csv"), render(Answer(data=lambda: cells_table(rows, catalogue)), "csv"))
+        write_whole(Path(f"{target}.csv"), render(Answer(tables=[table]), "csv"))
     except OSError as error:
         raise UsageError(f"--publish {str(target)!r}: {error.strerror}; name files in a folder that exists") from error
     return Answer(headline=[Line("written", f"{target}.md, {target}.csv", is_whole=True), *_doubts(sections)])
+
+
+def _stored_answers(paths: Iterable[str]) -> list[Answer]:
+    """The answers that lie in the folders as JSON; other files are passed over."""
+    answers = []
+    for file in sorted(file for path in paths for file in Path(path).glob("*.json")):
+        with suppress(Unreadable, DamagedRecord):
+            stored = decode(read_file(file, _MOST_BYTES), _StoredAnswer)
+            tables = []
+            for name, rows in stored.tables.items():
+                keys = list(dict.fromkeys(key for row in rows for key in row))
+                columns = [
+                    Column(key.removesuffix(f"_{end}").replace("_", " "), _UNIT_OF.get(end, WORDS), key)
+                    for key, end in ((key, key.rpartition("_")[2]) for key in keys)
+                ]
+                tables.append(Table(name, name, columns, [[row.get(key) for key in keys] for row in rows]))
+            headline, notes = ([Line(*line) for line in part] for part in (stored.headline, stored.notes))
+            answers.append(Answer(headline, tables, notes, title=file.stem))
+    return answers
 
 
 def _page_section(section: Section, catalogue: Catalogue) -> Answer:

@@ -248,7 +248,9 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
         tell(f"{path} was not begun here by you, or was changed since; going on would use")
         for line in dict.fromkeys(_actions(path, content, contents)):
             tell(f"  {line}")
-        raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {shlex.quote(str(path))} --trust` takes it over")
+        raise UsageError(
+            f"nothing of {str(path)!r} was run; `lmbench sweep {shlex.quote(str(path))} --trust` takes it over"
+        )
     return file
 
 
