@@ -29,7 +29,7 @@ def report(
         reference: add others' figures of the same configurations: published (five write-ups), h200 (lmbench's own:
             lmbench/reference/h200.md), or a file that --format csv wrote
         over: each configuration's figures over commits or over time, with their change points
-        publish: write PATH.md, a page with the command below each table, and PATH.csv, its rows and those of each process
+        publish: write PATH.md, the tables each with its command, and PATH.csv, their rows and those of each process
     """
     if over and (view or baseline or reference):
         raise UsageError("--over has tables and pictures of its own; leave out --view, --baseline and --reference")

@@ -1,8 +1,9 @@
 """Results as files to publish: `lmbench report RESULTS --publish docs/mine` writes docs/mine.md and docs/mine.csv.
 
-The page has the tables of each study, with machine, versions and commit above them and the command below each. The file
-of rows has those of `--format csv`, then a row for each process, so that every figure of the page has its row. Answers of
-other commands (`lmbench overhead --format json --output RESULTS/NAME.json`) are published with the runs of their folder.
+The page has the tables of each study, with machine, versions and commit above them and the command below each. The
+file of rows has those of `--format csv`, then a row for each process, so that every figure of the page has its row.
+Answers of other commands (`lmbench overhead --format json --output RESULTS/NAME.json`) are published with the runs of
+their folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, section_answer
 from lmbench.report.units import GIB, MS, PERCENT, WORDS
 from lmbench.report.view import Catalogue
-
 
 _MOST_BYTES = 2**24
 _UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
@@ -55,8 +55,8 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     rows += [section._replace(frame=_by_run(section.frame)) for section in sections]
     page = (
         f"# lmbench on {escaped(', '.join(sorted(gpus)) or 'no device')}\n\n"
-        f"Written by `lmbench report --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with the 95 % "
-        "interval of its mean step, and a row for each process.\n\n"
+        f"Written by `lmbench report --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with the "
+        "95 % interval of its mean step, and a row for each process.\n\n"
     )
     answers = _stored_answers(paths)
     parts = [_page_section(section, catalogue) for section in sections]

@@ -1,4 +1,4 @@
-"""Every figure of README and of lmbench/reference has its row in a CSV of the tree, and names the commit of its runs."""
+"""Every figure of README and of lmbench/reference has its row in a CSV of the tree, and names its runs' commit."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def test_readmes_mean_over_processes_is_a_cell_in_the_reference():
 
 
 def publish(folder):
-    code = dict.fromkeys(("lmbench", "project"), {"commit": "c0ffee" * 6, "is_dirty": False})
+    code = {key: {"commit": "c0ffee" * 6, "is_dirty": False} for key in ("lmbench", "project")}
     axes = {"trainer.precision": ["32-true", "bf16-mixed"]}
     make_sweep(folder / "precision", axes, view="precision", repeats=3, change=lambda *_: {"environment.code": code})
     assert main(["report", str(folder / "precision"), "--publish", str(folder / "h9")]) == 0
@@ -92,7 +92,8 @@ def test_the_answer_of_another_command_is_published_beside_the_runs_and_is_no_re
     make_sweep(tmp_path / "precision", {"trainer.precision": ["32-true"]}, view="precision")
     assert main(["report", str(tmp_path), "--publish", str(tmp_path / "h9")]) == 0
     page, rows = (tmp_path / "h9.md").read_text(), read_rows(tmp_path / "h9.csv")
-    assert re.search(r"\| harness +\| +100.40 \| +0.400 \|", page) and "lmbench overhead small_fp32" in page
+    assert re.search(r"\| harness +\| +100.40 \| +0.400 \|", page)
+    assert "lmbench overhead small_fp32" in page
     assert without_row(page, rows) == set()
     capsys.readouterr()
     assert main(["report", str(tmp_path / "precision"), "--reference", str(tmp_path / "h9.csv"), "--json"]) == 0
@@ -112,4 +113,5 @@ def test_publish_objects_to_runs_that_nobody_can_repeat_and_to_few_processes(tmp
     )
     assert main(["report", str(tmp_path / "few"), "--publish", str(tmp_path / "few")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "had no commit" in said and "1 of its cells have fewer than 3 processes" in said
+    assert "had no commit" in said
+    assert "1 of its cells have fewer than 3 processes" in said
