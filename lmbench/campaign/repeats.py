@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -48,6 +49,8 @@ def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> t
         raise UsageError(f"{path} is there already; `lmbench sweep {path}` goes on with it, or give another run_id")
     grid = {"modes": [mode]} if mode else {"include": [{}]}
     plan = make_plan(path.name, sweep_from({"base": base, "repeats": repeats, **grid}))
+    (cell,) = plan.cells
+    plan = replace(plan, command=["lmbench", *cell.words(cell.config), "--repeats", str(repeats)])
     with ExitStack() as stack:
         stack.enter_context(result_alone())
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
@@ -90,6 +90,9 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
     if file.sides and how.rounds is None:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
     plan = make_plan(path.name, file, how.rounds)
+    if not os.path.lexists(Path(study) / SWEEP_FILE):
+        repeats = [] if how.repeats is None else ["--repeats", str(how.repeats)]
+        plan = replace(plan, command=["lmbench", "sweep", study, *repeats, *settings])
     if how.merge is not None:
         merge(plan, path, how.merge, how.dry_run)
     measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=how.on_interrupt)

@@ -21,10 +21,11 @@ from lmbench.errors import UsageError
 from lmbench.files import Unreadable
 from lmbench.records.load import StoredRun, read_steps
 from lmbench.records.schema import fields, value_at
-from lmbench.records.statistics import holm, ratio_of, sample_std
+from lmbench.records.statistics import holm, mean_interval, ratio_of, sample_std
 from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
+from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report import answer, shipped, units
 from lmbench.report.answer import Cell
 from lmbench.report.frame import Expression, Frame
@@ -93,7 +94,10 @@ class Quantity:
                 # A sum of phases has no standard deviation within a run.
                 elif self.has_spread and "+" not in self.expression:
                     std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
-                cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std)
+                low = high = None
+                if self.has_spread and len(numbers) >= MIN_REPEATS:
+                    low, high = mean_interval(numbers)
+                cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
         return cells
 
     def heading(self, frame: Frame) -> answer.Column:

@@ -65,6 +65,7 @@ class _Sweep(Struct):
     """The parts of sweep.json that a report needs."""
 
     name: str | None = None
+    command: str = ""
     view: Any = None
     axes: Values | list[str] | None = None
     cells: list[_PlannedCell] = []

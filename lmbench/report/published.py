@@ -94,8 +94,9 @@ def _report(rows: Mapping[str, list[dict[str, str]]], column: str) -> Sources:
         facts = {name: str(value) for name, value in frame.facts[cell].items()}
         for row in rows[label]:
             stated = {name: row[name] for name in configuration & row.keys()}
-            # Rows of cells without a value, such as those that ran out of memory, have no number.
-            if stated.items() <= facts.items() and (value := _number(row.get(column))) is not None:
+            # Rows of cells without a value, such as those that ran out of memory, have no number; rows of other
+            # commands' answers state no configuration.
+            if stated and stated.items() <= facts.items() and (value := _number(row.get(column))) is not None:
                 return Cell(value, _number(row.get(f"{column.removesuffix('_s')}_std_s")))
         return None
 

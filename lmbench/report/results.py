@@ -40,7 +40,7 @@ from lmbench.report.view import GENERIC, Catalogue, View
 _MOST_NAMED = 6
 
 
-class _Section(NamedTuple):
+class Section(NamedTuple):
     """A group with its view, the frame of the runs that the view shows, and a note on the choice of the view."""
 
     group: Group
@@ -66,6 +66,29 @@ def report_on(
         UsageError: there is no result, the view is unknown, a group lacks the baseline, or no configuration can be
             followed.
     """
+    sections = read_sections(paths, catalogue, view, baseline, over)
+    rows = [
+        (run.run_id, run.outcome, typed_here(masked_message(run.record.replay_command or "")))
+        for section in sections
+        for run, *_ in section.frame.runs
+    ]
+    columns = [answer.Column("run", name="run_id"), answer.Column("outcome"), answer.Column("command")]
+    repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
+    return Answer(
+        sections=[*(section_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
+        # Computed for CSV and JSON alone, since it takes a second for 1,000 cells.
+        data=lambda: cells_table(sections, catalogue),
+    )
+
+
+def read_sections(
+    paths: Iterable[str | Path],
+    catalogue: Catalogue,
+    view: str | None = None,
+    baseline: str | None = None,
+    over: Over | None = None,
+) -> list[Section]:
+    """The sections of `report_on`, with the same arguments and errors."""
     groups = read_groups(paths, is_by_sweep=over is None)
     common_view: View | None = None
     if over:
@@ -79,19 +102,8 @@ def report_on(
         frame = frame.against(parse_baseline(baseline, frame) if baseline else group_view.baseline)
         # Sort by the facts that the view names, then by the others.
         frame = frame.select(frame.ordered([*group_view.tables[0].rows, *frame.varying()]))
-        sections.append(_Section(group, group_view, frame, note))
-    rows = [
-        (run.run_id, run.outcome, typed_here(masked_message(run.record.replay_command or "")))
-        for section in sections
-        for run, *_ in section.frame.runs
-    ]
-    columns = [answer.Column("run", name="run_id"), answer.Column("outcome"), answer.Column("command")]
-    repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
-    return Answer(
-        sections=[*(_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
-        # Computed for CSV and JSON alone, since it takes a second for 1,000 cells.
-        data=lambda: _data(sections, catalogue),
-    )
+        sections.append(Section(group, group_view, frame, note))
+    return sections
 
 
 def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
@@ -105,7 +117,7 @@ def _view_of(group: Group, catalogue: Catalogue) -> tuple[View, str]:
     return view if view.name else structs.replace(view, name=group.name), ""
 
 
-def _answer(section: _Section, catalogue: Catalogue) -> Answer:
+def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     group, view, frame, note = section
     timed = frame.select(cell for cell in frame.rows if frame.runs_of(cell))
     # If rows name their commits, the line of an environment leaves the code out, so that each is listed once.
@@ -203,7 +215,7 @@ def _warned(runs: Iterable[StoredRun]) -> dict[str, list[Guard]]:
     return guards
 
 
-def _data(sections: Sequence[_Section], catalogue: Catalogue) -> Table:
+def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
     """The cells of all sections as one table: sweep, facts, outcome, and the columns of the view and of references."""
     names = in_order({name for section in sections for facts in section.frame.facts.values() for name in facts})
     rows = []

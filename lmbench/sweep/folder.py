@@ -11,12 +11,12 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from shlex import quote
 from typing import TextIO
 
 import psutil
@@ -26,7 +26,7 @@ from msgspec import Struct
 from lmbench.configs import MAX_YAML_BYTES, may_run, parse_yaml
 from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_file
-from lmbench.masking import leaves, masked, masked_whole
+from lmbench.masking import leaves, masked, masked_whole, masked_words
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -55,9 +55,15 @@ class FolderTaken(UsageError):
 
 
 class StoredSweep(Struct):
-    """The part of sweep.json that is read again: the sweep's file, naming the folder's copies of configurations."""
+    """The parts of sweep.json that are read again.
+
+    Attributes:
+        file: the sweep's file, naming the folder's copies of configurations.
+        command: repeats the sweep anywhere; empty where it is not known.
+    """
 
     file: Values
+    command: str = ""
 
 
 class SweepFolder:
@@ -126,6 +132,7 @@ class SweepFolder:
         content = {
             "schema_version": SCHEMA_VERSION,
             "name": plan.name,
+            "command": shlex.join(masked_words(plan.command)) or self._earlier_command(),
             "view": plan.file.view,
             "axes": axes_of([cell.axes for cell in plan.cells]),
             "cells": [{"id": cell.id, "axes": cell.axes, "options": masked_whole(cell.options)} for cell in plan.cells],
@@ -139,6 +146,12 @@ class SweepFolder:
         is_trusted(self.path, {name: text.encode() for name, text in texts.items()}, adds=True)
         for name, text in texts.items():
             write_whole(self.path / name, text)
+
+    def _earlier_command(self) -> str:
+        """The command in the sweep.json that is there; `lmbench sweep FOLDER` goes on, and is no command to repeat."""
+        with suppress(Unreadable, DamagedRecord):
+            return decode(read_file(self.path / SWEEP_FILE, MAX_SWEEP_BYTES), StoredSweep).command
+        return ""
 
     def final_record(self, job: Job) -> RunRecord | None:
         """The record of the job's run, None if there is none or it has to be repeated."""
@@ -235,7 +248,9 @@ def read_sweep_folder(path: Path, trusts: bool = False) -> SweepFile:
         tell(f"{path} was not begun here by you, or was changed since; going on would use")
         for line in dict.fromkeys(_actions(path, content, contents)):
             tell(f"  {line}")
-        raise UsageError(f"nothing of {str(path)!r} was run; `lmbench sweep {quote(str(path))} --trust` takes it over")
+        raise UsageError(
+            f"nothing of {str(path)!r} was run; `lmbench sweep {shlex.quote(str(path))} --trust` takes it over"
+        )
     return file
 
 

@@ -84,6 +84,7 @@ class Plan:
         contents: the parsed content of each of `configs`.
         chosen: the rounds of repeats that are measured here.
         is_part: whether the user chose rounds (`--rounds`), so that others may be measured elsewhere.
+        command: the words after `lmbench` that repeat the sweep anywhere; empty where they are not known.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Plan:
     contents: Values
     chosen: Sequence[int]
     is_part: bool = False
+    command: Sequence[str] = ()
 
     def round(self, repeat: int) -> list[Job]:
         """One repeat of every cell, so that a drift over time affects all cells alike.

@@ -1,0 +1,140 @@
+"""Results as files to publish: `lmbench report RESULTS --publish docs/mine` writes docs/mine.md and docs/mine.csv.
+
+The page has the tables of each study, with machine, versions and commit above them and the command below each. The
+file of rows has those of `--format csv`, then a row for each process, so that every figure of the page has its row.
+Answers of other commands (`lmbench overhead --format json --output RESULTS/NAME.json`) are published with the runs of
+their folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from msgspec import Struct
+
+from lmbench.errors import UsageError
+from lmbench.files import Unreadable, read_file
+from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.store import write_whole
+from lmbench.records.vocabulary import MIN_REPEATS
+from lmbench.report.answer import Answer, Column, Line, Table
+from lmbench.report.facts import ENVIRONMENT, Value
+from lmbench.report.frame import Frame, RunRow
+from lmbench.report.render import escaped, render
+from lmbench.report.results import Section, cells_table, read_sections, section_answer
+from lmbench.report.units import GIB, MS, PERCENT, WORDS
+from lmbench.report.view import Catalogue
+
+_MOST_BYTES = 2**24
+_UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
+
+
+class _StoredAnswer(Struct):
+    """An answer as JSON: labels and texts, and by name the rows of its tables in SI units."""
+
+    tables: dict[str, list[dict[str, Value | bool]]]
+    headline: list[tuple[str, str]] = []
+    notes: list[tuple[str, str]] = []
+
+
+def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
+    """Write the page and the rows of all results at or below the paths; returns what was written, and doubts about it.
+
+    Args:
+        target: path of both files, without their endings.
+
+    Raises:
+        UsageError: there is no result, or the files cannot be written.
+    """
+    sections, name = read_sections(paths, catalogue), target.name
+    gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
+    rows = [section._replace(frame=_by_cell(section.frame)) for section in sections]
+    rows += [section._replace(frame=_by_run(section.frame)) for section in sections]
+    page = (
+        f"# lmbench on {escaped(', '.join(sorted(gpus)) or 'no device')}\n\n"
+        f"Written by `lmbench report --publish {name}`. [{name}.csv]({name}.csv) has a row for each cell, with the "
+        "95 % interval of its mean step, and a row for each process.\n\n"
+    )
+    answers = _stored_answers(paths)
+    parts = [_page_section(section, catalogue) for section in sections]
+    page += render(Answer(sections=[*parts, *answers]), "markdown")
+    records = [
+        *cells_table(rows, catalogue).records(),
+        *({"sweep": answer.title, **row} for answer in answers for table in answer.tables for row in table.records()),
+    ]
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    table = Table("rows", "", [Column(key) for key in keys], [[record.get(key) for key in keys] for record in records])
+    try:
+        write_whole(Path(f"{target}.md"), page)
+        write_whole(Path(f"{target}.csv"), render(Answer(tables=[table]), "csv"))
+    except OSError as error:
+        raise UsageError(f"--publish {str(target)!r}: {error.strerror}; name files in a folder that exists") from error
+    return Answer(headline=[Line("written", f"{target}.md, {target}.csv", is_whole=True), *_doubts(sections)])
+
+
+def _stored_answers(paths: Iterable[str]) -> list[Answer]:
+    """The answers that lie in the folders as JSON; other files are passed over."""
+    answers = []
+    for file in sorted(file for path in paths for file in Path(path).glob("*.json")):
+        with suppress(Unreadable, DamagedRecord):
+            stored = decode(read_file(file, _MOST_BYTES), _StoredAnswer)
+            tables = []
+            for name, rows in stored.tables.items():
+                keys = list(dict.fromkeys(key for row in rows for key in row))
+                columns = [
+                    Column(key.removesuffix(f"_{end}").replace("_", " "), _UNIT_OF.get(end, WORDS), key)
+                    for key, end in ((key, key.rpartition("_")[2]) for key in keys)
+                ]
+                tables.append(Table(name, name, columns, [[row.get(key) for key in keys] for row in rows]))
+            headline, notes = ([Line(*line) for line in part] for part in (stored.headline, stored.notes))
+            answers.append(Answer(headline, tables, notes, title=file.stem))
+    return answers
+
+
+def _page_section(section: Section, catalogue: Catalogue) -> Answer:
+    """A section with the command that repeats it below each of its tables."""
+    answer = section_answer(section, catalogue)
+    if command := section.group.sweep.command:
+        notes = [Line("command", f"`{command}`")]
+        tables = [Answer(tables=[table], notes=notes) for table in answer.tables]
+        return replace(answer, tables=(), notes=(), sections=[*tables, Answer(notes=answer.notes)])
+    return answer
+
+
+def _by_cell(frame: Frame) -> Frame:
+    """The frame whose facts also name the versions, commits and hosts of each cell's runs."""
+    stated = {cell: facts | _environment(frame.rows[cell]) for cell, facts in frame.facts.items()}
+    return replace(frame, facts=stated)
+
+
+def _by_run(frame: Frame) -> Frame:
+    """The frame in which each run that a table counts is a cell, without a baseline."""
+    rows, facts = dict[int, Sequence[RunRow]](), dict[int, Mapping[str, Value]]()
+    for cell, runs in frame.rows.items():
+        for row in runs:
+            if row.is_shown and row.run.outcome == "ok":
+                facts[len(rows)] = frame.facts[cell] | _environment([row]) | {"repeat": row.repeat}
+                rows[len(rows)] = [row]
+    return Frame(rows, facts)
+
+
+def _environment(rows: Iterable[RunRow]) -> dict[str, Value]:
+    """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
+    known = {name: sorted({str(row.facts[name]) for row in rows if name in row.facts}) for name in sorted(ENVIRONMENT)}
+    return {name: " ".join(values) for name, values in known.items() if values}
+
+
+def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
+    """What a reader of the files could object to."""
+    commits = sorted({str(row.facts.get("commit")) for section in sections for row in section.frame.runs})
+    if len(commits) > 1:
+        yield Line("WARN", f"runs of {len(commits)} commits: {', '.join(commits)}; a page is of one")
+    elif not commits[0].isalnum() or commits == ["None"]:
+        yield Line("WARN", "the runs' code had no commit or uncommitted changes, so nobody can repeat them")
+    for section in sections:
+        few = sum(len(runs) < MIN_REPEATS for runs in section.frame.ok.values())
+        if few:
+            yield Line("WARN", f"{section.group.name}: {few} of its cells have fewer than {MIN_REPEATS} processes")
