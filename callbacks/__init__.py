@@ -16,6 +16,7 @@ from lmbench.callbacks.memory_recorder import MemoryRecorder as MemoryRecorder
 from lmbench.callbacks.observer import Observer as Observer
 from lmbench.callbacks.phase_timer import PhaseTimer as PhaseTimer
 from lmbench.callbacks.progress_line import ProgressLine as ProgressLine
+from lmbench.callbacks.recomputer import Recomputer as Recomputer
 from lmbench.callbacks.run_recorder import RunRecorder as RunRecorder
 from lmbench.callbacks.session import MeasurementSession as MeasurementSession
 from lmbench.callbacks.sync_finder import SyncFinder as SyncFinder

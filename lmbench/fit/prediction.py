@@ -51,7 +51,7 @@ from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
-_KEPT_FLAGS = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm")
+_KEPT_FLAGS = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm", "recompute")
 
 
 class Prediction:

@@ -18,10 +18,11 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 # Importing this registers its strategies by name.
 import lmbench.fit.strategies  # noqa: F401
-from lmbench.callbacks import Compiler, KernelProfiler
+from lmbench.callbacks import Compiler, KernelProfiler, Recomputer
 from lmbench.errors import UsageError, check_at_least, check_launcher
 from lmbench.fit.mixed_precision import FP8_CHANGES, REPAIRS, ROWWISE, Fp8Tokens, RepairedMixedPrecision, fp8_precision
 from lmbench.instruments.compiling import CompileOptions
+from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.precision import find_precision
 from lmbench.records.vocabulary import Values
 
@@ -54,7 +55,7 @@ def as_list(callbacks: Any) -> list[Any]:
 
 
 class BenchTrainer(Trainer):
-    """Lightning's Trainer with two more flags, checks of its flags, and Lightning's mixed precision repaired.
+    """Lightning's Trainer with three more flags, checks of its flags, and Lightning's mixed precision repaired.
 
     `repairs` lists the repairs, for the record.
 
@@ -62,6 +63,7 @@ class BenchTrainer(Trainer):
         precision: Lightning's name of a precision, or fp8-tensorwise or fp8-rowwise: bf16-mixed with linear layers in
             fp8, by torchao.
         compile: compile the module in place: true, or options of torch.compile.
+        recompute: which blocks the backward pass computes again; none by default.
 
     Raises:
         UsageError: Lightning refuses a flag, or the flags do not fit the launcher.
@@ -72,6 +74,7 @@ class BenchTrainer(Trainer):
         *args: Any,
         precision: _PRECISION_INPUT | Literal["fp8-tensorwise", "fp8-rowwise"] | None = None,
         compile: bool | CompileOptions = False,
+        recompute: RecomputeOptions | None = None,
         **kwargs: Any,
     ) -> None:
         options = CompileOptions() if compile is True else compile or None
@@ -80,6 +83,8 @@ class BenchTrainer(Trainer):
         is_fp8 = meaning is not None and meaning.peak == "fp8"
         kwargs["precision"] = "bf16-mixed" if is_fp8 else precision
         callbacks: list[Any] = [Compiler(options)]
+        if recompute is not None:
+            callbacks.append(Recomputer(recompute))
         if is_fp8:
             callbacks.append(Fp8Tokens())
             # torchao's tensors cannot be cast in inference mode.

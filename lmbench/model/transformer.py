@@ -1,23 +1,14 @@
-"""The decoder-only Transformer as plain PyTorch modules, with activation checkpointing by name.
-
-A checkpointed block saves its input instead of its operators' tensors, and runs again when its backward pass begins
-(Chen et al. 2016). `selective` saves the results of the linear layers and of fused attention. It computes everything
-else again: norms, rotation, gating, and attention written out, whose tensors grow with the square of the length
-(Korthikanti et al. 2022).
-"""
+"""The decoder-only Transformer as plain PyTorch modules, with activation checkpointing by name."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lmbench.errors import UsageError
+from lmbench.instruments.recomputing import Kept, run_checkpointed
 from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind, keep_mask
 from lmbench.model.layers import (
     Embedding,
@@ -32,21 +23,11 @@ from lmbench.model.layers import (
 from lmbench.records.vocabulary import Values
 from lmbench.sizes import ModelShape
 
-#: Operators whose results `selective` saves, by name without the overload.
-_KEPT = re.compile(
-    "aten::(mm|addmm|_scaled_mm|_scaled_dot_product_(flash_attention(_for_cpu)?|efficient_attention|cudnn_attention"
-    "|fused_attention_overrideable))"
-)
-
-
 class Checkpointing(NamedTuple):
-    """A kind of checkpointing: every n-th block, beginning with the first (None: no block).
-
-    `keeps_matmuls` says that a checkpointed block still saves the results of its matmuls.
-    """
+    """A kind of checkpointing: every n-th block, beginning with the first (None: no block), and what it keeps."""
 
     every: int | None
-    keeps_matmuls: bool = False
+    keep: Kept = "inputs"
 
     def blocks(self, num_layers: int) -> range:
         """The indices of the checkpointed blocks."""
@@ -61,27 +42,8 @@ CHECKPOINTS: dict[str, Checkpointing] = {
     "none": Checkpointing(None),
     "block": Checkpointing(1),
     "every_2": Checkpointing(2),
-    "selective": Checkpointing(1, keeps_matmuls=True),
+    "selective": Checkpointing(1, "matmuls"),
 }
-
-
-def run_checkpointed(keeps_matmuls: bool, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """Call `function(*inputs)`, saving for the backward pass only the inputs, and results of matmuls if they are kept.
-
-    The function runs again in the backward pass, long after the forward pass. So it chooses its back end of attention
-    itself.
-    """
-    contexts: Values = {}
-    if keeps_matmuls:
-        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    # Nothing in a block is random, so no random state has to be saved.
-    output: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **contexts)
-    return output
-
-
-def _policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    is_kept = _KEPT.fullmatch(operator.name().partition(".")[0])
-    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def recomputed_flops(
@@ -96,7 +58,7 @@ def recomputed_flops(
     """
     checkpointing = CHECKPOINTS[name]
     block_flops = 4 * context_length * shape.d_model
-    if not checkpointing.keeps_matmuls:
+    if checkpointing.keep == "inputs":
         block_flops += 8 * shape.d_model**2 + 4 * shape.d_model * shape.d_ff
     elif not is_written_out:
         block_flops = 0
@@ -129,7 +91,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, tables: Tables) -> Any:
         if self._checkpoint is None or not torch.is_grad_enabled():
             return self._run(x, tables)
-        return run_checkpointed(self._checkpoint.keeps_matmuls, self._run_again, x, tables)
+        return run_checkpointed(self._checkpoint.keep, self._run_again, x, tables)
 
     def _run_again(self, x: Tensor, tables: Tables) -> Any:
         with self._kind.chosen():
@@ -209,7 +171,7 @@ class Transformer(nn.Module):
         if not self._is_chunked:
             return self._loss_of(x, targets)
         chunks = zip(x.flatten(0, 1).chunk(LOSS_CHUNKS), targets.flatten().chunk(LOSS_CHUNKS), strict=True)
-        losses = [run_checkpointed(False, self._loss_of, *chunk) * chunk[1].numel() for chunk in chunks]
+        losses = [run_checkpointed("inputs", self._loss_of, *chunk) * chunk[1].numel() for chunk in chunks]
         return torch.stack(losses).sum() / targets.numel()
 
     def _loss_of(self, x: Tensor, targets: Tensor) -> Any:

@@ -144,7 +144,7 @@ def test_recomputed_flops_are_those_of_pytorchs_counter(name, is_chunked, attent
 
     is_fused = attention == "sdpa_flash"
     recomputed = recomputed_flops(name, SHAPE, 64, not is_fused, is_chunked)
-    if is_fused and not CHECKPOINTS[name].keeps_matmuls:
+    if is_fused and CHECKPOINTS[name].keep == "inputs":
         # PyTorch's counter has no formula for the CPU's fused kernel, so the kernel's products are not in its count.
         recomputed -= len(CHECKPOINTS[name].blocks(SHAPE.num_layers)) * 4 * 64 * SHAPE.d_model
     assert flops(name, is_chunked=is_chunked, is_fused=is_chunked) - flops("none") == recomputed * 4 * 64

@@ -1,0 +1,212 @@
+"""Activation checkpointing of a module's blocks, in place: the blocks to compute again, in groups, and what they keep.
+
+A checkpointed block saves its input instead of its operators' tensors, and runs again when its backward pass begins
+(Chen et al. 2016).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, cast
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from lmbench.errors import UsageError, check_at_least
+from lmbench.records.vocabulary import Values
+
+Kept = Literal["inputs", "attention", "matmuls", "all"]
+
+_ATTENTION = (
+    "_scaled_dot_product_(flash_attention(_for_cpu)?|efficient_attention|cudnn_attention|fused_attention_overrideable)"
+)
+#: Operators whose results are saved, by name without the overload. Everything else is computed again: norms, rotation,
+#: gating, and attention written out, whose tensors grow with the square of the length (Korthikanti et al. 2022).
+_SAVED: dict[Kept, re.Pattern[str]] = {
+    "attention": re.compile(f"aten::{_ATTENTION}"),
+    "matmuls": re.compile(f"aten::(mm|addmm|_scaled_mm|{_ATTENTION})"),
+}
+#: The fused kernels, each with PyTorch's switch.
+_BACKENDS = {
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+}
+
+
+@dataclass
+class RecomputeOptions:
+    """Which blocks the backward pass computes again: any of these, as in `--trainer.recompute.group 2`.
+
+    The blocks are the members of the module's lists of alike modules, such as `blocks` or `layers`.
+
+    Args:
+        first: number of blocks, from the first on; null is all of them. The first blocks have their backward last, when
+            the tensors of the others are gone.
+        group: number of consecutive blocks that are computed again together, so that only their first input is kept.
+            The module has to hand each block's output to the next block, with the same other arguments.
+        nested: within a group, keep the inputs of blocks, and compute each block again by itself.
+        keep: what a block keeps: inputs (only its input), attention (the results of fused attention too), matmuls
+            (those of linear layers and of fused attention) or all (nothing is computed again, for offload).
+        offload: keep it in the host's memory. It is copied there in the forward pass, and back in the backward pass.
+
+    Raises:
+        UsageError: a number is below 1, or settings exclude each other.
+    """
+
+    first: int | None = None
+    group: int = 1
+    nested: bool = False
+    keep: Kept = "inputs"
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least(1, **{"trainer.recompute.first": self.first or 1, "trainer.recompute.group": self.group})
+        if self.group > 1 and self.keep != "inputs":
+            raise UsageError(f"trainer.recompute.group is {self.group}, with keep {self.keep}; allowed: keep inputs")
+        if self.offload and self.keep in _SAVED:
+            raise UsageError(f"trainer.recompute.offload with keep {self.keep}; allowed: keep inputs or all")
+
+
+def run_checkpointed(keep: Kept, function: Callable[..., Any], *inputs: Any, is_random: bool = False, **more: Any) -> Any:
+    """Call `function(*inputs, **more)`, saving for the backward pass only the inputs, and the results that `keep` names.
+
+    With `is_random` the random state is saved, so that dropout drops the same again.
+    """
+    contexts: Values = {}
+    if keep in _SAVED:
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, keep))
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=is_random, **contexts, **more)
+
+
+def _policy(keep: Kept, ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    is_kept = _SAVED[keep].fullmatch(operator.name().partition(".")[0])
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def alike_lists(module: nn.Module) -> list[nn.Sequential]:
+    """The outermost lists of a module whose members have parameters of the same names, shapes and types."""
+    lists: list[nn.Sequential] = []
+    nested: set[nn.Module] = set()
+    for child in module.modules():
+        if not isinstance(child, nn.ModuleList | nn.Sequential) or child in nested or len(child) < 2:
+            continue
+        signatures = {
+            (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
+            for block in child
+        }
+        if len(signatures) == 1 and next(iter(signatures))[1]:
+            lists.append(cast(nn.Sequential, child))
+            nested |= set(child.modules())
+    return lists
+
+
+def recompute_in_place(module: nn.Module, options: RecomputeOptions) -> ExitStack:
+    """Let the module's blocks be computed again in the backward pass, until the returned stack is closed.
+
+    Raises:
+        UsageError: the module has no list of alike blocks.
+    """
+    lists, undo = alike_lists(module), ExitStack()
+    if not lists:
+        raise UsageError(
+            f"trainer.recompute needs blocks, and {type(module).__name__} has no list of alike modules; leave it out"
+        )
+    for blocks in lists:
+        chosen = list(blocks)[: options.first]
+        for start in range(0, len(chosen), options.group):
+            group = _Group(chosen[start : start + options.group], options)
+            for index, block in enumerate(group.blocks):
+                undo.enter_context(patch.object(block, "forward", group.pass_on if index else group.forward))
+    return undo
+
+
+class _Group:
+    """Consecutive blocks that are computed again together: the first one's call runs them all, the others pass on."""
+
+    def __init__(self, blocks: list[Any], options: RecomputeOptions) -> None:
+        self.blocks, self._options = blocks, options
+        self._functions = [block.forward for block in blocks]
+        self._output: Any = None
+        #: The first block's arguments besides the hidden state, while others of the group are to be called.
+        self._others: list[Any] = []
+        self._passes = 0
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        options = self._options
+        if not torch.is_grad_enabled() or options.keep == "all":
+            call: Callable[..., Any] = self._run
+        else:
+            call = partial(run_checkpointed, options.keep, self._again(), is_random=True)
+        is_offloaded = options.offload and torch.is_grad_enabled()
+        with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack) if is_offloaded else nullcontext():
+            output = call(*inputs, **named)
+        if len(self.blocks) > 1:
+            self._output, self._others, self._passes = output, [*inputs[1:], *named.values()], 1
+        return output
+
+    def pass_on(self, *inputs: Any, **named: Any) -> Any:
+        output, others = self._output, [*inputs[1:], *named.values()]
+        is_same = len(others) == len(self._others) and all(a is b for a, b in zip(others, self._others, strict=True))
+        if not inputs or inputs[0] is not _first(output) or not is_same:
+            raise UsageError(
+                f"trainer.recompute.group is {len(self.blocks)}, and the module does more between its blocks than hand "
+                "the output of one to the next; give group 1"
+            )
+        self._passes += 1
+        if self._passes == len(self.blocks):
+            # Keep no tensor beyond the forward pass.
+            self._output, self._others = None, []
+        return output
+
+    def _again(self) -> Callable[..., Any]:
+        """The group's call, which takes the same kernels of attention when it runs again in the backward pass."""
+        if torch.compiler.is_compiling():
+            return self._run
+        enabled = [backend for backend, is_enabled in _BACKENDS.items() if is_enabled()]
+
+        def run(*inputs: Any, **named: Any) -> Any:
+            with sdpa_kernel(enabled):
+                return self._run(*inputs, **named)
+
+        return run
+
+    def _run(self, *inputs: Any, **named: Any) -> Any:
+        is_nested = self._options.nested and torch.is_grad_enabled()
+        output: Any = None
+        for index, function in enumerate(self._functions):
+            run = partial(run_checkpointed, "inputs", function, is_random=True) if is_nested else function
+            output = run(*inputs, **named) if index == 0 else run(_first(output), *inputs[1:], **named)
+        return output
+
+
+def _first(output: Any) -> Any:
+    """The hidden state of a block's output, which may be a tuple."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def moved_to_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """Copy a tensor into pinned memory of the host; returns the function that copies it back to its device."""
+    if tensor.device.type == "cpu":
+        return lambda: tensor
+    device, copy = tensor.device, torch.empty_like(tensor, device="cpu", pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    return lambda: copy.to(device, non_blocking=True)
+
+
+def _pack(tensor: Tensor) -> Any:
+    # Parameters stay on the device anyway.
+    return tensor if isinstance(tensor, nn.Parameter) else moved_to_host(tensor)
+
+
+def _unpack(packed: Any) -> Tensor:
+    unpacked: Tensor = packed() if callable(packed) else packed
+    return unpacked
