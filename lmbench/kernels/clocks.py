@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lmbench.kernels.events import take
-from lmbench.kernels.trace import NO_PHASE, PHASE_ORDER, PhaseTimeline
+from lmbench.kernels.graph import Graph
+from lmbench.kernels.trace import NO_PHASE, PHASE_ORDER
 from lmbench.records.intervals import NONE, Integers, cut, locate, paint, union
 
-# A kernel was queued if its launch call returned at least this long before the previous kernel ended. An idle device
-# starts a kernel 2.3 us after the call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to 2.6 us).
-QUEUED_LEAD_NS = 2_000
-# An idle device starts a kernel within twice the trace's median latency after its launch call returned. These are the
-# limits of that time; a later kernel waits for something other than the host. An idle H200 started none of 24,000
-# kernels later than 4.7 us; an MI300 takes 14 to 25 us.
-START_NS = 5_000
-MAX_START_NS = 50_000
-# Longer latencies do not count in the median: such a kernel waited for something.
-_LATENCY_NS = 100_000
-#: The longest gap between two queued kernels; a longer pause has another reason. An H200 needs 1.1 us between kernels;
-#: the longest seen, on H100, MI300 and older GPUs, is 17 us. Holistic Trace Analysis draws the line at the same 30 us
-#: (`consecutive_kernel_delay=30`; its documentation says ns, its times are us).
-KERNEL_GAP_NS = 30_000
 # `outside` and `unlinked` get no row if they have no kernel and at most this share of the window. Such slivers lie
 # between two ranges of the host.
 _SLIVER_FRACTION = 0.005
@@ -75,8 +61,8 @@ class Clocks:
         return self.devices.sum()
 
 
-def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
-    """Clocks of every phase that the host was in or that has kernels.
+def phase_clocks(graph: Graph) -> Clocks:
+    """Clocks of every phase that the host was in or that has kernels, from the graph of one rank.
 
     Each moment of each device belongs to one phase. Busy time belongs to the phase that launched the kernel. Where
     kernels of several phases run at once, one that computes goes before a copy or communication, then the earlier
@@ -92,26 +78,19 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
     kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
     from its first kernel to its last.
     """
-    is_whole = not len(timeline.step_ns)
-    steps = timeline.steps - timeline.skipped
+    ((rank, trace),) = graph.traces.items()
+    kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
         return Clocks(nothing, nothing, nothing, nothing, steps)
+    starts = graph.starts.loc[rank].reindex(kernels.index)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
-    counted = kernels[kernels.is_counted]
-    queue = _queue(kernels[kernels.is_counted | (kernels.start_ns < counted.end_ns.max())])
+    is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
+    queue = kernels.assign(
+        is_clocked=trace.is_clocked, bound_by=starts.kind, unexplained_ns=starts.unexplained_ns.fillna(0).astype(np.int64)
+    )[is_queued]  # fmt: skip
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
-    moments = np.concatenate((queue.start_ns, queue.end_ns, ranges if timeline.source == "lmbench" else []))
-    steps_ns = moments if is_whole else timeline.step_ns[timeline.skipped :]
-    begin, end = int(steps_ns.min()), int(steps_ns.max())
-
-    def is_in_steps(moments: Any) -> Any:
-        return is_whole | (moments >= begin) & (moments < end)
-
-    # A kernel belongs to the step that launched it.
-    queue["is_clocked"] = is_in_steps(queue.launch_ns).where(
-        queue.launch != NONE, queue.is_counted & (queue.start_ns >= begin)
-    )
+    begin, end = trace.clocked_ns
     pieces, pauses = [], []
     for device, rows in queue.groupby("device", sort=False):
         times, idle = _device_pieces(rows, ranges, (begin, end))
@@ -119,7 +98,8 @@ def phase_clocks(kernels: pd.DataFrame, timeline: PhaseTimeline) -> Clocks:
         times = times.assign(
             phase=take(rows.phase, kernel, timeline.at(moments)), collective=take(rows.collective, kernel, "")
         )
-        pieces.append(times[take(rows.is_clocked, kernel, is_in_steps(moments))].assign(device=device))
+        is_in_steps = (moments >= begin) & (moments < end)
+        pieces.append(times[take(rows.is_clocked, kernel, is_in_steps)].assign(device=device))
         before, after = (take(rows.index, idle[name].to_numpy(), NONE) for name in ("before", "after"))
         pauses.append(idle.assign(before=before, after=after, device=device))
     clocked, counted = pd.concat(pieces), queue[queue.is_clocked]
@@ -163,21 +143,6 @@ def _means(pieces: pd.DataFrame, key: str | list[str], steps: int) -> pd.DataFra
     return times.assign(window_s=times.busy_s + times.idle_s) / steps / 1e9
 
 
-def _queue(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The kernels with `ready_ns`, the latest time at which an idle device would have started each, and `is_next`.
-
-    `is_next` marks the second and later kernels of one launch, as in a CUDA graph: the host does nothing between them.
-    """
-    is_linked, returned_ns = kernels.launch != NONE, kernels.returned_ns
-    is_next = is_linked & kernels.duplicated("launch")
-    # The median is over launches to an idle device. The first kernel never counts: what ran before it is not known.
-    before_ns = kernels.end_ns.cummax().shift(fill_value=kernels.start_ns.iat[0])
-    latencies_ns = (kernels.start_ns - returned_ns)[is_linked & ~is_next & (returned_ns > before_ns)]
-    latencies_ns = latencies_ns[latencies_ns.between(0, _LATENCY_NS)]
-    latency_ns = np.clip(2 * int(latencies_ns.median()), START_NS, MAX_START_NS) if len(latencies_ns) else START_NS
-    return kernels.assign(ready_ns=returned_ns + latency_ns, is_next=is_next)
-
-
 def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """One device's time in pieces, and its pauses, both with kernels as positions in the `queue`.
 
@@ -203,10 +168,9 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
     # When the device became idle before each kernel, at the earliest when the clock begins.
     latest_end = np.maximum.accumulate(end)
     idle_start = np.minimum(np.maximum(np.append(span[0], latest_end[:-1]), span[0]), start)
-    is_queued = is_linked & (queue.is_next | (queue.returned_ns + QUEUED_LEAD_NS <= idle_start)).to_numpy()
-    # No kernel is known to run before the first.
-    is_queued[0] = False
-    waited = np.where(is_queued | ~is_linked, idle_start, np.clip(queue.ready_ns, idle_start, start))
+    is_launched, unexplained = (queue.bound_by == "launch").to_numpy(), queue.unexplained_ns.to_numpy()
+    is_gap = is_linked & ~is_launched & (unexplained == 0)
+    waited = np.where(is_launched, np.maximum(start - unexplained, idle_start), idle_start)
     clock_end = max(int(latest_end[-1]), span[1])
     idle = pd.DataFrame({
         "start_ns": np.append(idle_start, max(latest_end[-1], span[0])),
@@ -216,7 +180,7 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
         "end_ns": np.append(start, clock_end),
         "before": np.append(NONE, np.maximum.accumulate(np.where(end == latest_end, position, 0))),
         "after": np.append(position, NONE),
-        "is_gap": np.append(is_queued & (start - idle_start <= KERNEL_GAP_NS), False),
+        "is_gap": np.append(is_gap, False),
     })  # fmt: skip
     idle = idle[idle.end_ns > idle.start_ns]
     gaps, pauses = idle[idle.is_gap], idle[~idle.is_gap]

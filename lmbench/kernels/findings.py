@@ -15,6 +15,7 @@ from msgspec import convert
 
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
+from lmbench.kernels.graph import build_graph
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, host_times, operator_times
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
@@ -109,7 +110,8 @@ def examine_trace(trace: Trace) -> KernelFindings:
     """Compute all results of a trace."""
     record = trace.record
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
-    clocks = phase_clocks(trace.kernels, trace.timeline)
+    graph = build_graph({trace.record.rank or 0: trace})
+    clocks = phase_clocks(graph)
     waits = find_waits(trace, clocks)
     phases = judge_phases(clocks, waits, work, record)
     run = None if record.outcome == DAMAGED else record

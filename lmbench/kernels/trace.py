@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -79,6 +80,8 @@ class PhaseTimeline:
 class Trace:
     """A trace with its attributed kernels; `run` is None for a bare trace file.
 
+    On the common clock of several ranks its times are later by `shift_ns`.
+
     `kernels` has a row for each kernel, copy and fill, ordered by start. It has the columns of an event, `duration_ns`,
     `phase`, `kind`, `part`, those of `CommunicationKernel`, and:
 
@@ -86,6 +89,7 @@ class Trace:
       nothing tells in which phase the host started it.
     - `launch_ns`, `returned_ns`, `thread`: start, end and thread of the launch; without a launch, twice the kernel's
       start and the main thread.
+    - `stream`: a number for its stream.
     - `around`: the index of the innermost operator or module range around the launch, or NONE.
     - `step`: the name of the step that launched it, empty outside of steps.
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
@@ -98,6 +102,31 @@ class Trace:
     host: HostEvents
     timeline: PhaseTimeline
     kernels: pd.DataFrame
+    shift_ns: int = 0
+
+    @cached_property
+    def clocked_ns(self) -> tuple[int, int]:
+        """Start and end of the steps that are clocked; without steps of the whole trace.
+
+        Of a whole foreign trace these are the start of its first kernel and the end of its last one.
+        """
+        steps_ns = self.timeline.step_ns[self.timeline.skipped :]
+        if not len(steps_ns):
+            counted = self.kernels[self.kernels.is_counted]
+            if counted.empty:
+                return self.span_ns
+            queued = self.kernels[self.kernels.start_ns < counted.end_ns.max()]
+            ranges = (self.timeline.start_ns, self.timeline.end_ns) if self.timeline.source == "lmbench" else ()
+            steps_ns = np.concatenate((queued.start_ns, queued.end_ns, *ranges))
+        return int(steps_ns.min()), int(steps_ns.max())
+
+    @cached_property
+    def is_clocked(self) -> Any:
+        """A flag for each kernel: whether a clocked step launched it, or it began in one and its launch is unknown."""
+        begin, end = self.clocked_ns
+        is_launched = (self.kernels.launch_ns >= begin) & (self.kernels.launch_ns < end) | (not len(self.timeline.step_ns))
+        is_begun = self.kernels.is_counted & (self.kernels.start_ns >= begin)
+        return is_launched.where(self.kernels.launch != NONE, is_begun)
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -242,6 +271,7 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
         # A kernel without a launch may be behind the last step, whose kernels outlast it.
         is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
     kernels = kernels.assign(
+        stream=kernels.thread,
         launch=launch,
         launch_ns=launch_ns,
         returned_ns=take(launches.end_ns, launch, start_ns),

@@ -12,6 +12,7 @@ from plain_sums import plain_sums
 from trace_events import HandWritten
 
 from lmbench.kernels.clocks import phase_clocks
+from lmbench.kernels.graph import build_graph
 from lmbench.kernels.trace import load_trace
 
 LATENCY_US, GAP_US, LAUNCH_US = 2.3, 1.1, 4.0
@@ -147,6 +148,6 @@ def test_recorded_traces_agree_with_plain_sums(name):
     trace = load_trace(path)
     # Without steps the clock runs over the whole trace.
     timeline = replace(trace.timeline, step_ns=np.zeros((0, 2), dtype=np.int64))
-    (device,) = phase_clocks(trace.kernels, timeline).devices.itertuples()
+    (device,) = phase_clocks(build_graph({0: replace(trace, timeline=timeline)})).devices.itertuples()
     sums = {"busy": device.busy_s, "comm": device.comm_s, "overlapped": device.comm_s - device.comm_exposed_s}
     assert sums == pytest.approx({key: plain[key] for key in sums}, rel=1e-5)
