@@ -56,7 +56,15 @@ def _sizes() -> Table:
     numbers = [Column(name, COUNT) for name in ("d_model", "d_ff", "layers", "heads", "parameters")]
     columns = [Column("size"), *numbers, Column("CS336")]
     rows: list[list[Value]] = [
-        [name, shape.d_model, shape.d_ff, shape.num_layers, shape.num_heads, shape.parameter_count, COURSE_NAMES.get(name)]
+        [
+            name,
+            shape.d_model,
+            shape.d_ff,
+            shape.num_layers,
+            shape.num_heads,
+            shape.parameter_count,
+            COURSE_NAMES.get(name),
+        ]
         for name, shape in SIZES.items()
     ]
     caption = "parameters with a vocabulary of 10,000; CS336: the years in which the course's assignment 2 has it"
