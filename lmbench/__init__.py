@@ -10,9 +10,14 @@ if TYPE_CHECKING:
     from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
     from lmbench.errors import UsageError as UsageError
     from lmbench.fit.data_parallel import DataParallel as DataParallel
+    from lmbench.fit.data_parallel import ShardedOptimizer as ShardedOptimizer
     from lmbench.fit.in_process import measure as measure
     from lmbench.fit.model_parallel import ModelParallel as ModelParallel
     from lmbench.fit.settings import MeasureSettings as MeasureSettings
+    from lmbench.fit.teaching import BucketedDDP as BucketedDDP
+    from lmbench.fit.teaching import FlatDDP as FlatDDP
+    from lmbench.fit.teaching import NaiveDDP as NaiveDDP
+    from lmbench.fit.teaching import OverlappedDDP as OverlappedDDP
     from lmbench.instruments.window import Schedule as Schedule
     from lmbench.model.attention_layer import AttentionLayer as AttentionLayer
     from lmbench.model.hugging_face import HuggingFace as HuggingFace
@@ -29,13 +34,18 @@ if not (_ROOT / "lmbench" / "callbacks").is_dir() and (_ROOT / "callbacks").is_d
 # The public names and their modules, imported at first use: most of them import torch, which most commands do without.
 _MODULES = {
     "AttentionLayer": "lmbench.model.attention_layer",
+    "BucketedDDP": "lmbench.fit.teaching",
     "DataParallel": "lmbench.fit.data_parallel",
+    "FlatDDP": "lmbench.fit.teaching",
     "HuggingFace": "lmbench.model.hugging_face",
     "KernelProfiler": "lmbench.callbacks.kernel_capture",
     "MeasureSettings": "lmbench.fit.settings",
     "ModelParallel": "lmbench.fit.model_parallel",
+    "NaiveDDP": "lmbench.fit.teaching",
+    "OverlappedDDP": "lmbench.fit.teaching",
     "Run": "lmbench.runs",
     "Schedule": "lmbench.instruments.window",
+    "ShardedOptimizer": "lmbench.fit.data_parallel",
     "UsageError": "lmbench.errors",
     "load": "lmbench.runs",
     "measure": "lmbench.fit.in_process",

@@ -62,21 +62,28 @@ class ModelShape:
 
 #: The named sizes with their d_model, d_ff, num_layers and num_heads.
 _TABLE = """
-tiny     64    128   2   4
-small   768   3072  12  12
-medium 1024   4096  24  16
-large  1280   5120  36  20
-xl     1600   6400  48  25
-2.7B   2560  10240  32  32
+tiny      64    128   2   4
+small    768   3072  12  12
+medium  1024   4096  24  16
+large   1280   5120  36  20
+xl      1600   6400  48  25
+2.7B    2560  10240  32  32
+xl_2026 2560  10240  32  32
+10B     4608  12288  50  36
 """
 SIZES = {name: ModelShape(*map(int, numbers)) for name, *numbers in map(str.split, _TABLE.strip().splitlines())}
+#: What Stanford's course CS336 calls a size in assignment 2, by year. In 2026 it gave the name of one size to another.
+COURSE_NAMES = {
+    **dict.fromkeys(("small", "medium", "large"), "2025, 2026"),
+    "xl": "2025", "2.7B": "2025", "xl_2026": "2026, as xl", "10B": "2026",
+}  # fmt: skip
 
 
 def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dimensions: int | None) -> ModelShape:
     """The shape of a named size, with some dimensions overridden; without a size all four dimensions are needed.
 
     Args:
-        size: a name of `SIZES`, or None.
+        size: a name of `SIZES`, in letters of any case, or None.
         vocab_size: number of token ids.
         dimensions: d_model, d_ff, num_layers and num_heads; None leaves that of the size.
 
@@ -84,9 +91,12 @@ def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dime
         UsageError: the size is unknown, a dimension is missing, or :class:`ModelShape` refuses the shape.
     """
     overrides = {name: value for name, value in dimensions.items() if value is not None}
-    if size is not None and size not in SIZES:
-        raise unknown("model size", size, SIZES, ", or give all dimensions")
-    named = asdict(SIZES[size]) if size is not None else {}
+    named: dict[str, int] = {}
+    if size is not None:
+        shapes = {name.lower(): shape for name, shape in SIZES.items()}
+        if size.lower() not in shapes:
+            raise unknown("model size", size, SIZES, ", or give all dimensions")
+        named = asdict(shapes[size.lower()])
     shape = named | overrides | {"vocab_size": vocab_size}
     missing = [name for name in ("d_model", "d_ff", "num_layers", "num_heads") if name not in shape]
     if missing:
@@ -95,7 +105,7 @@ def resolve_shape(size: str | None, vocab_size: int = DEFAULT_VOCAB_SIZE, **dime
 
 
 def size_name(shape: ModelShape) -> str | None:
-    """The name of a shape's size, whatever the vocabulary; None for a shape without a name."""
+    """The first name of a shape's size, whatever the vocabulary; None for a shape without a name."""
     return next((name for name, named in SIZES.items() if replace(named, vocab_size=shape.vocab_size) == shape), None)
 
 

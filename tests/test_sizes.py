@@ -10,6 +10,7 @@ from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape, resolve_shape
 
 COUNTS = {"small": 128_625_408, "medium": 423_183_360, "large": 969_411_840, "xl": 1_998_235_200, "2.7B": 3_406_809_600}
+COUNTS |= {"xl_2026": COUNTS["2.7B"], "10B": 12_832_823_808}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -18,6 +19,10 @@ def test_parameter_counts_are_those_of_the_real_modules(size):
         network = Transformer(SIZES[size], context_length=8)
     count = sum(parameter.numel() for parameter in network.parameters())
     assert count == SIZES[size].parameter_count == COUNTS.get(size, count)
+
+
+def test_a_size_may_be_named_in_letters_of_any_case():
+    assert resolve_shape("2.7b") == SIZES["2.7B"] == resolve_shape("XL_2026")
 
 
 def test_a_dimension_overrides_the_named_size_and_without_a_size_all_are_needed():

@@ -10,6 +10,7 @@ from lmbench.records.schema import RECORDS
 from lmbench.records.schema import fields as fields_of
 from lmbench.report.answer import Answer, Column, Table, Value
 from lmbench.report.units import COUNT
+from lmbench.sizes import COURSE_NAMES, SIZES
 
 _COLUMNS = (
     Column("group", is_extra=True), Column("field", name="name"), Column("unit"), Column("better"),
@@ -21,9 +22,9 @@ def fields(*names: str) -> Answer:
     """Tells what the fields of a record mean.
 
     A name is that of a field (`step_s`, `phases.<phase>.mean_s`), its last word (`mean_s`), a part of the record
-    (`memory`), a group, or a word in names of fields (`mfu`). Without a name, the groups of fields are listed. Fields
-    have these names in run.json, in W&B and as columns of a study. Records hold SI units; ms, GiB and % exist only
-    where they are shown.
+    (`memory`), a group, or a word in names of fields (`mfu`). Without a name, the groups of fields are listed; `size`
+    also lists the named sizes of models. Fields have these names in run.json, in W&B and as columns of a study. Records
+    hold SI units; ms, GiB and % exist only where they are shown.
 
     Args:
         names: a field, its last word, or a part of the record
@@ -43,11 +44,31 @@ def fields(*names: str) -> Answer:
     rows = [[_slug(group), name, about.unit, about.better, about.meaning] for (group, name), about in abouts.items()]
     table = Table("fields", "Fields", _COLUMNS, rows)
     if names:
-        return Answer(tables=[table])
+        return Answer(tables=[table, *([_sizes()] if "size" in names else [])])
     groups = Counter(group for group, _ in abouts).items()
     about: list[list[Value]] = [[_slug(group), count, group.partition(": ")[2]] for group, count in groups]
     titles = (Column("group"), Column("fields", COUNT), Column("meaning"))
     return Answer(tables=[table, Table("groups", "Fields of a run and of its steps", titles, about)], first=["groups"])
+
+
+def _sizes() -> Table:
+    """The named sizes of lmbench's model, with their names in Stanford's course."""
+    numbers = [Column(name, COUNT) for name in ("d_model", "d_ff", "layers", "heads", "parameters")]
+    columns = [Column("size"), *numbers, Column("CS336")]
+    rows: list[list[Value]] = [
+        [
+            name,
+            shape.d_model,
+            shape.d_ff,
+            shape.num_layers,
+            shape.num_heads,
+            shape.parameter_count,
+            COURSE_NAMES.get(name),
+        ]
+        for name, shape in SIZES.items()
+    ]
+    caption = "parameters with a vocabulary of 10,000; CS336: the years in which the course's assignment 2 has it"
+    return Table("sizes", "Model sizes", columns, rows, caption)
 
 
 def _slug(group: str) -> str:

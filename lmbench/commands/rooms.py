@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from lmbench.commands import MEASURING
-from lmbench.commands.parser import PositiveFloat, Result
+from lmbench.commands.parser import PositiveFloat, PositiveInt, Result
+from lmbench.commands.words import read_budget
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
@@ -112,19 +113,33 @@ def dtypes(source: Result) -> Answer:
     return dtypes_answer(source)
 
 
-def ceiling(*, sustained_s: PositiveFloat = 3.0, results_dir: Path = Path("results")) -> Answer:
-    """Measures the rates of matrix products and copies on this device.
+def ceiling(
+    *,
+    sustained_s: PositiveFloat = 3.0,
+    collectives: bool = False,
+    ranks: PositiveInt | None = None,
+    budget: str = "60s",
+    results_dir: Path = Path("results"),
+) -> Answer:
+    """Measures the rates of matrix products and copies on this device, and of collectives between ranks.
 
-    Each rate is measured in bursts of 40 ms and sustained for seconds, with the clock and power it ran at.
+    Each rate is measured in bursts of 40 ms and sustained for seconds, with the clock and power it ran at. Collectives
+    are those of NCCL between this machine's GPUs, or of gloo between processes on its CPU, from 1 MB to 1 GB, alone and
+    beside matrix products.
 
     Args:
         sustained_s: seconds for which each rate is sustained.
+        collectives: measure all-reduce, all-gather, reduce-scatter, all-to-all and broadcast too.
+        ranks: the most ranks of a collective; by default one on each GPU, or 2 on a CPU.
+        budget: about how long collectives are timed; 90s, 10m.
         results_dir: the result goes to ceiling_NAME.json in this folder, where `lmbench kernels` looks for it.
     """
     from lmbench.kernels.ceiling import ceiling_answer, store_ceiling
     from lmbench.kernels.recording.ceiling import measure_ceiling
+    from lmbench.kernels.recording.collectives import measure_collectives
 
-    record = measure_ceiling(sustained_s)
+    rates = measure_collectives(ranks, read_budget(budget)) if collectives else []
+    record = measure_ceiling(sustained_s, rates)
     return ceiling_answer(record, store_ceiling(record, results_dir))
 
 

@@ -1,13 +1,22 @@
-"""The strategy `ddp` of `--trainer.strategy`: DistributedDataParallel, built as a plain PyTorch loop builds it."""
+"""The strategies `ddp` and `ddp_zero1` of `--trainer.strategy`.
+
+`ddp` is DistributedDataParallel, built as a plain PyTorch loop builds it; `ddp_zero1` also shards the optimizer.
+"""
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, Literal
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from lmbench.errors import UsageError
 
 
 class DataParallel(DDPStrategy):
@@ -52,3 +61,36 @@ class DataParallel(DDPStrategy):
         """The module within DistributedDataParallel, with this strategy's options, on the current stream."""
         options: dict[str, Any] = self._ddp_kwargs
         return DistributedDataParallel(module, self.determine_ddp_device_ids(), **options)
+
+
+class ShardedOptimizer(DataParallel):
+    """DataParallel whose optimizer's state is sharded: ZeRO stage 1, by PyTorch's ZeroRedundancyOptimizer.
+
+    Each rank updates about 1/n of the parameters and holds their state. It then broadcasts them to the others, which
+    counts as phase `optimizer`. Gradients and parameters stay whole on each rank.
+
+    Raises:
+        UsageError: in ``setup``, the optimizer cannot be made again from its class and its defaults.
+    """
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        super().setup_optimizers(trainer)
+        sharded = {optimizer: shard(optimizer) for optimizer in self.optimizers}
+        self.optimizers = [*sharded.values()]
+        for config in self.lr_scheduler_configs:
+            config.scheduler.optimizer = sharded[config.scheduler.optimizer]
+
+
+def shard(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
+    """An optimizer for the same groups of parameters whose state is sharded over the ranks."""
+    kind = type(optimizer)
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in signature(kind).parameters}
+    try:
+        sharded = ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **defaults)
+    except TypeError as error:
+        raise UsageError(
+            f"ddp_zero1 cannot make {kind.__name__} again for a share of the parameters: {error}"
+        ) from error
+    # Whoever looks for the state, such as `lmbench memory`, finds this rank's.
+    sharded.state = sharded.optim.state
+    return sharded

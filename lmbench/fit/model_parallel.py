@@ -66,6 +66,8 @@ class ModelParallel(ModelParallelStrategy):
         reduce_dtype: dtype in which gradients are sent; float32 adds up exact products of bf16 compute.
         reduce_each_micro_batch: reduce gradients in every micro-batch; false reduces them in the last micro-batch only,
             which takes more memory and less communication.
+        prefetch: groups that are gathered ahead of the one that computes. With 0, FSDP2 decides: one in the backward,
+            and in the forward what the host issues early enough.
 
     Raises:
         UsageError: the size does not divide the devices, or (in ``setup``) the module has no such plan.
@@ -78,9 +80,12 @@ class ModelParallel(ModelParallelStrategy):
         blocks_per_group: int = 4,
         reduce_dtype: Literal["float32", "bfloat16"] = "float32",
         reduce_each_micro_batch: bool = True,
+        prefetch: int = 0,
     ) -> None:
         super().__init__(tensor_parallel_size=tensor_parallel_size)
         check_at_least(1, **{"trainer.strategy.blocks_per_group": blocks_per_group})
+        check_at_least(0, **{"trainer.strategy.prefetch": prefetch})
+        self._prefetch = prefetch
         self._reshards, self._reduces_each = reshard_after_forward, reduce_each_micro_batch
         self.blocks_per_group, self._reduce_dtype = blocks_per_group, getattr(torch, reduce_dtype)
 
@@ -145,6 +150,14 @@ class ModelParallel(ModelParallelStrategy):
             group = blocks[first : first + self.blocks_per_group]
             fully_shard(group, mesh=mesh, mp_policy=policy, reshard_after_forward=self._reshards)
         fully_shard(root, mesh=mesh, mp_policy=policy)
+        if self._prefetch:
+            # The first block of a group stands for the group.
+            first_blocks: list[Any] = blocks[:: self.blocks_per_group]
+            forward, backward = [root, *first_blocks], [root, *first_blocks[::-1]]
+            for index in range(len(forward)):
+                ahead = slice(index + 1, index + 1 + self._prefetch)
+                forward[index].set_modules_to_forward_prefetch(forward[ahead])
+                backward[index].set_modules_to_backward_prefetch(backward[ahead])
 
 
 def split(module: LightningModule, mesh: DeviceMesh) -> None:

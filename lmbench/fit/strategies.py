@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
-from lmbench.fit.data_parallel import DataParallel
+from lmbench.fit.data_parallel import DataParallel, ShardedOptimizer
 from lmbench.fit.model_parallel import ModelParallel
 from lmbench.records.vocabulary import Values
 
@@ -23,6 +23,7 @@ class NamedStrategy(NamedTuple):
 STRATEGIES = {
     "ddp": NamedStrategy(DataParallel, {}),
     "ddp_find_unused_parameters_true": NamedStrategy(DataParallel, {"find_unused_parameters": True}),
+    "ddp_zero1": NamedStrategy(ShardedOptimizer, {}),
     "fsdp2": NamedStrategy(ModelParallel, {}),
     # Like ZeRO stage 2: parameters stay gathered until the end of the backward.
     "fsdp2_zero2": NamedStrategy(ModelParallel, {"reshard_after_forward": False}),

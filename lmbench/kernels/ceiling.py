@@ -53,13 +53,56 @@ class Rate(Struct, kw_only=True):
     power_capped_fraction: float | None = None
 
 
+class CollectiveRate(Struct, kw_only=True):
+    """How fast ranks of one machine communicate: the best of three stretches of collectives, on the slowest rank.
+
+    Attributes:
+        collective: its kind, such as `all-reduce`.
+        ranks: processes that take part, each with a GPU or on the CPU.
+        message_bytes: the larger of what a rank sends and receives, as nccl-tests count sizes.
+        seconds: one collective.
+        algorithm_bytes_per_s, bus_bytes_per_s: as `communication.CommunicationKernel` defines them, after nccl-tests.
+        compute_s: matrix products that take about as long as the collective.
+        together_s: the collective and these products beside it, until both have ended.
+    """
+
+    collective: str
+    ranks: int
+    message_bytes: int
+    seconds: float
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+    compute_s: float
+    together_s: float
+
+    @property
+    def hidden_fraction(self) -> float:
+        """The share of the shorter of the two that the other one hides; below 0 if they slow each other down."""
+        return (self.seconds + self.compute_s - self.together_s) / min(self.seconds, self.compute_s)
+
+
 class CeilingRecord(Struct):
-    """A device's rates, and where and when they were measured."""
+    """A device's rates, where and when they were measured, and the collectives of ranks on this machine."""
 
     schema_version: Literal[1]
     measured_at: str
     environment: RunEnvironment
     rates: Annotated[list[Rate], Meta(min_length=1)]
+    collectives: list[CollectiveRate] = []
+
+    def bus_bytes_per_s(self, collective: str, ranks: int, message_bytes: float) -> float | None:
+        """The bus bandwidth measured for a collective, interpolated between sizes; None if none was measured.
+
+        It is that of the nearest number of ranks, since bus bandwidth is comparable between them.
+        """
+        alike = [rate for rate in self.collectives if rate.collective == collective]
+        if not alike:
+            return None
+        nearest = min((rate.ranks for rate in alike), key=lambda count: abs(count - ranks))
+        sizes, rates = zip(
+            *[(rate.message_bytes, rate.bus_bytes_per_s) for rate in alike if rate.ranks == nearest], strict=True
+        )
+        return float(np.interp(np.log(message_bytes), np.log(sizes), rates))
 
 
 def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
@@ -97,11 +140,13 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     rows["label"] = [f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}" for rate in rates]
     rows["share_fraction"] = rows.sustained_per_s / rows.sheet.astype(float)
     seconds = f"{max(rate.seconds for rate in rates):.1f}"
-    result = table("kernels/ceiling", rows, seconds=seconds)
+    tables = [table("kernels/ceiling", rows, seconds=seconds)]
+    if record.collectives:
+        collectives = pd.DataFrame(map(as_dict, record.collectives))
+        collectives["hidden_fraction"] = [rate.hidden_fraction for rate in record.collectives]
+        tables.append(table("kernels/measured_collectives", collectives))
     device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
-    return Answer(
-        [Line("device", device)], [result], [Line("result", str(path), is_whole=True)], figures=as_dict(record)
-    )
+    return Answer([Line("device", device)], tables, [Line("result", str(path), is_whole=True)], figures=as_dict(record))
 
 
 def datasheet_rate(gpu_name: str | None, name: str) -> float | None:

@@ -68,12 +68,18 @@ def communication_of(kernel: Any, notes: Sequence[Any], host: HostEvents) -> Com
         messages = {f"{message.source}>{message.target}" for message in sent}
         return CommunicationKernel(kind, message_bytes, message_bytes, "", kernel.step or f"number {NONE}", messages)
     message_bytes = _elements(note) * _element_bytes(note) or np.nan
-    bus_factor, size = 1.0, note.group_size
-    if kind in NAMES.bus_factors:
-        bus_factor = NAMES.bus_factors[kind] * (size - 1) / size if isinstance(size, int) and size > 1 else np.nan
+    size = note.group_size
+    bus_factor = bus_factor_of(kind, size if isinstance(size, int) else 0)
     stage = kernel.step if note.number == NONE and kernel.step else f"number {note.number}"
     group = f"{note.group_name} {note.group_ranks}"
     return CommunicationKernel(kind, message_bytes, message_bytes * bus_factor, group, stage, set())
+
+
+def bus_factor_of(kind: str, size: int) -> float:
+    """The ratio of bus bytes to message bytes for a collective between `size` ranks; NaN between fewer than two."""
+    if kind not in NAMES.bus_factors:
+        return 1.0
+    return NAMES.bus_factors[kind] * (size - 1) / size if size > 1 else np.nan
 
 
 def _elements(note: Any) -> int:

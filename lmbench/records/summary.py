@@ -124,7 +124,7 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
     # Under DDP ranks wait for each other in the backward pass, under other strategies already in the forward pass.
     strategy = value_at(run, "config.trainer.strategy") if run.config is not None else None
     name = strategy.get("class_path", "") if isinstance(strategy, Mapping) else str(strategy)
-    is_ddp = name.startswith("ddp") or name.endswith(("DataParallel", "DDPStrategy"))
+    is_ddp = name.startswith("ddp") or name.endswith(("DataParallel", "DDPStrategy", "DDP", "ShardedOptimizer"))
     phases = ("data", "transfer", "forward") if is_ddp else ("data", "transfer")
     times_s = np.array([[rank.mean_s.get(phase, 0.0) for phase in phases] for rank in ranks])
     late = int(times_s.sum(axis=1).argmax())

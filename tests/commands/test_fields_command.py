@@ -53,3 +53,10 @@ def test_a_field_is_found_by_its_whole_name_its_pattern_its_last_word_and_a_part
     about = next(field for field in ALL if field.pattern == pattern).about
     assert (row["name"], row["unit"], row["better"]) == (pattern, about.unit, about.better)
     assert row["meaning"] == about.meaning
+
+
+def test_sizes_are_listed_with_the_year_in_which_the_course_calls_them_so(printed):
+    sizes = json.loads(printed("fields", "--json", "size"))["tables"]["sizes"]
+    assert [(size["parameters"], size["CS336"]) for size in sizes if "xl" in size["size"]] == [
+        (1_998_235_200, "2025"), (3_406_809_600, "2026, as xl"),
+    ]  # fmt: skip

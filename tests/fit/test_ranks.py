@@ -117,6 +117,12 @@ STRATEGIES = [
     (2, 2, ["--trainer.strategy=ddp", *CLIPPED]),
     (2, 4, [*BOTH, *CLIPPED]),
     (2, 2, [*WHOLE_GRADIENTS, *CLIPPED]),
+    (2, 2, ["--trainer.strategy=ddp_zero1", *CLIPPED]),
+    (2, 2, ["--trainer.strategy=fsdp2", "--trainer.strategy.blocks_per_group=1", "--trainer.strategy.prefetch=2"]),
+    (2, 2, ["--trainer.strategy=lmbench.NaiveDDP"]),
+    (2, 2, ["--trainer.strategy=lmbench.FlatDDP", *CLIPPED]),
+    (2, 2, ["--trainer.strategy=lmbench.OverlappedDDP", *CLIPPED]),
+    (2, 2, ["--trainer.strategy=lmbench.BucketedDDP", "--trainer.strategy.bucket_cap_mb=0.02"]),
 ]
 
 

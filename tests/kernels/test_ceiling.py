@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lmbench.cli import main
 from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, find_ceiling, roofline
 from lmbench.kernels.findings import examine
-from lmbench.kernels.recording import ceiling
+from lmbench.kernels.recording import ceiling, collectives
 from lmbench.records.codec import as_dict, decode
 from lmbench.records.run import RunRecord
 
@@ -120,6 +120,51 @@ def test_backward_has_twice_the_products_and_adamw_moves_seven_numbers_per_param
     assert by_name["optimizer"]["per_s"] == pytest.approx(3.45e12, rel=2e-3)
     assert by_name["optimizer"]["datasheet_fraction"] == pytest.approx(by_name["optimizer"]["per_s"] / 4.8e12)
     assert rows(with_run(COMPILED, model=adamw, precision="bf16-true"))["optimizer"]["work"] == 128_625_408 * 14
+
+
+def test_collectives_between_ranks_are_stored_with_bandwidths_as_nccl_tests_define_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(collectives, "MESSAGES_BYTES", (10**5,))
+    monkeypatch.setattr(torch.multiprocessing, "spawn", fork_ranks)
+    words = ["--collectives", "--ranks=3", "--budget=1s", "--sustained_s=0.01", f"--results_dir={tmp_path}"]
+    assert main(["ceiling", *words]) == 0
+    out = capsys.readouterr().out
+    (path,) = tmp_path.glob("ceiling_*")
+    rates = decode(path.read_bytes(), CeilingRecord).collectives
+    factors = {"all-reduce": 4 / 3, "all-gather": 2 / 3, "reduce-scatter": 2 / 3, "all-to-all": 2 / 3, "broadcast": 1}
+    assert [(rate.collective, rate.message_bytes) for rate in rates if rate.ranks == 3] == [
+        (kind, 99_996) for kind in factors
+    ]
+    assert {rate.ranks for rate in rates} == {2, 3}
+    for rate in rates[len(factors) :]:
+        assert rate.algorithm_bytes_per_s * rate.seconds == pytest.approx(rate.message_bytes)
+        assert rate.bus_bytes_per_s == pytest.approx(factors[rate.collective] * rate.algorithm_bytes_per_s)
+        # What runs beside each other takes no less time than the longer of the two takes alone, but for noise.
+        assert rate.together_s > max(rate.seconds, rate.compute_s) / 3
+    assert "reduce-scatter" in out
+    assert main(["ceiling", "--collectives", "--ranks=1"]) == 2
+    assert "collectives need 2 ranks or more" in capsys.readouterr().err
+
+
+def fork_ranks(function, arguments, nprocs):
+    """Ranks that need not import PyTorch again."""
+    torch.multiprocessing.start_processes(function, arguments, nprocs, start_method="fork")
+
+
+def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ranks():
+    def rate(ranks, message_bytes, bus):
+        times = dict.fromkeys(("seconds", "algorithm_bytes_per_s", "compute_s", "together_s"), 1.0)
+        return {
+            "collective": "all-reduce",
+            "ranks": ranks,
+            "message_bytes": message_bytes,
+            "bus_bytes_per_s": bus,
+        } | times
+
+    rates = [rate(2, 10**6, 10.0), rate(2, 10**8, 30.0), rate(8, 10**6, 5.0)]
+    record = msgspec.convert(ceiling_record() | {"collectives": rates}, CeilingRecord)
+    bus = [record.bus_bytes_per_s("all-reduce", *at) for at in ((2, 10**7), (3, 10**9), (7, 10**7))]
+    assert bus == pytest.approx([20.0, 30.0, 5.0])
+    assert record.bus_bytes_per_s("broadcast", 2, 10**6) is None
 
 
 def test_unknown_figures_of_a_foreign_model_have_reasons():

@@ -16,7 +16,7 @@ import torch
 from lmbench.device import best_device, device_of, synchronize
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.environment import capture_environment
-from lmbench.kernels.ceiling import CeilingRecord, Rate
+from lmbench.kernels.ceiling import CeilingRecord, CollectiveRate, Rate
 from lmbench.progress import progress
 from lmbench.records.process import now
 from lmbench.records.run import RunEnvironment
@@ -38,8 +38,11 @@ MATMULS: dict[str, tuple[torch.dtype, str]] = {
 }
 
 
-def measure_ceiling(sustained_s: float) -> CeilingRecord:
-    """The rates of every kind of work on this process's device; each sustained rate is held for `sustained_s`."""
+def measure_ceiling(sustained_s: float, collectives: list[CollectiveRate]) -> CeilingRecord:
+    """The rates of every kind of work on this process's device; each sustained rate is held for `sustained_s`.
+
+    `collectives` are the rates that ranks on this machine have.
+    """
     device = best_device()
     names = [*(("bf16", "fp32") if device.type == "cpu" else MATMULS), "copy"]
     rates = []
@@ -48,7 +51,7 @@ def measure_ceiling(sustained_s: float) -> CeilingRecord:
             task.begin(name)
             rates.append(copy_rate(device, sustained_s) if name == "copy" else matmul_rate(name, device, sustained_s))
     environment = msgspec.convert(capture_environment(device), RunEnvironment)
-    return CeilingRecord(1, now(), environment, rates)
+    return CeilingRecord(1, now(), environment, rates, collectives)
 
 
 def matmul_rate(name: str, device: torch.device, sustained_s: float) -> Rate:

@@ -1,0 +1,172 @@
+"""The rates of collectives between the ranks of one machine: NCCL on its GPUs, or gloo between processes on a CPU.
+
+Bandwidths are those of nccl-tests (NVIDIA/nccl-tests:doc/PERFORMANCE.md). Each collective is also timed beside matrix
+products, as the backward of a training overlaps both.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from lmbench.device import best_device, device_of, synchronize
+from lmbench.errors import UsageError
+from lmbench.files import ScratchFolder
+from lmbench.kernels.ceiling import CollectiveRate
+from lmbench.kernels.communication import bus_factor_of
+from lmbench.progress import progress
+
+#: The bytes of messages: the larger of what a rank sends and receives.
+MESSAGES_BYTES = (10**6, 10**7, 10**8, 10**9)
+#: Edge of the square matrices that are multiplied beside a collective: a product takes as long as a small collective.
+_PRODUCT_SIZE, _CPU_PRODUCT_SIZE = 2048, 256
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
+#: Stretches of calls in a row, of which the best counts, and the most calls in one.
+_STRETCHES, _MOST_CALLS = 3, 100
+
+Work = Callable[[], Any]
+
+
+def measure_collectives(ranks: int | None, budget_s: float) -> list[CollectiveRate]:
+    """Start processes for the ranks, and measure every collective between 2, 4, 8, ... and all of them.
+
+    Args:
+        ranks: processes; None for one on each GPU, or two on a CPU. On GPUs there are at most as many.
+        budget_s: about how long all collectives are timed. Sizes that would take too long are left out.
+
+    Raises:
+        UsageError: there are fewer than two ranks, or more than GPUs.
+    """
+    is_gpu = best_device().type != "cpu"
+    count = torch.accelerator.device_count() if is_gpu else os.cpu_count() or 2
+    ranks = ranks or (count if is_gpu else 2)
+    if ranks < 2 or (is_gpu and ranks > count):
+        raise UsageError(f"collectives need 2 ranks or more, each with a GPU of its own; {ranks} ranks, {count} GPUs")
+    with ScratchFolder("collectives") as folder:
+        cast(Any, torch.multiprocessing).spawn(_be_rank, (ranks, budget_s, folder), nprocs=ranks)
+        return msgspec.json.decode(Path(folder, "rates.json").read_bytes(), type=list[CollectiveRate])
+
+
+def _be_rank(rank: int, ranks: int, budget_s: float, folder: str) -> None:
+    """Measure as one rank; rank 0 writes the rates into the folder."""
+    device = best_device()
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        backend = "gloo"
+    else:
+        device = torch.device(device.type, rank)
+        torch.accelerator.set_device_index(rank)
+        # The ranks agree by gloo, which the GPUs do not notice.
+        backend = f"cpu:gloo,{device.type}:nccl"
+    # torch 2.13 has new names for two collectives, which torch 2.11 lacks.
+    warnings.simplefilter("ignore", FutureWarning)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    counts = sorted({*(2**power for power in range(1, ranks.bit_length()) if 2**power <= ranks), ranks})
+    cell_s = budget_s / (len(counts) * len(_COLLECTIVES) * len(MESSAGES_BYTES))
+    rates = []
+    with progress("collectives", len(counts) * len(_COLLECTIVES), is_measured_here=True) as task:
+        for count in counts:
+            group = dist.new_group(range(count))
+            for kind in _COLLECTIVES if rank < count else ():
+                if rank == 0:
+                    task.begin(f"{kind} between {count} ranks")
+                rates += _Timing(kind, group, count, device).rates(cell_s)
+            _largest(0.0)
+    if rank == 0:
+        Path(folder, "rates.json").write_bytes(msgspec.json.encode(rates))
+    dist.destroy_process_group()
+
+
+class _Timing:
+    """Times one kind of collective in a group of ranks."""
+
+    def __init__(self, kind: str, group: Any, count: int, device: torch.device) -> None:
+        self._kind, self._group, self._count, self._device = kind, group, count, device
+        self._clock = device_of(device).clock("events")
+        is_cpu = device.type == "cpu"
+        size, dtype = (_CPU_PRODUCT_SIZE, torch.float32) if is_cpu else (_PRODUCT_SIZE, torch.bfloat16)
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        self._multiply = partial(torch.matmul, a, b, out=torch.empty_like(a))
+
+    def rates(self, cell_s: float) -> list[CollectiveRate]:
+        """The rates by size of message, up to the size that would take much longer than `cell_s`."""
+        rates = []
+        self._seconds(None, 20, 1)
+        product_s = self._seconds(None, 20, 1) / 20
+        for message_bytes in MESSAGES_BYTES:
+            elements = message_bytes // 4 // self._count * self._count
+            begin = self._collective(elements)
+            self._seconds(begin, 0, 2)
+            once_s = self._seconds(begin, 0, 2)
+            calls = int(min(max(cell_s / (3 * _STRETCHES * once_s), 1), _MOST_CALLS))
+            products = max(1, round(once_s / product_s))
+            # Alternate, so that a busy moment does not fall on one of the three alone.
+            stretches = [
+                (
+                    self._seconds(begin, 0, calls),
+                    self._seconds(None, products, calls),
+                    self._seconds(begin, products, calls),
+                )
+                for _ in range(_STRETCHES)
+            ]
+            alone_s, compute_s, together_s = map(min, zip(*stretches, strict=True))
+            rates.append(
+                CollectiveRate(
+                    collective=self._kind,
+                    ranks=self._count,
+                    message_bytes=elements * 4,
+                    seconds=alone_s,
+                    algorithm_bytes_per_s=elements * 4 / alone_s,
+                    bus_bytes_per_s=elements * 4 * bus_factor_of(self._kind, self._count) / alone_s,
+                    compute_s=compute_s,
+                    together_s=together_s,
+                )
+            )
+            # The next message is ten times as large, and takes 4 + 3 * _STRETCHES calls at least.
+            if 10 * (4 + 3 * _STRETCHES) * alone_s > 2 * cell_s:
+                break
+        return rates
+
+    def _collective(self, elements: int) -> Work:
+        """Begins the collective on float32 tensors, the larger of which has this many elements."""
+        whole = torch.randn(elements, device=self._device)
+        part = whole[: elements // self._count].clone()
+        begins: dict[str, Any] = {
+            "all-reduce": partial(dist.all_reduce, whole),
+            "all-gather": partial(dist.all_gather_into_tensor, whole, part),
+            "reduce-scatter": partial(dist.reduce_scatter_tensor, part, whole),
+            "all-to-all": partial(dist.all_to_all_single, whole.clone(), whole),
+            "broadcast": partial(dist.broadcast, whole, 0),
+        }
+        return partial(begins[self._kind], group=self._group, async_op=True)
+
+    def _seconds(self, begin: Work | None, products: int, calls: int) -> float:
+        """Mean seconds of a call on the slowest rank: a collective, matrix products beside it, or both."""
+        _largest(0.0, self._group)
+        synchronize(self._device)
+        start = self._clock.stamp()
+        for _ in range(calls):
+            work = begin() if begin is not None else None
+            for _ in range(products):
+                self._multiply()
+            if work is not None:
+                work.wait()
+        end = self._clock.stamp()
+        synchronize(self._device)
+        return _largest(self._clock.seconds(start, end) / calls, self._group)
+
+
+def _largest(value: float, group: Any = None) -> float:
+    """The largest of the ranks' values, by gloo; the ranks wait for each other."""
+    largest = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    return largest.item()
