@@ -22,7 +22,7 @@ trainer.enable_model_summary trainer.accumulate_grad_batches trainer.gradient_cl
 trainer.deterministic trainer.benchmark trainer.inference_mode trainer.use_distributed_sampler trainer.profiler
 trainer.detect_anomaly trainer.barebones trainer.plugins trainer.sync_batchnorm
 trainer.reload_dataloaders_every_n_epochs trainer.default_root_dir trainer.enable_autolog_hparams
-trainer.model_registry trainer.compile
+trainer.model_registry trainer.compile trainer.recompute
 
 model model.size model.d_model model.d_ff model.num_layers model.num_heads model.vocab_size model.context_length
 model.attention model.checkpoint model.residual_dtype model.fused_projections model.loss model.optimizer
@@ -33,7 +33,7 @@ data.seed data.text_files data.cache_dir
 
 measure measure.warmup_steps measure.steps measure.min_window_s measure.probe_steps measure.collective_timeout_s
 measure.mode measure.matmul_precision measure.zero_grad measure.gradient_norm measure.sigterm_broadcast
-measure.loader measure.results_dir measure.run_id measure.strict measure.price_per_hour
+measure.blocks measure.loader measure.results_dir measure.run_id measure.strict measure.price_per_hour
 
 memory memory.predict memory.history memory.steps memory.max_entries
 

@@ -59,8 +59,8 @@ _MOST_OF_ONE = 0.25
 _FINALISTS, _ROUNDS = 4, 3
 #: Noise between processes for each further run of a trial: one run at 1 %, two at 2 %.
 _NOISE_PER_RUN = 0.015
-_SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
-_LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
+SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
+LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
 #: The stage of the configuration as it was given.
@@ -103,10 +103,7 @@ class Stages:
             self.measure_alone(tuning)
             self.use_rest(tuning)
         tuning.spent_s = sum(self.costs_s())
-        changes = {**self.base, **tuning.answer.trial.options}
-        config = str(changes.pop(CONFIG))
-        content = make_plan(self.path.name, sweep_from({"base": self.base, "include": [{}]})).contents[config]
-        self.write("tuned.yaml", tuned_config(content, changes))
+        self.write("tuned.yaml", tuned_config({**self.base, **tuning.answer.trial.options}))
         return tuning
 
     def begin(self, trusts: bool) -> None:
@@ -190,7 +187,7 @@ class Stages:
         Raises:
             UsageError: the given configuration does not run.
         """
-        base, baseline = {**_SHORT, **self.base}, Candidate(Trial())
+        base, baseline = {**SHORT, **self.base}, Candidate(Trial())
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
         baseline.runs, profiled = self.measure(_GIVEN, base, points, _SEARCH, _ROUNDS)
         self.check(baseline)
@@ -309,7 +306,7 @@ class Stages:
         tuning.answer = tuning.baseline
         if tuning.finalists == [tuning.baseline]:
             return
-        self.run("finals", {**_LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
+        self.run("finals", {**LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
         ended, planned = len(self.runs("finals-*")), _ROUNDS * len(tuning.finalists)
         if ended < planned:
             tuning.left_out.append(
@@ -376,7 +373,7 @@ class Stages:
             matching = (candidate for candidate in tuning.candidates if candidate.trial.key == trial.key)
             candidate = next(matching, Candidate(trial, Trial()))
             if candidate not in tuning.finalists:
-                self.run(f"fallback-{number}", {**_LONG, **self.base}, [candidate], 1.0, _ROUNDS)
+                self.run(f"fallback-{number}", {**LONG, **self.base}, [candidate], 1.0, _ROUNDS)
                 if candidate not in tuning.candidates:
                     tuning.candidates.append(candidate)
             if candidate.cost(self.goal) > tuning.baseline.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
@@ -415,7 +412,7 @@ class Stages:
         single = [candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1]
         tuning.alone = {str(candidate.trial): candidate for candidate in single}
         missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
-        self.run("alone", {**_SHORT, **self.base}, missing, 1.0)
+        self.run("alone", {**SHORT, **self.base}, missing, 1.0)
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
 
     def use_rest(self, tuning: Tuning) -> None:
@@ -428,7 +425,7 @@ class Stages:
         rounds = len(self.costs_s("rest-*")) // 2 + int(rest_s / (2 * statistics.fmean(costs_s)))
         earlier = [candidate.runs for candidate in sides]
         if rounds:
-            self.run("rest", {**_LONG, **self.base}, sides, 1.0, min(rounds, _ROUNDS))
+            self.run("rest", {**LONG, **self.base}, sides, 1.0, min(rounds, _ROUNDS))
             for candidate, runs in zip(sides, earlier, strict=True):
                 candidate.runs = [*runs, *candidate.runs]
 

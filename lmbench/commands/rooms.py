@@ -15,12 +15,15 @@ from msgspec import Meta
 
 from lmbench.commands import MEASURING
 from lmbench.commands.parser import PositiveFloat, PositiveInt, Result
-from lmbench.commands.words import read_budget
+from lmbench.commands.words import read_budget, read_configuration, read_size
 from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
 from lmbench.masking import masked_words
+from lmbench.precision import matmul_workspace_bytes
+from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer
+from lmbench.sweep.file import CONFIG
 
 
 def kernels(*results: Result) -> Answer:
@@ -50,6 +53,9 @@ def memory(
     *,
     device: int | None = None,
     gpu: str | None = None,
+    fit: str | None = None,
+    run: Path | None = None,
+    results_dir: Path = Path("results"),
     settings: list[str],
 ) -> Answer:
     """Shows what fills the device's memory at its peak: recorded, or predicted without a GPU.
@@ -65,16 +71,26 @@ def memory(
     `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. For several GPUs (`--trainer.devices 8
     --trainer.strategy fsdp2`) it shows the memory of rank 0, and how many GPUs are enough.
 
+    With `--fit 80GiB` (or `--fit RTX4090`) it plans how the same step takes the least time in that memory: which blocks
+    the backward computes again, in what groups, what they keep, a loss in chunks, and the micro-batches.
+    RESULTS_DIR/plan-CONFIG/planned.yaml is the plan, for `lmbench fit --config`. `lmbench tune CONFIG --for memory`
+    measures such plans.
+
     Args:
         source: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
             torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, without running its code.
             For the name of a configuration it predicts, as with --config
         device: the device to show, if a snapshot has histories of several
         gpu: name of the GPU to predict for, such as H200; by default the one here
+        fit: plan for so much memory, such as 80GiB, or for a GPU of this name
+        run: the folder of a `lmbench tune CONFIG --for memory`, whose times of blocks the plan takes
+        results_dir: where the plan's folder goes
         settings: options of `lmbench fit`, to predict
     """
     if source in shipped_configs() and not Path(source).exists():
         source, settings = None, [f"--config={source}", *settings]
+    if fit is not None:
+        return _planned(source, fit, gpu, run, results_dir, settings)
     if source is None and settings:
         check_options(settings)
         from lmbench.memory.answer import forecast_answer
@@ -96,6 +112,32 @@ def memory(
     if not (loaded.path / SNAPSHOT_FILE).is_file():
         return shortage
     return replace(shortage, sections=[replace(history_answer(examine(source, device)), title="The history")])
+
+
+def _planned(
+    source: Result | None, fit: str, gpu: str | None, run: Path | None, results_dir: Path, settings: list[str]
+) -> Answer:
+    """The plan of a configuration for a size or a GPU, which is also written as YAML."""
+    from lmbench.memory.answer import plan_answer
+    from lmbench.memory.forecast import TargetGpu, gpu_for
+    from lmbench.memory.plan import PlanRequest, ask_plan, times_of
+    from lmbench.tune.answer import tuned_config
+
+    advice = "a plan is of a configuration, such as `lmbench memory large_bf16 --fit 80GiB`"
+    options = read_configuration(source, settings, advice)
+    words = [f"--{name}={value}" for name, value in options.items()]
+    check_options(words)
+    if fit[:1].isdecimal():
+        here = gpu_for(gpu)
+        target = TargetGpu(fit, read_size(fit, "fit") or 0, matmul_workspace_bytes(here.name if here else ""))
+    else:
+        target = gpu_for(fit)
+    plan = ask_plan(words, PlanRequest(target, times_of(run)))
+    path = results_dir / f"plan-{Path(str(options[CONFIG])).stem}" / "planned.yaml"
+    if plan.best is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, tuned_config({**options, **plan.best.options}))
+    return plan_answer(plan, path)
 
 
 def dtypes(source: Result) -> Answer:

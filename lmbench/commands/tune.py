@@ -31,13 +31,17 @@ def tune(
     verdict stands. The winner has to train like the given configuration by the rule of the convergence study: loss and
     gradient norm within the spread between seeds. Where it does not, the fastest that does is the answer.
 
+    `--for memory` proves a memory plan instead (`lmbench memory --fit`): what to compute again, and in which
+    micro-batches, for the least time in the memory of `--at_most` or of the GPU here. It measures the times of a block,
+    then the plan's points, the fastest first.
+
     The same command again goes on with what was measured. The answer is RESULTS_DIR/NAME/tuned.yaml.
 
     Args:
         configuration: a YAML file, or a shipped one by its name; or --config
         space: a YAML file with axes that are added, or taken away by null
         budget: device time for all runs together: 90s, 15m, 1h
-        for_: tokens_per_s, joules_per_token or peak
+        for_: tokens_per_s, joules_per_token, peak or memory
         at_most: no more memory than this, such as 40GiB
         results_dir: where its folder goes
         name: name of the folder, tune-CONFIG by default
@@ -45,8 +49,10 @@ def tune(
         settings: options of `lmbench fit` for every run
     """
     # Imported here because these modules take long to import, and help does not need them.
+    from lmbench.campaign.proving import prove
     from lmbench.campaign.tuning import Stages
     from lmbench.tune.answer import tune_answer
+    from lmbench.tune.proof import proof_answer
     from lmbench.tune.search import goal_of
     from lmbench.tune.space import read_space
 
@@ -54,8 +60,11 @@ def tune(
     options = read_configuration(configuration, settings, advice)
     # Before a folder is made for it.
     find_config(str(options[CONFIG]))
-    goal, axes, budget_s = goal_of(for_), read_space(space), read_budget(budget)
+    is_plan = for_ == "memory"
+    goal, axes, budget_s = goal_of("peak" if is_plan else for_), read_space(space), read_budget(budget)
     folder = name or f"tune-{Path(str(options[CONFIG])).stem}"
     check_name("--name", folder)
     stages = Stages(results_dir / folder, options, goal, budget_s, read_size(at_most))
+    if is_plan:
+        return proof_answer(*prove(stages, trust), stages.path)
     return tune_answer(stages.tune(axes, trust), stages.path)

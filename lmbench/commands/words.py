@@ -48,10 +48,10 @@ def read_budget(text: str) -> float:
     return _read_quantity("budget", text, {"s": 1, "m": 60, "h": 3600}, "a duration above 0, such as 90s, 10m or 1h")
 
 
-def read_size(text: str | None) -> int | None:
+def read_size(text: str | None, option: str = "at_most") -> int | None:
     """A size such as `40GiB` in bytes, None for None. Raises UsageError for anything else."""
     units = {"GiB": 2**30, "MiB": 2**20}
-    return None if text is None else int(_read_quantity("at_most", text, units, "a size such as 40GiB or 900MiB"))
+    return None if text is None else int(_read_quantity(option, text, units, "a size such as 40GiB or 900MiB"))
 
 
 def _read_quantity(option: str, text: str, units: Mapping[str, int], advice: str, below: float = math.inf) -> float:

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import RepairedMixedPrecision, fp8_precision
+from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.memory.blocks import Category
@@ -41,8 +42,6 @@ from lmbench.records.vocabulary import PHASES
 
 #: Micro-batches of a fake step at most: all later micro-batches allocate what the second one does.
 MOST_MICRO_BATCHES = 2
-#: Alike blocks that a list needs to be cut: for fewer, a step with few blocks saves nothing.
-LEAST_BLOCKS = 6
 
 
 class FakeBatches:
@@ -73,53 +72,6 @@ class FakeBatches:
             return copy
 
         return apply_to_collection(self._batch, torch.Tensor, fake)
-
-
-class AlikeBlocks:
-    """The outermost lists of a module whose blocks have parameters of the same names, shapes and types.
-
-    Args:
-        module: the lists are cut now, or in `configure_model` if the module builds them there.
-        keep_blocks: length to cut each list to; None cuts nothing.
-
-    Attributes:
-        lists: the lists, empty when their lengths differ.
-        count: blocks in each list before the cut; None without such lists or when their lengths differ.
-    """
-
-    def __init__(self, module: LightningModule, keep_blocks: int | None) -> None:
-        self.lists: list[nn.Sequential] = []
-        self.count: int | None = None
-        self._module, self._keep_blocks = module, keep_blocks
-        self._cut()
-        if type(module).configure_model is not LightningModule.configure_model:
-            configure = module.configure_model
-
-            def configure_model() -> None:
-                configure()
-                self._cut()
-
-            module.configure_model = configure_model  # type: ignore[method-assign]
-
-    def _cut(self) -> None:
-        if self.count is not None:
-            return
-        lists: list[nn.Sequential] = []
-        nested: set[nn.Module] = set()
-        for child in self._module.modules():
-            if not isinstance(child, nn.ModuleList | nn.Sequential) or child in nested or len(child) < LEAST_BLOCKS:
-                continue
-            signatures = {
-                (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
-                for block in child
-            }
-            if len(signatures) == 1 and next(iter(signatures))[1]:
-                lists.append(cast(nn.Sequential, child))
-                nested |= set(child.modules())
-        if len({len(blocks) for blocks in lists}) == 1:
-            self.lists, self.count = lists, len(lists[0])
-            for blocks in lists if self._keep_blocks is not None else []:
-                del blocks[self._keep_blocks :]
 
 
 class CategoryTeller(LeanCallback):

@@ -37,6 +37,7 @@ from lmbench.errors import UsageError, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
 from lmbench.fit.trainer import BenchTrainer
+from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.ending import is_checkpoint_mismatch
 from lmbench.instruments.window import Schedule
 from lmbench.interruption import exits_raised, held, received
@@ -200,6 +201,10 @@ class Measurement:
                 seed_everything(None if seed is True else seed, workers=True, verbose=False)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
             module, data, callbacks = build()
+            if self.settings.blocks is not None:
+                AlikeBlocks(module, self.settings.blocks)
+                # The module counts the FLOPs of all its blocks.
+                module.flops_per_token = None  # type: ignore[assignment]
             trainer = self._trainer([one_process, *self._callbacks(callbacks, announces)])
             reach("parsed")
             # Create the device's context now, so that its time is not attributed to the model.

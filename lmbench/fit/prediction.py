@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -27,10 +31,10 @@ from torchmetrics import Metric
 from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
 from lmbench.errors import ExitCode, UsageError, check_at_least, find_modules_in_current_folder, tell, unknown
+from lmbench.fit.block_watch import BlockWatch
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (
     MOST_MICRO_BATCHES,
-    AlikeBlocks,
     CategoryTeller,
     FakeBatches,
     FirstRank,
@@ -40,13 +44,17 @@ from lmbench.fit.fake_step import (
     trial_of,
 )
 from lmbench.fit.measurement import Measurement, apply_mode
+from lmbench.fit.planning import make_plan
 from lmbench.fit.strategies import STRATEGIES, blocks_per_group
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
+from lmbench.instruments import recomputing
+from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
+from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.standard_output import result_alone, write_result
 
@@ -61,6 +69,8 @@ class Prediction:
         world_size: ranks of the configuration, one for each device on each node.
         strategy: the strategy's name, or its class for a strategy with arguments.
         is_sharded: whether all ranks share parameters, gradients and optimizer state evenly; None if they split some.
+        micro_batches: micro-batches of a step.
+        options: all settings of model, data and Trainer, by their options' names.
         mode: the mode that is predicted.
         zero_grad: `after_step` or `native`.
         precision: Lightning's name of the precision.
@@ -98,7 +108,9 @@ class Prediction:
         options = self._flags["compile"]
         self.compile_options = CompileOptions(**({} if options is True else vars(options))) if options else None
         self.is_compiled = self.compile_options is not None
-        self._micro_batches = min(self._flags["accumulate_grad_batches"], MOST_MICRO_BATCHES)
+        self.micro_batches = self._flags["accumulate_grad_batches"]
+        groups = {group: vars(line.config.get(group) or SimpleNamespace()) for group in ("model", "data", "trainer")}
+        self.options = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
         self.assumed = dict[str, None]()
         self._batch: Any = None
         data = line.build("data")
@@ -119,7 +131,12 @@ class Prediction:
         return None if self._data is None else self._data.context_length
 
     def step(
-        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
+        self,
+        batch_size: int,
+        context_length: int | None,
+        keep_blocks: int | None,
+        workspace_bytes: int,
+        watch: BlockWatch | None = None,
     ) -> FakeStep:
         """Run a steady step on fake tensors, and return its peaks by phase and region.
 
@@ -128,7 +145,9 @@ class Prediction:
             context_length: tokens in a sample; None for data that is not lmbench's own.
             keep_blocks: length to cut lists of alike blocks to; None cuts nothing.
             workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
+            watch: watches the blocks in steps of one micro-batch, with its treatment of them.
         """
+        micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES) if watch is None else 1
         tracker, track = Tracker(workspace_bytes), PhaseTrack()
         resident_count = None
         if isinstance(self._data, TokenData) and self._data.placement == "device":
@@ -140,6 +159,7 @@ class Prediction:
         with group, splitting, fakes, tracker, CudaAttention():
             # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
+            sizes |= {} if watch is None else watch.model
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
             module: LightningModule = self._line.build("model", **changes)
             apply_mode(module, self.mode, self.zero_grad)
@@ -149,8 +169,11 @@ class Prediction:
             own_flags = {
                 "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
                 "logger": DummyLogger() if self._flags["logger"] else False,
-                "max_epochs": 1, "accumulate_grad_batches": self._micro_batches,
+                "max_epochs": 1, "accumulate_grad_batches": micro_batches,
             }  # fmt: skip
+            if watch is not None:
+                watch.begin(tracker, track, blocks)
+                own_flags |= {"recompute": watch.recompute, "callbacks": [teller, watch]}
             # Build the flags anew, since a strategy keeps the state of its set-up.
             flags = vars(self._line.build("trainer"))
             trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
@@ -167,10 +190,15 @@ class Prediction:
                 batch = self._shaped_batch(module, batch_size, context_length)
             # The first step makes the optimizer's state; DDP makes new buckets in the second.
             steps = 3 if isinstance(strategy, DDPStrategy) else 2
-            batches = FakeBatches(batch, steps * self._micro_batches, tracker, resident_count)
-            trainer.fit(module, train_dataloaders=batches)
+            batches = FakeBatches(batch, steps * micro_batches, tracker, resident_count)
+            with _memory_of_host() as host, nullcontext() if watch is None else watch.counter:
+                trainer.fit(module, train_dataloaders=batches)
+            if watch is not None:
+                watch.host_bytes = sum(host)
             tracker.enter("after")
         self.assumed |= tracker.assumed
+        if watch is not None:
+            watch.allocations = tracker.allocations
         return trial_of(tracker, teller.steady_from, blocks.count)
 
     def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
@@ -210,6 +238,19 @@ class Prediction:
             if self._batch is None:
                 raise UsageError("nothing to predict with: the training data has no batch")
         return self._batch
+
+
+@contextmanager
+def _memory_of_host() -> Iterator[list[int]]:
+    """Within, tensors that move to the host take no memory of the device; yields the bytes of each."""
+    moved = list[int]()
+
+    def moved_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        moved.append(tensor.untyped_storage().nbytes())
+        return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+    with patch.object(recomputing, "moved_to_host", moved_to_host):
+        yield moved
 
 
 def _keep_from_values(module: LightningModule) -> None:
@@ -287,7 +328,13 @@ def main(args: list[str]) -> int:
     quiet()
     find_modules_in_current_folder()
     try:
-        result = forecast(args[1:], msgspec.json.decode(args[0], type=Request))
+        request = msgspec.json.decode(args[0], type=Request | PlanRequest)
+        result: Any
+        if isinstance(request, PlanRequest):
+            act_like_cuda()
+            result = make_plan(args[1:], request, Prediction)
+        else:
+            result = forecast(args[1:], request)
     except Exception as error:
         if not is_usage_error(error):
             raise

@@ -45,6 +45,7 @@ class MeasureSettings(Schedule):
             phase `clip` of the step.
         sigterm_broadcast: with several ranks, keep Lightning's check for SIGTERM: a broadcast for each batch, whose
             result the host waits for. Without it lmbench, or the launcher, ends all ranks when one was ended.
+        blocks: keep only so many of the module's alike blocks, to see what a block costs; null keeps all.
         loader: after the other probe steps, time the loader and the model alone, and with the fewest workers with
             which no step waits for its batch; nothing is timed if measure.probe_steps is 0.
         results_dir: folder of result folders.
@@ -64,6 +65,7 @@ class MeasureSettings(Schedule):
     zero_grad: Literal["auto", "after_step", "native"] = "auto"
     gradient_norm: bool = False
     sigterm_broadcast: bool = False
+    blocks: int | None = None
     loader: bool = False
     results_dir: str = "results"
     run_id: str | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lmbench.errors import UsageError, check_at_least
+from lmbench.instruments.alike_blocks import alike_lists
 from lmbench.records.vocabulary import Values
 
 Kept = Literal["inputs", "attention", "matmuls", "all"]
@@ -76,8 +77,10 @@ class RecomputeOptions:
             raise UsageError(f"trainer.recompute.offload with keep {self.keep}; allowed: keep inputs or all")
 
 
-def run_checkpointed(keep: Kept, function: Callable[..., Any], *inputs: Any, is_random: bool = False, **more: Any) -> Any:
-    """Call `function(*inputs, **more)`, saving for the backward pass only the inputs, and the results that `keep` names.
+def run_checkpointed(
+    keep: Kept, function: Callable[..., Any], *inputs: Any, is_random: bool = False, **more: Any
+) -> Any:
+    """Call `function(*inputs, **more)`, saving for the backward only the inputs, and the results that `keep` names.
 
     With `is_random` the random state is saved, so that dropout drops the same again.
     """
@@ -90,23 +93,6 @@ def run_checkpointed(keep: Kept, function: Callable[..., Any], *inputs: Any, is_
 def _policy(keep: Kept, ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     is_kept = _SAVED[keep].fullmatch(operator.name().partition(".")[0])
     return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def alike_lists(module: nn.Module) -> list[nn.Sequential]:
-    """The outermost lists of a module whose members have parameters of the same names, shapes and types."""
-    lists: list[nn.Sequential] = []
-    nested: set[nn.Module] = set()
-    for child in module.modules():
-        if not isinstance(child, nn.ModuleList | nn.Sequential) or child in nested or len(child) < 2:
-            continue
-        signatures = {
-            (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))
-            for block in child
-        }
-        if len(signatures) == 1 and next(iter(signatures))[1]:
-            lists.append(cast(nn.Sequential, child))
-            nested |= set(child.modules())
-    return lists
 
 
 def recompute_in_place(module: nn.Module, options: RecomputeOptions) -> ExitStack:
@@ -156,7 +142,7 @@ class _Group:
     def pass_on(self, *inputs: Any, **named: Any) -> Any:
         output, others = self._output, [*inputs[1:], *named.values()]
         is_same = len(others) == len(self._others) and all(a is b for a, b in zip(others, self._others, strict=True))
-        if not inputs or inputs[0] is not _first(output) or not is_same:
+        if not inputs or inputs[0] is not first_of(output) or not is_same:
             raise UsageError(
                 f"trainer.recompute.group is {len(self.blocks)}, and the module does more between its blocks than hand "
                 "the output of one to the next; give group 1"
@@ -184,11 +170,11 @@ class _Group:
         output: Any = None
         for index, function in enumerate(self._functions):
             run = partial(run_checkpointed, "inputs", function, is_random=True) if is_nested else function
-            output = run(*inputs, **named) if index == 0 else run(_first(output), *inputs[1:], **named)
+            output = run(*inputs, **named) if index == 0 else run(first_of(output), *inputs[1:], **named)
         return output
 
 
-def _first(output: Any) -> Any:
+def first_of(output: Any) -> Any:
     """The hidden state of a block's output, which may be a tuple."""
     return output[0] if isinstance(output, tuple) else output
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -14,11 +15,13 @@ from msgspec.structs import asdict
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast, Shortage
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.examined import SavedPerBlock
 from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP
-from lmbench.report.answer import Answer, Line, Table, guard_lines
+from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines
+from lmbench.report.charts import picture
 from lmbench.report.described import table
 from lmbench.report.run import refusal
 from lmbench.report.units import count, gib, percent
@@ -203,6 +206,76 @@ def advice(shortage: Shortage) -> str:
         smallest = max(fitting, key=lambda change: change.peak_bytes)
         return f"{smallest.change}: {shlex.join(smallest.words)}"
     return "no change alone is known to be enough; combine some, and ask: lmbench memory --config CONFIG OPTIONS"
+
+
+# a plan
+
+#: The table of a plan shows at most so many points.
+_MOST_POINTS = 14
+
+
+def plan_answer(plan: MemoryPlan, config: Path) -> Answer:
+    """The recipe of least time that fits, the frontier of time against memory, and how to run the recipe."""
+    gpu, best = plan.gpu, plan.best
+    gpu_text = f"{gpu.name} ({gib(gpu.total_bytes)})"
+    time = "time by measured times of a block" if plan.is_timed else "time by recomputed FLOPs and bytes, not measured"
+    if best is None:
+        smallest = min(plan.points, key=lambda point: point.reserved_bytes)
+        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {gib(smallest.reserved_bytes)} reserved")]
+    else:
+        recipe = best.recipe
+        step = f"{best.work * 1e3:,.1f} ms a step, " if plan.is_timed else ""
+        lines = [
+            Line("plan", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {best.words}"),
+            Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} reserved, fits on {gpu_text}"),
+            Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
+            Line("use", shlex.join(["lmbench", "fit", "--config", str(config)]), is_whole=True),
+        ]
+    rows = pd.DataFrame(
+        {
+            "recomputed": point.words, "batch_size": point.recipe.batch_size,
+            "micro_batches": point.recipe.micro_batches, "peak_bytes": point.peak_bytes,
+            "reserved_bytes": point.reserved_bytes, "extra_fraction": point.extra_fraction,
+            **({"step_s": point.work} if plan.is_timed else {}),
+            "note": "" if best is None or point.recipe != best.recipe else "the plan",
+        }
+        for point in plan.points
+    )  # fmt: skip
+    shown = rows
+    if len(rows) > _MOST_POINTS:
+        places = np.linspace(0, len(rows) - 1, _MOST_POINTS).round().astype(int)
+        shown = rows[rows.index.isin(places) | (rows["note"] != "")]
+    return Answer(
+        headline=lines,
+        tables=[table("memory/plan", shown, gpu=gpu_text, time=time)],
+        notes=[
+            Line(
+                "predicted", f"{plan.tried:,} recipes, from steps of {FEW_BLOCKS[0]} and {FEW_BLOCKS[1]} of "
+                f"{plan.chains[0].count} blocks, in {plan.took_s:.0f} s; the plan's peak is that of a step of all blocks",
+            )
+        ],
+        charts=lambda: [_frontier_chart(rows, plan)],
+        figures={"gpu": gpu, "is_timed": plan.is_timed, "fitting": plan.fitting},
+        data=lambda: table("memory/plan", rows, gpu=gpu_text, time=time),
+    )  # fmt: skip
+
+
+def _frontier_chart(rows: pd.DataFrame, plan: MemoryPlan) -> Chart:
+    """Time against memory along the frontier, with the memory of the GPU as a rule."""
+    points = [
+        {
+            "series": "frontier", "x": row["reserved_bytes"] / 2**30, "y": 100 * row["extra_fraction"],
+            "tip": f"{row['recomputed']}, batch {row['batch_size']}: {gib(row['reserved_bytes'])}",
+        }
+        for row in rows.to_dict("records")
+    ]  # fmt: skip
+    x: Spec = {"title": "reserved (GiB)", "scale": {"zero": False}}
+    limit: Spec = {
+        "data": {"values": [{"limit": plan.gpu.total_bytes / 2**30}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
+        "encoding": {"x": {**x, "field": "limit"}, "y": None},
+    }  # fmt: skip
+    title = "more time than the fastest (%)"
+    return Chart("Time against memory", picture("lines", points, [limit], x=x, y={"title": title}))
 
 
 # a configuration to come

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -31,6 +32,9 @@ CONTEXT_BYTES = 600 * 2**20
 #: The share of the datasheet's size that CUDA offers, seen from 97.9 % (RTX 4090, 23.5 of 24) to 99.2 % (H200, 139.8 of
 #: 141).
 OFFERED_FRACTION = 0.985
+
+
+Answer = TypeVar("Answer")
 
 
 class PhasePeak(Struct):
@@ -103,7 +107,7 @@ class Forecast(Struct):
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
 
-class Request(Struct):
+class Request(Struct, tag=True):
     """The part of a request to the predicting process that is not an option of `lmbench fit`."""
 
     gpu: TargetGpu | None
@@ -157,8 +161,13 @@ def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None
     if heard is None:
         with progress("predicting memory") as task:
             return ask_forecast(words, request, task.note)
+    return ask(words, request, Forecast, heard)
+
+
+def ask(words: list[str], request: Struct, answer: type[Answer], heard: Callable[[str], None]) -> Answer:
+    """The answer of the predicting process to a request about a configuration. Raises as `ask_forecast` does."""
     printed = run_python("-m", "lmbench.fit.prediction", msgspec.json.encode(request).decode(), *words, heard=heard)
-    return msgspec.json.decode(printed, type=Forecast)
+    return msgspec.json.decode(printed, type=answer)
 
 
 #: lmbench's own Transformer: remedies may use its options.

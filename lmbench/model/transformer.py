@@ -20,8 +20,8 @@ from lmbench.model.layers import (
     convert_projections,
     rope_tables,
 )  # fmt: skip
-from lmbench.records.vocabulary import Values
 from lmbench.sizes import ModelShape
+
 
 class Checkpointing(NamedTuple):
     """A kind of checkpointing: every n-th block, beginning with the first (None: no block), and what it keeps."""

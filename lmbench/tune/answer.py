@@ -16,7 +16,8 @@ from lmbench.records.statistics import geometric_mean
 from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import GIB, MISSING, TIMES, duration, gib, percent_short, times
-from lmbench.sweep.file import Options
+from lmbench.sweep.file import CONFIG, Options, sweep_from
+from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS, Candidate, Change, Goal, Spread, peak_of, spread_of
 
 
@@ -53,10 +54,17 @@ class Tuning:
         return self.goal.title if is_counted else self.goal.title.replace("token", "step")
 
 
-def tuned_config(content: Values, options: Options) -> str:
-    """The YAML text of a configuration with these options set, by their dotted names."""
-    tree: Values = copy.deepcopy(masked_whole(dict(content)))
-    for name, value in options.items():
+def tuned_config(options: Options) -> str:
+    """The YAML text of a configuration, which the options name, with the other options set by their dotted names.
+
+    Raises:
+        UsageError: there is no such configuration.
+    """
+    changes = dict(options)
+    config = str(changes.pop(CONFIG))
+    contents = make_plan("tuned", sweep_from({"base": {CONFIG: config}, "include": [{}]})).contents
+    tree: Values = copy.deepcopy(masked_whole(dict(contents[config])))
+    for name, value in changes.items():
         *groups, last = name.split(".")
         node = tree
         for group in groups:

@@ -1,0 +1,85 @@
+"""A memory plan that is proven: the times of a block are measured, and then the plan's points in their order."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from lmbench.campaign.tuning import LONG, SHORT, Stages
+from lmbench.errors import UsageError
+from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
+from lmbench.memory.plan import FEW_BLOCKS, TREATMENTS, MemoryPlan, PlanRequest, ask_plan, times_of
+from lmbench.standard_output import result_alone
+from lmbench.sweep.file import Options, sweep_from
+from lmbench.sweep.plan import make_plan
+from lmbench.tune.answer import tuned_config
+from lmbench.tune.proof import ProvenPoint
+
+#: Points of the plan that are measured at most.
+_POINTS = 4
+#: Fractions of the budget after which no time of blocks, and no point, is measured.
+_BLOCKS, _PROOF = 0.5, 1.0
+
+
+def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
+    """Plan for the memory of the stages, or of the GPU here, and measure the plan's points, the fastest first.
+
+    The fastest measured point that keeps to the memory is written to tuned.yaml.
+
+    Raises:
+        UsageError: neither memory nor a GPU is given, nothing fits, or nothing can be planned.
+    """
+    here = gpu_for(None)
+    if stages.most_bytes is not None:
+        workspace_bytes = here.workspace_bytes if here else 0
+        gpu = TargetGpu("--at_most", stages.most_bytes + CONTEXT_BYTES, workspace_bytes)
+    elif here is not None:
+        gpu = here
+    else:
+        raise UsageError("--for memory needs a GPU, or the memory to plan for, such as --at_most 40GiB")
+    stages.begin(trusts)
+    (cell,) = make_plan("given", sweep_from({"base": stages.base, "include": [{}]})).cells
+    words = cell.words(cell.config)[1:]
+    with result_alone(), stages.cache, ExitStack() as stack:
+        stack.callback(stages.executor.end)
+        plan = ask_plan(words, PlanRequest(gpu, checks=0))
+        stages.measure("blocks", {**SHORT, **stages.base}, _few_blocks(plan), _BLOCKS)
+        times = times_of(stages.path)
+        plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, _POINTS))
+        if not plan.fitting:
+            raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")
+        points = {str(number): point.options for number, point in enumerate(plan.fitting)}
+        measured = stages.measure("points", {**LONG, **stages.base}, points, _PROOF)
+    proven = [ProvenPoint(point, runs[0]) for point, runs in zip(plan.fitting, measured, strict=True) if runs]
+    keeping = [point for point in proven if point.step_s is not None and stages.is_allowed(point.reserved_bytes or 0)]
+    if keeping:
+        best = min(keeping, key=lambda point: point.step_s or 0.0)
+        best.is_answer = True
+        stages.write("tuned.yaml", tuned_config({**stages.base, **best.point.options}))
+    return plan, proven
+
+
+def _few_blocks(plan: MemoryPlan) -> dict[str, Options]:
+    """The runs of few blocks whose differences are the times of a block: each treatment, and two micro-batches."""
+    fewer, more = FEW_BLOCKS
+    whole = [chain for chain in plan.chains if not chain.is_chunked]
+    known = plan.points[0].options
+    sizes = [chain.batch_size for chain in whole]
+    small = next((size for size in sizes if 4 * size <= sizes[0]), sizes[-1])
+    points = dict[str, Options]()
+
+    def add(name: str, blocks: int, size: int, **options: object) -> None:
+        settings = {"recompute": TREATMENTS[name] or None, "accumulate_grad_batches": 1}
+        points[f"{name}, {blocks} blocks, batch {size}{', chunked' if options else ''}"] = {
+            **known, **{f"trainer.{key}": value for key, value in settings.items()}, "measure.blocks": blocks,
+            **({"data.batch_size": size} if "data.batch_size" in known else {}), **options,
+        }  # fmt: skip
+
+    for size in dict.fromkeys((sizes[0], small)):
+        add("none", fewer, size)
+        add("none", more, size)
+    for name in TREATMENTS:
+        if name != "none":
+            add(name, fewer, sizes[0])
+    if len(whole) < len(plan.chains):
+        add("none", fewer, sizes[0], **{"model.loss": "chunked"})
+    return points

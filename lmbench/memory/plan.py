@@ -1,0 +1,471 @@
+"""A plan: which blocks to compute again, in which micro-batches, so that a model trains in the given memory in the
+least time.
+
+A few fake steps of a few blocks tell what one block adds to the memory and to the work of each part of a step. From
+these the peak of any recipe follows by walking through the blocks, forward and backward. Works without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from lmbench.errors import UsageError
+from lmbench.memory.blocks import held_bytes, rounded_bytes
+from lmbench.memory.forecast import TargetGpu, ask
+from lmbench.memory.predictor import Allocation
+from lmbench.progress import progress
+from lmbench.records.load import find_runs, load_known
+from lmbench.records.schema import value_at
+from lmbench.records.vocabulary import PHASES, Values
+
+#: What may be done to a block, as settings of `--trainer.recompute`.
+TREATMENTS: dict[str, Values] = {
+    "none": {},
+    "matmuls": {"keep": "matmuls"},
+    "attention": {"keep": "attention"},
+    "inputs": {"keep": "inputs"},
+    "inputs on the host": {"keep": "inputs", "offload": True},
+}
+#: The treatment of which several blocks can be computed again together.
+_IN_GROUPS = "inputs"
+#: At most so many numbers of treated blocks are tried.
+_MOST_PORTIONS = 48
+#: Few blocks, whose steps tell what each block adds; the second of them stands for all others.
+FEW_BLOCKS = (3, 4)
+#: FLOPs that take as long as moving a byte: a GPU that multiplies at 400 TFLOP/s and moves 2.5 TB/s (H100, measured by
+#: `lmbench ceiling`), and 50 GB/s to and from its host.
+FLOPS_PER_BYTE, FLOPS_PER_HOST_BYTE = 160, 8000
+#: An eager operator reads about twice as much as it writes.
+_MOVED_PER_WRITTEN = 3
+
+
+class BlockFacts(NamedTuple):
+    """What a block adds, in bytes, and its `work` in both passes, in FLOPs or seconds.
+
+    It adds to the forward's peak; `kept` is held after it, `saved` of that until the backward; it adds to the backward's
+    peak; `change` is that over its backward.
+    """
+
+    forward_peak: float
+    kept: float
+    saved: float
+    backward_peak: float
+    change: float
+    work: float
+
+
+class ChainFacts(NamedTuple):
+    """What is held besides blocks, in bytes: before the first block, and per block there; at peaks of the parts of a
+    step, and changes over them: until the backward begins (and what each block has of it), until the last block's
+    backward begins, and after the first block's. `work` is that of a micro-batch without blocks, `adding_work` that of
+    adding its gradients to others, `update_work` that of the optimizer."""
+
+    entry: float
+    entry_per_block: float
+    head_peak: float
+    head_change: float
+    head_change_per_block: float
+    loss_peak: float
+    loss_change: float
+    tail_peak: float
+    gradients: float
+    work: float
+    adding_work: float
+    update_work: float = 0.0
+
+
+class BlockBorders(Struct):
+    """The tracker's events in the last step: at the borders of blocks, by the block's index, and of the backward."""
+
+    enter: dict[int, int] = {}
+    leave: dict[int, int] = {}
+    backward: dict[int, int] = {}
+    first_backward_end: int = 0
+    backward_start: int = 0
+
+
+class Chain(Struct):
+    """The facts of a micro-batch of one size: of the chain of `count` alike blocks, and of a block by treatment."""
+
+    batch_size: int
+    is_chunked: bool
+    count: int
+    facts: ChainFacts
+    blocks: dict[str, BlockFacts]
+
+    def at(self, batch_size: int, other: Chain) -> Chain:
+        """The facts of another size of the micro-batch, on the line through these and the other chain's."""
+        span = other.batch_size - self.batch_size
+        share = (batch_size - self.batch_size) / span if span else 0.0
+
+        def mix(a: Any, b: Any) -> Any:
+            return type(a)(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
+
+        blocks = {name: mix(facts, other.blocks[name]) for name, facts in self.blocks.items() if name in other.blocks}
+        return Chain(batch_size, self.is_chunked, self.count, mix(self.facts, other.facts), blocks)
+
+
+class ChainSample(NamedTuple):
+    """A fake step of few blocks: the bytes held after each event, where its blocks have their borders, and its work."""
+
+    held: Any
+    starts: Any
+    ends: Any
+    sizes: Any
+    borders: BlockBorders
+    work: float
+    gradient_bytes: float
+
+
+def sample_of(
+    allocations: Sequence[Allocation], borders: BlockBorders, flops: float, steps: int, host_bytes: float
+) -> ChainSample:
+    """A sample from the log of a process that ran so many equal steps, with their FLOPs and bytes moved to the host."""
+    count = max(allocation.end or allocation.start for allocation in allocations) + 2
+    blocks = pd.DataFrame(map(astuple, allocations), columns=Allocation.__struct_fields__)
+    sizes = rounded_bytes(blocks["size_bytes"])
+    blocks = blocks.assign(size_bytes=sizes, end=blocks["end"].fillna(count).astype(int))
+    written = int(blocks["size_bytes"][blocks["category"] != "parameters"].sum())
+    work = (flops + FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * written + 2 * FLOPS_PER_HOST_BYTE * host_bytes) / steps
+    at_end = (blocks["category"] == "gradients") & (blocks["start"] >= borders.backward_start)
+    held = held_bytes(blocks, count)
+    return ChainSample(
+        held,
+        blocks["start"],
+        blocks["end"],
+        blocks["size_bytes"],
+        borders,
+        work,
+        float(blocks["size_bytes"][at_end].sum()),
+    )
+
+
+def block_facts(sample: ChainSample, index: int = 1) -> BlockFacts:
+    """The facts of one block, by default the second; `work` is left at zero."""
+    held, borders = sample.held, sample.borders
+    enter, leave, start = borders.enter[index], borders.leave[index], borders.backward[index]
+    end = borders.backward[index - 1]
+    is_saved = (sample.starts > enter) & (sample.starts <= leave) & (sample.ends > borders.backward_start)
+    figures = (
+        held[enter : leave + 1].max() - held[enter],
+        held[borders.enter[index + 1]] - held[enter],
+        sample.sizes[is_saved].sum(),
+        held[start : end + 1].max() - held[start],
+        held[end] - held[start],
+        0,
+    )
+    return BlockFacts(*map(float, figures))
+
+
+def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tuple[str, int], ChainSample]) -> Chain:
+    """The facts of a chain of `count` blocks.
+
+    Args:
+        samples: by treatment and number of blocks: `none` of both numbers of FEW_BLOCKS, others of the first.
+    """
+    fewer, more = FEW_BLOCKS
+    first, second = samples["none", fewer], samples["none", more]
+    per_block_work = (second.work - first.work) / (more - fewer)
+    blocks = {}
+    for (name, kept), sample in samples.items():
+        if kept == fewer:
+            work = per_block_work + (sample.work - first.work) / fewer
+            blocks[name] = block_facts(sample)._replace(work=work)
+    none = blocks["none"]
+
+    def levels(sample: ChainSample) -> tuple[float, float]:
+        entry, backward = sample.held[sample.borders.enter[0]], sample.held[sample.borders.backward_start]
+        return entry, backward - sample.held[sample.borders.leave[max(sample.borders.leave)]]
+
+    entry_per_block, drop_per_block = (
+        (b - a) / (more - fewer) for a, b in zip(levels(first), levels(second), strict=True)
+    )
+    (entry, drop), held, borders = levels(first), first.held, first.borders
+    last = max(borders.leave)
+    leave, backward, start, end = (
+        borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
+    )  # fmt: skip
+    figures = (
+        entry - entry_per_block * fewer, entry_per_block,
+        held[leave : backward + 1].max() - held[leave],
+        drop - drop_per_block * fewer, drop_per_block + none.kept - none.saved,
+        held[backward : start + 1].max() - held[backward], held[start] - held[backward],
+        held[end:].max() - held[end],
+        first.gradient_bytes - fewer * (none.change + none.saved),
+        first.work - per_block_work * fewer,
+        FLOPS_PER_BYTE * _MOVED_PER_WRITTEN
+        * (first.gradient_bytes + (count - fewer) * (none.change + none.saved)),
+    )  # fmt: skip
+    return Chain(batch_size, is_chunked, count, ChainFacts(*map(float, figures)), blocks)
+
+
+class Recipe(Struct, frozen=True):
+    """One way to train: the micro-batch, and the treatment of the first blocks, in groups."""
+
+    batch_size: int
+    micro_batches: int
+    treatment: str = "none"
+    first: int = 0
+    group: int = 1
+    is_nested: bool = False
+    is_chunked: bool = False
+
+    def options(self, count: int) -> Values:
+        """The options of `lmbench fit` that make this recipe for a model of `count` blocks."""
+        recompute: Values | None = None
+        if self.treatment != "none":
+            recompute = {
+                **({"first": self.first} if self.first < count else {}),
+                **({"group": self.group} if self.group > 1 else {}),
+                **({"nested": True} if self.is_nested else {}),
+                **TREATMENTS[self.treatment],
+            }
+        return {
+            "data.batch_size": self.batch_size,
+            "trainer.accumulate_grad_batches": self.micro_batches,
+            "model.checkpoint": "none",
+            **({"model.loss": "chunked"} if self.is_chunked else {}),
+            "trainer.recompute": recompute,
+        }
+
+    def words(self, count: int) -> str:
+        """The recipe in words, without its micro-batch."""
+        words = "nothing"
+        if self.treatment != "none":
+            blocks = "all blocks" if self.first >= count else f"{self.first} of {count} blocks"
+            groups = f", {'nested ' if self.is_nested else ''}groups of {self.group}" if self.group > 1 else ""
+            kept = "" if self.treatment == "inputs" else f", keep {self.treatment}"
+            words = f"{blocks}{kept}{groups}"
+        return words + ("; loss in chunks" if self.is_chunked else "")
+
+
+def units_of(recipe: Recipe, count: int) -> list[tuple[int, str]]:
+    """The blocks from first to last as groups: the number of blocks, and their treatment."""
+    groups, rest = divmod(recipe.first, recipe.group)
+    treated = [(recipe.group, recipe.treatment)] * groups + [(rest, recipe.treatment)] * (rest > 0)
+    return treated + [(1, "none")] * (count - recipe.first)
+
+
+def predicted_peak(chain: Chain, recipe: Recipe) -> float:
+    """The bytes at the peak of a steady step, by a walk through its blocks."""
+    facts, none, units = chain.facts, chain.blocks["none"], units_of(recipe, chain.count)
+    gradient = none.change + none.saved
+    level = facts.entry + facts.entry_per_block * chain.count
+    accumulates = recipe.micro_batches > 1
+    if accumulates:
+        level += facts.gradients + gradient * chain.count
+    peak, dropped = level, 0.0
+    for size, name in units:
+        block = chain.blocks[name]
+        peak = max(peak, level + block.forward_peak + (block.saved if size > 1 else 0))
+        level += block.saved + size * (block.kept - block.saved)
+        dropped += size * (block.kept - block.saved)
+    peak = max(peak, level + facts.head_peak)
+    level += facts.head_change - dropped + facts.head_change_per_block * chain.count
+    peak = max(peak, level + facts.loss_peak)
+    level += facts.loss_change
+    for size, name in reversed(units):
+        block = chain.blocks[name]
+        inner = block if recipe.is_nested or size == 1 else none
+        if size > 1:
+            level += size * inner.saved
+            peak = max(peak, level - inner.saved + inner.forward_peak)
+        for _ in range(size):
+            peak = max(peak, level + inner.backward_peak)
+            level += inner.change - (gradient if accumulates else 0)
+        if size > 1:
+            level -= block.saved
+    return max(peak, level + facts.tail_peak)
+
+
+def predicted_work(chain: Chain, recipe: Recipe) -> float:
+    """The work of a step: of its micro-batches with what they compute again, and of the optimizer."""
+    facts, none = chain.facts, chain.blocks["none"]
+    again = (chain.blocks[recipe.treatment].work - none.work) * (2 if recipe.is_nested else 1)
+    micro_batch = facts.work + chain.count * none.work + recipe.first * again
+    if recipe.micro_batches > 1:
+        micro_batch += facts.adding_work
+    return recipe.micro_batches * micro_batch + facts.update_work
+
+
+class BlockTime(Struct):
+    """The measured seconds of a step of few blocks: of the micro-batch, and of the optimizer."""
+
+    treatment: str
+    blocks: int
+    batch_size: int
+    is_chunked: bool
+    micro_batch_s: float
+    update_s: float
+
+
+def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
+    """The chains with seconds as work, from times of few blocks for one or two sizes of the micro-batch.
+
+    A treatment without a time is left out.
+
+    Raises:
+        UsageError: a time of blocks that are not recomputed is missing.
+    """
+    fewer, more = FEW_BLOCKS
+    by_key = {(row.treatment, row.blocks, row.batch_size, row.is_chunked): row for row in times}
+    plain = [
+        (row, by_key["none", more, size, False])
+        for (name, blocks, size, is_chunked), row in by_key.items()
+        if (name, blocks, is_chunked) == ("none", fewer, False) and ("none", more, size, False) in by_key
+    ]
+    if not plain:
+        raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
+    few, many = plain[0]
+    update_s = (many.update_s - few.update_s) / (more - fewer)
+    sizes = [row.batch_size for row, _ in plain]
+    block_s = [(b.micro_batch_s - a.micro_batch_s) / (more - fewer) for a, b in plain]
+    rest_s = [a.micro_batch_s - fewer * each_s for (a, _), each_s in zip(plain, block_s, strict=True)]
+
+    def at(size: int, values: Sequence[float]) -> float:
+        """The value of a size, on the line through the measured ones, or in proportion to the only one."""
+        if len(values) == 1:
+            return values[0] * size / sizes[0]
+        return values[0] + (values[1] - values[0]) / (sizes[1] - sizes[0]) * (size - sizes[0])
+
+    def added_s(name: str, is_chunked: bool) -> float | None:
+        """The time that a treatment adds to that of few blocks."""
+        row = by_key.get((name, fewer, sizes[0], is_chunked))
+        return None if row is None else row.micro_batch_s - few.micro_batch_s
+
+    timed = []
+    for chain in chains:
+        none, size = chain.blocks["none"], chain.batch_size
+        none_s, chunks_s = at(size, block_s), added_s("none", chain.is_chunked)
+        blocks = {}
+        for name, facts in chain.blocks.items():
+            if (again_s := added_s(name, is_chunked=False)) is not None:
+                blocks[name] = facts._replace(work=none_s * (1 + again_s / fewer / block_s[0]))
+        facts = chain.facts._replace(
+            work=at(size, rest_s) + (chunks_s or 0.0) * size / sizes[0],
+            adding_work=chain.facts.adding_work * none_s / none.work,
+            update_work=few.update_s + update_s * (chain.count - fewer),
+        )
+        if chunks_s is not None:
+            timed.append(Chain(size, chain.is_chunked, chain.count, facts, blocks))
+    return timed
+
+
+def recipes_of(chain: Chain, samples: int) -> Iterator[Recipe]:
+    """Every recipe for a step of so many samples in the chain's micro-batches."""
+    count, treatments = chain.count, [name for name in chain.blocks if name != "none"]
+    shape = {
+        "batch_size": chain.batch_size, "micro_batches": samples // chain.batch_size, "is_chunked": chain.is_chunked,
+    }  # fmt: skip
+    yield Recipe(**shape)
+    for name, first in product(treatments, range(count, 0, -(1 + count // _MOST_PORTIONS))):
+        yield Recipe(**shape, treatment=name, first=first)
+    groups = [size for size in range(2, count // 2 + 1) if size <= 4 or count % size == 0]
+    for size, is_nested in product(groups if _IN_GROUPS in treatments else (), (False, True)):
+        yield Recipe(**shape, treatment=_IN_GROUPS, first=count, group=size, is_nested=is_nested)
+
+
+class PlanPoint(Struct):
+    """A recipe with its predictions: the peak that the walk tells, and what the allocator reserves for it.
+
+    `is_checked` says that a fake step of all blocks told both. `work` is that of a step; `extra_fraction` is that above
+    the least of all recipes.
+    """
+
+    recipe: Recipe
+    options: Values
+    words: str
+    peak_bytes: float
+    reserved_bytes: float
+    work: float
+    extra_fraction: float = 0.0
+    is_checked: bool = False
+
+
+class PlanRequest(Struct, tag=True):
+    """What a planning process is asked: the GPU, and how many fitting points to check.
+
+    `times` are measured times of blocks, `chains` those of an earlier plan for the same configuration and GPU.
+    """
+
+    gpu: TargetGpu
+    times: list[BlockTime] = []
+    chains: list[Chain] = []
+    checks: int = 1
+
+
+class MemoryPlan(Struct):
+    """The points of least work for their memory, from the least work to the least memory.
+
+    `fitting` are the first of them that fit, as far as they were checked; `chains` are the facts behind them.
+    `is_timed` says that work is in seconds, by measured times of blocks, and not in FLOPs. `tried` counts recipes.
+    """
+
+    points: list[PlanPoint]
+    fitting: list[PlanPoint]
+    gpu: TargetGpu
+    is_timed: bool
+    chains: list[Chain]
+    tried: int
+    took_s: float = 0.0
+
+    @property
+    def best(self) -> PlanPoint | None:
+        """The point of least work that fits; None if none does."""
+        return self.fitting[0] if self.fitting else None
+
+
+#: A point of the frontier takes at least so much less memory than the one before.
+_STEP_FRACTION = 0.02
+
+
+def frontier(points: Iterable[PlanPoint]) -> list[PlanPoint]:
+    """The points that no other point beats in both memory and work, the least work first, without near ones."""
+    kept = list[PlanPoint]()
+    for point in sorted(points, key=lambda point: (point.work, point.reserved_bytes)):
+        if not kept or point.reserved_bytes < kept[-1].reserved_bytes * (1 - _STEP_FRACTION):
+            kept.append(point)
+    return kept
+
+
+def times_of(folder: Path | None) -> list[BlockTime]:
+    """The times of blocks that runs below a folder measured; none without a folder.
+
+    Raises:
+        UsageError: no run of the folder has such times.
+    """
+    times = []
+    for run in find_runs([folder]) if folder is not None else ():
+        record = load_known(run).record
+        blocks, recompute = (value_at(record, f"config.{name}") for name in ("measure.blocks", "trainer.recompute"))
+        medians = {name: getattr(record.phases, name).median_s or 0.0 for name in PHASES}
+        if blocks is None or record.outcome != "ok":
+            continue
+        kept = {name: value for name, value in (recompute or {}).items() if name in ("keep", "offload") and value}
+        treatment = next(name for name, settings in TREATMENTS.items() if settings == kept)
+        update_s = medians["optimizer"] + medians["clip"] + medians["zero_grad"]
+        batch_size, loss = record.data.batch_size or 1, value_at(record, "config.model.loss")
+        times.append(
+            BlockTime(treatment, blocks, batch_size, loss == "chunked", sum(medians.values()) - update_s, update_s)
+        )
+    if folder is not None and not times:
+        raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
+    return times
+
+
+def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
+    """The plan for a configuration, made by a process of its own.
+
+    Raises:
+        UsageError: the words are wrong, the module has no alike blocks, or it cannot be run on fake tensors.
+        ProcessFailed: the process failed.
+    """
+    with progress("planning memory") as task:
+        return ask(words, request, MemoryPlan, task.note)

@@ -1,0 +1,70 @@
+"""The answer of `lmbench tune --for memory`: a plan's points, predicted beside measured."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmbench.memory.plan import MemoryPlan, PlanPoint
+from lmbench.records.load import StoredRun
+from lmbench.report.answer import Answer, Column, Line, Table
+from lmbench.report.units import GIB, MS, PERCENT, Unit, gib, whole
+
+
+@dataclass
+class ProvenPoint:
+    """A point of a plan with its run."""
+
+    point: PlanPoint
+    run: StoredRun
+    is_answer: bool = False
+
+    @property
+    def step_s(self) -> float | None:
+        """The median time of a step; None for a run that did not end well."""
+        return self.run.record.phases.step.median_s if self.run.outcome == "ok" else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return self.run.record.memory.run_peak_allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        return self.run.record.memory.run_peak_reserved_bytes
+
+
+def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Answer:
+    """The measured points of a plan beside their predictions, and the fastest of them.
+
+    `path` is the folder that holds tuned.yaml.
+    """
+    rows, best = [], next((point for point in proven if point.is_answer), None)
+    for proof in proven:
+        point, peak, step_s = proof.point, proof.peak_bytes, proof.step_s
+        outcome = "the answer" if proof.is_answer else proof.run.outcome.replace("ok", "")
+        rows.append(
+            [
+                point.words, point.recipe.batch_size, point.recipe.micro_batches, point.peak_bytes, peak,
+                peak and point.peak_bytes / peak - 1, point.work, step_s, step_s and point.work / step_s - 1, outcome,
+            ]
+        )  # fmt: skip
+    count = Unit("", 1.0, whole)
+    columns = [
+        Column("recomputed"), Column("batch", count, name="batch_size"), Column("parts", count, name="micro_batches"),
+        Column("peak predicted", GIB, name="predicted_peak_bytes"), Column("measured", GIB, name="peak_bytes"),
+        Column("error", PERCENT, name="peak_error_fraction"), Column("step predicted", MS, name="predicted_step_s"),
+        Column("measured", MS, name="step_s"), Column("error", PERCENT, name="step_error_fraction"),
+        Column("", name="outcome"),
+    ]  # fmt: skip
+    lines = [Line("proven", "no point ran; see its runs")]
+    if best is not None:
+        recipe = best.point.recipe
+        lines = [
+            Line("proven", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {best.point.words}"),
+            Line("peak", f"{gib(best.peak_bytes)} measured, {gib(best.point.peak_bytes)} predicted"),
+            Line("step", f"{best.step_s * 1e3:,.1f} ms measured, {best.point.work * 1e3:,.1f} ms predicted"),
+            Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
+        ]
+    caption = f"the fastest of {plan.tried:,} recipes that fit by prediction, in this order; for {plan.gpu.name}"
+    return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)])
