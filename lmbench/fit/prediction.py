@@ -19,6 +19,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,12 +30,14 @@ from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
 from lmbench.errors import ExitCode, UsageError, check_at_least, find_modules_in_current_folder, tell, unknown
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (
+    MOST_MANUAL_BATCHES,
     MOST_MICRO_BATCHES,
     AlikeBlocks,
     CategoryTeller,
     FakeBatches,
     FirstRank,
     act_as_one_rank,
+    callbacks_with_memory,
     fake_ranks,
     precision_plugin,
     trial_of,
@@ -142,17 +145,19 @@ class Prediction:
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
             module: LightningModule = self._line.build("model", **changes)
+            tracker.move(module)
             apply_mode(module, self.mode, self.zero_grad)
             _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options, self._users_data)
+            # Build the flags anew, since a strategy keeps the state of its set-up, and a callback its own.
+            flags = vars(self._line.build("trainer"))
             own_flags = {
-                "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
+                "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
+                "callbacks": [*callbacks_with_memory(flags["callbacks"]), teller],
                 "logger": DummyLogger() if self._flags["logger"] else False,
                 "max_epochs": 1, "accumulate_grad_batches": self._micro_batches,
             }  # fmt: skip
-            # Build the flags anew, since a strategy keeps the state of its set-up.
-            flags = vars(self._line.build("trainer"))
             trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
@@ -166,8 +171,9 @@ class Prediction:
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
             # The first step makes the optimizer's state; DDP makes new buckets in the second.
-            steps = 3 if isinstance(strategy, DDPStrategy) else 2
-            batches = FakeBatches(batch, steps * self._micro_batches, tracker, resident_count)
+            count = (3 if isinstance(strategy, DDPStrategy) else 2) * self._micro_batches
+            count = count if module.automatic_optimization else MOST_MANUAL_BATCHES
+            batches = FakeBatches(batch, count, tracker, resident_count)
             trainer.fit(module, train_dataloaders=batches)
             tracker.enter("after")
         self.assumed |= tracker.assumed
@@ -206,15 +212,19 @@ class Prediction:
                 owner.prepare_data()
                 if data is not None:
                     owner.setup("fit")
-                self._batch = next(iter(owner.train_dataloader()), None)
+                loaders = owner.train_dataloader()
+                if isinstance(loaders, dict | list | tuple):
+                    loaders = (batch for batch, _, _ in CombinedLoader(loaders, "max_size_cycle"))
+                self._batch = next(iter(loaders), None)
             if self._batch is None:
                 raise UsageError("nothing to predict with: the training data has no batch")
         return self._batch
 
 
 def _keep_from_values(module: LightningModule) -> None:
-    """Switch off a module's callbacks and its metrics' checks of values; both work on values that fake tensors lack."""
-    module.configure_callbacks = lambda: []  # type: ignore[method-assign]
+    """Switch off a module's callbacks that write, and its metrics' checks of values, which fake tensors lack."""
+    configure = module.configure_callbacks
+    module.configure_callbacks = lambda: callbacks_with_memory(configure())  # type: ignore[method-assign]
     for metric in module.modules():
         if isinstance(metric, Metric) and hasattr(metric, "validate_args"):
             metric.validate_args = False
@@ -291,7 +301,8 @@ def main(args: list[str]) -> int:
     except Exception as error:
         if not is_usage_error(error):
             raise
-        tell(str(error))
+        # The command tells it: on standard error it would be progress.
+        write_result(str(error))
         return ExitCode.USAGE
     write_result(msgspec.json.encode(result).decode())
     return ExitCode.OK
