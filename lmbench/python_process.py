@@ -64,8 +64,8 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
         output.seek(0)
         printed = output.read()
     if code == ExitCode.USAGE:
-        # The user's own code may have printed lines before and after the error.
-        raise UsageError("\n".join(lines).rpartition("lmbench: ")[2].partition("\n")[0])
+        # The user's own code may have printed lines before and after the error on standard error.
+        raise UsageError(printed or "\n".join(lines).rpartition("lmbench: ")[2].partition("\n")[0])
     if code != ExitCode.OK:
         last = " | ".join(list(filter(None, lines))[-_LAST_LINES:]) or "nothing on standard error"
         exit_code = ExitCode.OUT_OF_MEMORY if code == ExitCode.OUT_OF_MEMORY else ExitCode.INTERNAL

@@ -13,16 +13,19 @@ from unittest.mock import patch
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, ModelSummary, ProgressBar
 from lightning.pytorch.plugins import HalfPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import distributed, nn
+from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parameter import is_lazy
+from torch.optim import LBFGS
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -30,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import RepairedMixedPrecision, fp8_precision
+from lmbench.fit.trainer import as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
@@ -42,6 +46,8 @@ from lmbench.records.vocabulary import PHASES
 
 #: Micro-batches of a fake step at most: all later micro-batches allocate what the second one does.
 MOST_MICRO_BATCHES = 2
+#: Batches of a fake training that calls its optimizers by hand, at most; it ends once a step is like the one before.
+MOST_MANUAL_BATCHES = 16
 
 
 class FakeBatches:
@@ -90,6 +96,8 @@ class CategoryTeller(LeanCallback):
     ) -> None:
         self.steady_from = 0
         self._data = data
+        self._stepped: set[int] = set()
+        self._step_count, self._state_bytes = 0, 0
         self._tracker, self._blocks, self._compile_options = tracker, blocks, compile_options
         self._last_block: set[int] = set()
         self._awaited: set[int] = set()
@@ -109,6 +117,8 @@ class CategoryTeller(LeanCallback):
         if self._compile_options is not None:
             for target in compile_targets(pl_module, self._compile_options):
                 simulate_compiled(target, self._tracker)
+        if any(map(is_lazy, pl_module.parameters())):
+            raise UsageError("cannot be predicted: a lazy module has no sizes; run a batch through it in `setup`")
         # The last list counts, since the backward reaches it first.
         for blocks in self._blocks.lists[-1:]:
             self._last_block = {id(p) for p in blocks[-1].parameters() if p.requires_grad}
@@ -117,7 +127,10 @@ class CategoryTeller(LeanCallback):
         for parameter in pl_module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._gradient)
-        self._note_state(trainer)
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, LBFGS):
+                raise UsageError("cannot be predicted: LBFGS keeps a history whose length depends on values")
+            optimizer.register_step_post_hook(lambda stepped, *_: self._stepped.add(id(stepped)))
 
     def _gradient(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
@@ -132,36 +145,38 @@ class CategoryTeller(LeanCallback):
     ) -> None:
         if not outputs and pl_module.automatic_optimization:
             raise UsageError(f"cannot be predicted: training_step of {type(pl_module).__name__} returns no loss")
-        self._note_state(trainer)
-        # The last step begins here; it allocates what every later step would.
-        if batch_idx + 1 == len(trainer.train_dataloader) - trainer.accumulate_grad_batches:  # type: ignore[arg-type]
-            self.steady_from = self._tracker.now
-
-    def _note_state(self, trainer: Trainer) -> None:
+        state_bytes = 0
         for tensor in tree_leaves([list(optimizer.state.values()) for optimizer in trainer.optimizers]):
             if isinstance(tensor, torch.Tensor):
-                self._tracker.note(tensor, "optimizer_state")
+                state_bytes += self._tracker.note(tensor, "optimizer_state").size_bytes
+        batches_left = len(trainer.train_dataloader) - batch_idx - 1  # type: ignore[arg-type]
+        if pl_module.automatic_optimization:
+            is_settled = batches_left != trainer.accumulate_grad_batches
+        elif len(self._stepped) < len(trainer.optimizers):
+            return
+        else:
+            # A module that optimizes by hand may update after several batches, and some optimizers more rarely.
+            self._stepped.clear()
+            self._step_count += 1
+            settling_steps = 2 if isinstance(trainer.strategy, DDPStrategy) else 1
+            is_settled = trainer.should_stop = self._step_count > settling_steps and state_bytes == self._state_bytes
+        if not is_settled and batches_left:
+            self.steady_from = self._tracker.now
+        self._state_bytes = state_bytes
 
 
-class _FakeHalfPrecision(HalfPrecision):
-    """`HalfPrecision` that gives a module new parameters, because fake parameters cannot be converted in place."""
+def callbacks_with_memory(callbacks: Any) -> list[Callback]:
+    """The callbacks that may take memory on the device: not lmbench's own, displays, and those that write files.
 
-    def convert_module(self, module: nn.Module) -> nn.Module:
-        lowered: dict[int, nn.Parameter] = {}
-        dtype = self._desired_input_dtype
-
-        def lower(child: nn.Module) -> None:
-            for name, parameter in child._parameters.items():
-                if parameter is not None and parameter.is_floating_point():
-                    if id(parameter) not in lowered:
-                        lowered[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
-                    child._parameters[name] = lowered[id(parameter)]
-            for name, buffer in child._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
-                    child._buffers[name] = buffer.to(dtype)
-
-        # Children first, as `Module.to` does: the order of the frees decides where later tensors lie.
-        return module.apply(lower)
+    Args:
+        callbacks: one, several or None, as the Trainer and `configure_callbacks` take them.
+    """
+    without = Checkpoint | ProgressBar | ModelSummary | DeviceStatsMonitor
+    return [
+        callback
+        for callback in as_list(callbacks)
+        if not isinstance(callback, without) and not type(callback).__module__.startswith("lmbench.")
+    ]
 
 
 def precision_plugin(name: str, strategy: Strategy) -> Precision:
@@ -179,8 +194,8 @@ def precision_plugin(name: str, strategy: Strategy) -> Precision:
         return Precision()
     if precision.peak == "fp8":
         return fp8_precision(name, strategy)
-    plugin = RepairedMixedPrecision("bf16-mixed", "cpu") if precision.is_mixed else _FakeHalfPrecision()
-    if isinstance(plugin, _FakeHalfPrecision):
+    plugin = RepairedMixedPrecision("bf16-mixed", "cpu") if precision.is_mixed else HalfPrecision()
+    if isinstance(plugin, HalfPrecision):
         plugin._desired_input_dtype = precision.weight_dtype()
     plugin.precision = cast(Any, next(label for label, meaning in PRECISIONS.items() if meaning == precision))
     return plugin

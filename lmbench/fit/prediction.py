@@ -23,6 +23,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -34,11 +35,13 @@ from lmbench.errors import ExitCode, UsageError, check_at_least, find_modules_in
 from lmbench.fit.block_watch import BlockWatch
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (
+    MOST_MANUAL_BATCHES,
     MOST_MICRO_BATCHES,
     CategoryTeller,
     FakeBatches,
     FirstRank,
     act_as_one_rank,
+    callbacks_with_memory,
     fake_ranks,
     precision_plugin,
     trial_of,
@@ -162,20 +165,22 @@ class Prediction:
             sizes |= {} if watch is None else watch.model
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
             module: LightningModule = self._line.build("model", **changes)
+            tracker.move(module)
             apply_mode(module, self.mode, self.zero_grad)
             _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options, self._users_data)
+            # Build the flags anew, since a strategy keeps the state of its set-up, and a callback its own.
+            flags = vars(self._line.build("trainer"))
             own_flags = {
-                "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(), "callbacks": [teller],
+                "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
+                "callbacks": [*callbacks_with_memory(flags["callbacks"]), teller],
                 "logger": DummyLogger() if self._flags["logger"] else False,
                 "max_epochs": 1, "accumulate_grad_batches": micro_batches,
             }  # fmt: skip
             if watch is not None:
                 watch.begin(tracker, track, blocks)
-                own_flags |= {"recompute": watch.recompute, "callbacks": [teller, watch]}
-            # Build the flags anew, since a strategy keeps the state of its set-up.
-            flags = vars(self._line.build("trainer"))
+                own_flags |= {"recompute": watch.recompute, "callbacks": [*own_flags["callbacks"], watch]}
             trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
             callbacks = trainer.callbacks  # type: ignore[attr-defined]
             callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
@@ -189,8 +194,9 @@ class Prediction:
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
             # The first step makes the optimizer's state; DDP makes new buckets in the second.
-            steps = 3 if isinstance(strategy, DDPStrategy) else 2
-            batches = FakeBatches(batch, steps * micro_batches, tracker, resident_count)
+            count = (3 if isinstance(strategy, DDPStrategy) else 2) * micro_batches
+            count = count if module.automatic_optimization else MOST_MANUAL_BATCHES
+            batches = FakeBatches(batch, count, tracker, resident_count)
             with _memory_of_host() as host, nullcontext() if watch is None else watch.counter:
                 trainer.fit(module, train_dataloaders=batches)
             if watch is not None:
@@ -234,7 +240,10 @@ class Prediction:
                 owner.prepare_data()
                 if data is not None:
                     owner.setup("fit")
-                self._batch = next(iter(owner.train_dataloader()), None)
+                loaders = owner.train_dataloader()
+                if isinstance(loaders, dict | list | tuple):
+                    loaders = (batch for batch, _, _ in CombinedLoader(loaders, "max_size_cycle"))
+                self._batch = next(iter(loaders), None)
             if self._batch is None:
                 raise UsageError("nothing to predict with: the training data has no batch")
         return self._batch
@@ -254,8 +263,9 @@ def _memory_of_host() -> Iterator[list[int]]:
 
 
 def _keep_from_values(module: LightningModule) -> None:
-    """Switch off a module's callbacks and its metrics' checks of values; both work on values that fake tensors lack."""
-    module.configure_callbacks = lambda: []  # type: ignore[method-assign]
+    """Switch off a module's callbacks that write, and its metrics' checks of values, which fake tensors lack."""
+    configure = module.configure_callbacks
+    module.configure_callbacks = lambda: callbacks_with_memory(configure())  # type: ignore[method-assign]
     for metric in module.modules():
         if isinstance(metric, Metric) and hasattr(metric, "validate_args"):
             metric.validate_args = False
@@ -338,7 +348,8 @@ def main(args: list[str]) -> int:
     except Exception as error:
         if not is_usage_error(error):
             raise
-        tell(str(error))
+        # The command tells it: on standard error it would be progress.
+        write_result(str(error))
         return ExitCode.USAGE
     write_result(msgspec.json.encode(result).decode())
     return ExitCode.OK

@@ -6,6 +6,7 @@ from typing import cast
 
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 #: Alike blocks that a list needs to be cut: for fewer, a step with few blocks saves nothing.
 LEAST_BLOCKS = 6
@@ -17,6 +18,8 @@ def alike_lists(module: nn.Module) -> list[nn.Sequential]:
     nested: set[nn.Module] = set()
     for child in module.modules():
         if not isinstance(child, nn.ModuleList | nn.Sequential) or child in nested or len(child) < 2:
+            continue
+        if any(map(is_lazy, child.parameters())):
             continue
         signatures = {
             (type(block), tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in block.named_parameters()))

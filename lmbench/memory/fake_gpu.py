@@ -18,13 +18,14 @@ from torch.autograd.graph import _engine_run_backward
 from torch.distributed.tensor import DTensor
 from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin, is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.autocast import FLOAT32, list_of, registered
-from lmbench.code_owners import code_owner
+from lmbench.code_owners import Owner, code_owner
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
 
@@ -36,6 +37,7 @@ prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm 
 linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
 _HALVES = (torch.bfloat16, torch.float16)
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _SDPA = functional.scaled_dot_product_attention
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
@@ -69,10 +71,63 @@ def act_like_cuda() -> None:
     for filler in dir(nn.init):
         if filler.endswith("_") and not filler.startswith("_"):
             setattr(nn.init, filler, lambda tensor, *_, **__: tensor)
+    # Fake parameters cannot be changed in place, neither to another dtype nor to the size that a lazy module infers.
+    nn.Module._apply = _convert  # type: ignore[method-assign,assignment]
+    for unsized in (UninitializedParameter, UninitializedBuffer):
+        unsized.__new__ = _unsized(unsized.__new__)  # type: ignore[assignment,method-assign]
+    UninitializedTensorMixin.materialize = _materialize
+    # CUDA's kernel keeps a mask of one byte for each element, a CPU's keeps one in the dtype of its input.
+    _LIBRARY.impl("dropout", _dropout, "AutogradCPU")
     # Logs, prints and metrics copy tensors and read their values; a fake tensor stands for ones.
     torch.Tensor.__deepcopy__ = _copy_of(torch.Tensor.__deepcopy__)  # type: ignore[method-assign]
     FakeTensor.__format__ = lambda tensor, form: format(_ones(tensor), form)  # type: ignore[method-assign]
     FakeTensor.numpy = lambda tensor, **_: _ones(tensor).numpy()  # type: ignore[method-assign]
+
+
+#: The parameters that a function has made, by the parameter before.
+_converted: Any = weakref.WeakKeyDictionary()
+
+
+def _convert(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    """`Module._apply` that gives a module new parameters where a conversion makes any; tied parameters stay tied."""
+    # Children first, as PyTorch's does: the order of the frees decides where later tensors lie.
+    for child in module.children() if recurse else ():
+        child._apply(convert)
+    converted = _converted.setdefault(convert, WeakIdKeyDictionary())
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter not in converted:
+            with torch.no_grad():
+                tensor = convert(parameter)
+            is_new = tensor is not parameter
+            converted[parameter] = nn.Parameter(tensor, parameter.requires_grad) if is_new else None
+        if parameter is not None:
+            module._parameters[name] = parameter if converted[parameter] is None else converted[parameter]
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = None if buffer is None else convert(buffer)
+    return module
+
+
+def _unsized(make: Callable[..., Any]) -> Any:
+    """A maker of a lazy module's parameters without a size: real ones without memory, since fake ones have a size."""
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return make(*args, **{**kwargs, "device": "meta"})
+
+    return staticmethod(new)
+
+
+def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    """Turn a lazy module's parameter into a fake one of a size; optimizers that have it keep it."""
+    empty = torch.empty(shape, dtype=dtype or torch._C.TensorBase.dtype.__get__(tensor))
+    sized: Any = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+    tensor.__class__, tensor.__dict__, sized.__dict__ = type(sized), sized.__dict__, tensor.__dict__
+    torch._C._swap_tensor_impl(tensor, sized)
+
+
+def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """`torch.dropout` by the operator of CUDA."""
+    return torch.native_dropout(tensor, p, train)[0] if train and p else tensor
 
 
 def _copy_of(copy: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -138,6 +193,8 @@ class CudaAttention(TorchFunctionMode):
             # PyTorch has taken this mode off, and a checkpoint's forward within the backward needs it.
             with patch.object(torch.autograd, _engine_run_backward.__name__, self._run_backward):
                 return func(*args, **kwargs)
+        if func in _RECURRENT:
+            raise NotImplementedError("cuDNN runs this layer on a GPU, and only there tells what it keeps")
         if func is not _SDPA:
             return func(*args, **kwargs)
         cuda = torch.backends.cuda
@@ -240,12 +297,29 @@ class Tracker(TorchDispatchMode):
         """The allocation behind a tensor, logged if it is new, with the category if one is given."""
         # A tensor that is split over ranks stands for this rank's part.
         tensor = getattr(tensor, "_local_tensor", tensor)
+        if tensor.layout is torch.sparse_coo:
+            self.note(tensor._indices(), category)
+            tensor = tensor._values()
         storage = tensor.untyped_storage()
         allocation: Allocation | None = self._seen.get(storage)
         if allocation is None:
             allocation = self._stored(storage, category or self._making, self._operator, tensor.numel())
         allocation.category = category or allocation.category
         return allocation
+
+    def move(self, module: nn.Module) -> None:
+        """Take the allocations so far for the host's, but for those of a module, which is moved to the device."""
+        moved = set[int]()
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            if not is_lazy(tensor):
+                moved.add(id(self.note(tensor)))
+            return tensor
+
+        module._apply(note)
+        for allocation in self.allocations:
+            if id(allocation) not in moved:
+                allocation.size_bytes = 0
 
     def _stored(self, storage: Any, category: Category | None, made_by: str, numel: int = 0) -> Allocation:
         allocation = self._seen[storage] = self.allocate(storage.nbytes(), category, made_by, numel)
@@ -316,7 +390,9 @@ class Tracker(TorchDispatchMode):
         if name == "_local_scalar_dense" and tensor.is_floating_point():
             out = 1.0
         elif name == "_local_scalar_dense" and tensor.dtype is torch.bool:
-            out = self.note(tensor).made_by.startswith(_TRUE)
+            made_by = self.note(tensor).made_by
+            is_asserted = (self._reader()[1].line or "").startswith("assert ") and ".any." not in made_by
+            out = is_asserted or made_by.startswith(_TRUE)
             self._tell(f"taken as {str(out).lower()}")
         elif name == "nonzero":
             out = tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
@@ -335,9 +411,12 @@ class Tracker(TorchDispatchMode):
             out = tensor.new_empty(args[2])
         return out
 
-    def _tell(self, clause: str) -> None:
-        # The reader; a check of Lightning or torchmetrics changes no memory.
+    def _reader(self) -> tuple[Owner, traceback.FrameSummary]:
+        """The line that reads a value and its owner; not a check of Lightning or torchmetrics."""
         owners = [(code_owner(frame.filename), frame) for frame in reversed(traceback.extract_stack())]
-        owner, frame = next(pair for pair in owners if pair[0] not in ("lmbench", "pytorch"))
+        return next(pair for pair in owners if pair[0] not in ("lmbench", "pytorch"))
+
+    def _tell(self, clause: str) -> None:
+        owner, frame = self._reader()
         if owner == "user":
             self.assumed[f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {clause}"] = None
