@@ -18,7 +18,7 @@ from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, find_ceiling,
 from lmbench.kernels.findings import examine
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
-from lmbench.records.run import RunRecord
+from lmbench.records.run import RunEnvironment, RunRecord
 
 CPU = torch.device("cpu")
 
@@ -176,11 +176,12 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_used(tmp_path):
     texts = [*map(json.dumps, records), "", "{}", "[1]", "[" * 100_000]
     for number, text in enumerate(texts):
         (tmp_path / f"ceiling_{number}.json").write_text(text)
-    path, record = find_ceiling(run, "NVIDIA H200")
+    environment = msgspec.convert({"gpu": {"name": "NVIDIA H200"}}, RunEnvironment)
+    path, record = find_ceiling(run, environment)
     assert (path.name, [rate.name for rate in record.rates]) == ("ceiling_1.json", ["bf16", "fp32", "copy"])
     path.unlink()
     (tmp_path / "ceiling_0.json").unlink()
-    assert find_ceiling(run, "NVIDIA H200") is None
+    assert find_ceiling(run, environment) is None
 
 
 def test_the_command_shows_the_roofline(tmp_path, capsys):
