@@ -49,6 +49,8 @@ def bounds_answer(source: str) -> Answer:
         UsageError: the run or its machine's collectives are not known, or the record lacks a figure that is needed.
     """
     loaded = load_run(Path(source), with_steps=False)
+    if loaded.damage is not None:
+        raise UsageError(f"{source!r}: {loaded.damage}")
     run, found = loaded.record, None
     if run.environment is not None:
         found = find_ceiling(loaded.path, run.environment)

@@ -134,6 +134,27 @@ def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, Ceili
     return max(ceilings, key=lambda entry: entry[1].measured_at, default=None)
 
 
+def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of collectives with the share `bus_fraction` of the bus bandwidth that this machine's ceiling has for them.
+
+    Without a ceiling of collectives beside the run, the rows stay as they are.
+
+    Args:
+        findings: those of one rank.
+        rows: `collective`, `calls`, `message_bytes` of all calls, and `bus_bytes_per_s`.
+    """
+    run, ranks = findings.run, findings.trace.events.distributed.world_size or 1
+    found = None
+    if run is not None and run.environment is not None:
+        found = find_ceiling(findings.trace.path.parent, run.environment)
+    if found is None or not found[1].collectives:
+        return rows
+    attainable = [
+        found[1].bus_bytes_per_s(row.collective, ranks, row.message_bytes / row.calls) for row in rows.itertuples()
+    ]
+    return rows.assign(bus_fraction=rows.bus_bytes_per_s / pd.Series(attainable, rows.index, dtype=float))
+
+
 def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     """The answer of `lmbench ceiling`: each kind of work beside its datasheet rate, and the path of the record."""
     gpu, host, rates = record.environment.gpu, record.environment.host, record.rates
