@@ -30,6 +30,7 @@ class MemoryRecorder(Observer):
     - `steady_peak_allocated_bytes`, `steady_peak_reserved_bytes`: peaks inside the window.
     - `phase_peak_allocated_bytes`, `phase_begin_allocated_bytes`: by phase, its peak and its bytes at the beginning.
     - `run_alloc_retry_count`, `window_alloc_retry_count`: allocations that first had to empty the cache.
+    - `initial_allocated_bytes`: bytes before the first step.
     - `window_reserved_growth_bytes`: growth of the reserved bytes inside the window.
     - `device_total_bytes`: memory of the device.
     - `refused`: what the device held when it ran out of memory; null if it never did.
@@ -55,6 +56,8 @@ class MemoryRecorder(Observer):
 
     def run_started(self) -> None:
         self.session.run.memory.host_peak_rss_bytes = peak_rss_bytes()
+        if self._counters is not None:
+            self.session.run.memory.initial_allocated_bytes = self._counters.memory_allocated(self._device)
         self._record_answer("expected_saved_bytes", "expected_saved_bytes")
 
     def _record_answer(self, method: str, field: str) -> None:

@@ -156,6 +156,7 @@ def dtypes(source: Result) -> Answer:
 
 
 def ceiling(
+    source: Result | None = None,
     *,
     sustained_s: PositiveFloat = 3.0,
     collectives: bool = False,
@@ -169,13 +170,21 @@ def ceiling(
     are those of NCCL between this machine's GPUs, or of gloo between processes on its CPU, from 1 MB to 1 GB, alone and
     beside matrix products.
 
+    For a run that was measured before it shows, from these rates, when data, sharded and tensor parallel training of
+    its model become bound by communication.
+
     Args:
+        source: the folder of a run, to measure nothing and show what bounds it.
         sustained_s: seconds for which each rate is sustained.
         collectives: measure all-reduce, all-gather, reduce-scatter, all-to-all and broadcast too.
         ranks: the most ranks of a collective; by default one on each GPU, or 2 on a CPU.
         budget: about how long collectives are timed; 90s, 10m.
         results_dir: the result goes to ceiling_NAME.json in this folder, where `lmbench kernels` looks for it.
     """
+    if source is not None:
+        from lmbench.kernels.bounds import bounds_answer
+
+        return bounds_answer(source)
     from lmbench.kernels.ceiling import ceiling_answer, store_ceiling
     from lmbench.kernels.recording.ceiling import measure_ceiling
     from lmbench.kernels.recording.collectives import measure_collectives

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.ceiling import roofline
+from lmbench.kernels.ceiling import attained_bus, roofline
 from lmbench.kernels.events import take
 from lmbench.kernels.findings import KernelFindings, examine
 from lmbench.kernels.frameworks import framework_lines
@@ -115,11 +115,14 @@ def communication_table(findings: Sequence[KernelFindings]) -> Table:
         algorithm_bytes_per_s=rows.message_bytes / rows.cost_s,
         bus_bytes_per_s=rows.bus_bytes / rows.cost_s,
     ).reset_index()
+    rows = attained_bus(findings[0], rows)
     total = {"phase": "all", **rows[["calls", "comm_s", "hidden_s", "comm_exposed_s", "rank_wait_s"]].sum()}
     waits, when = "waits: of exposed, until the last rank came; ", "once the last rank came"
     if len(findings) == 1:
         rows, waits, when = rows.drop(columns="rank_wait_s"), "", "waits for other ranks included"
-    return table("kernels/communication", rows, [total], per=per_what(findings[0]), waits=waits, when=when)
+    attained = "; attained: of the bus rate that the ceiling has" if "bus_fraction" in rows else ""
+    words = {"per": per_what(findings[0]), "waits": waits, "when": when, "attained": attained}
+    return table("kernels/communication", rows, [total], **words)
 
 
 def per_what(findings: KernelFindings) -> str:

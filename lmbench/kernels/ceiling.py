@@ -107,8 +107,7 @@ class CeilingRecord(Struct):
 
 def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
     """Write the record where `lmbench kernels` looks for it. Raises UsageError where it cannot be written."""
-    name = record.environment.gpu.name or record.environment.host.cpu_model or "cpu"
-    path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}.json"
+    path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', _device(record.environment)).strip('_')}.json"
     text = indented_json(record)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,15 +119,40 @@ def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
     return path
 
 
-def find_ceiling(folder: Path, gpu: str | None) -> tuple[Path, CeilingRecord] | None:
-    """The newest ceiling of a GPU in the folders above a run's folder, and its file; None without such a record."""
+def _device(environment: RunEnvironment) -> str:
+    return environment.gpu.name or environment.host.cpu_model or "cpu"
+
+
+def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, CeilingRecord] | None:
+    """The newest ceiling of a run's device in the folders above the run's, and its file; None without such a record."""
     ceilings = []
     for file in chain.from_iterable(level.glob("ceiling_*.json") for level in folder.absolute().parents[:_LEVELS]):
         with suppress(DamagedRecord):
             record = read_packed(file, CeilingRecord)
-            if gpu and record.environment.gpu.name == gpu:
+            if _device(record.environment) == _device(environment):
                 ceilings.append((file, record))
     return max(ceilings, key=lambda entry: entry[1].measured_at, default=None)
+
+
+def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of collectives with the share `bus_fraction` of the bus bandwidth that this machine's ceiling has for them.
+
+    Without a ceiling of collectives beside the run, the rows stay as they are.
+
+    Args:
+        findings: those of one rank.
+        rows: `collective`, `calls`, `message_bytes` of all calls, and `bus_bytes_per_s`.
+    """
+    run, ranks = findings.run, findings.trace.events.distributed.world_size or 1
+    found = None
+    if run is not None and run.environment is not None:
+        found = find_ceiling(findings.trace.path.parent, run.environment)
+    if found is None or not found[1].collectives:
+        return rows
+    attainable = [
+        found[1].bus_bytes_per_s(row.collective, ranks, row.message_bytes / row.calls) for row in rows.itertuples()
+    ]
+    return rows.assign(bus_fraction=rows.bus_bytes_per_s / pd.Series(attainable, rows.index, dtype=float))
 
 
 def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
@@ -174,7 +198,7 @@ def roofline(findings: KernelFindings) -> Answer:
         peak_text = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
     rates = []
     ceiling_text = "none of this GPU beside the results: `lmbench ceiling` measures it"
-    if ceiling := find_ceiling(findings.trace.path.parent, gpu):
+    if run.environment and (ceiling := find_ceiling(findings.trace.path.parent, run.environment)):
         path, record = ceiling
         rates = record.rates
         ceiling_text = f"{path}: power limit {whole(record.environment.gpu.power_limit_w)} W"

@@ -46,6 +46,12 @@ def _wait_fraction(run: RunRecord) -> float | None:
     return math.fsum(phase.host_wait_s or 0.0 for phase in phases) / window_s if window_s else None
 
 
+def _unhidden_fraction(run: RunRecord) -> float | None:
+    """The share of a step that it would be shorter without synchronizing gradients."""
+    with_s, without_s = run.probe.synchronized_step_s, run.probe.unsynchronized_step_s
+    return 1 - without_s / with_s if with_s and without_s else None
+
+
 def _top_other(run: StoredRun) -> Cell | None:
     """The longest kernel of the step that is not a matrix product, and its share of kernel time."""
     if (row := value_at(run.record, "kernels.phases.step.top_other")) is None:
@@ -65,6 +71,7 @@ COLUMNS: tuple[Quantity, ...] = (
         Unit("", 100.0, units.percent_number), None,
     ),
     Quantity("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
+    Quantity("unhidden_communication_fraction", "unhidden communication", _unhidden_fraction, PERCENT),
     *(
         Quantity(f"{span}_{name}_{kind}_fraction", name, _share(kind, span, name), PERCENT)
         for span in SHARED_SPANS

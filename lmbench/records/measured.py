@@ -342,6 +342,10 @@ class Memory:
     window_reserved_growth_bytes: Bytes = lower(
         "Growth of the allocator's reserved memory from the window's start to its end.", "growth"
     )
+    initial_allocated_bytes: Bytes = lower(
+        "Bytes allocated on the device before the first step: parameters, and what a strategy has made beside them.",
+        "after initialization",
+    )
     host_growth: Annotated[Growth, "<memory>_growth"] = part(Growth)
     reserved_growth: Annotated[Growth, "<memory>_growth"] = part(Growth)
     keeper: Text = about("What keeps the memory that grows over steps, with the line that fills it; null if unknown.")

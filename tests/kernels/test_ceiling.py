@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from dataclasses import replace
 
 import msgspec
+import pandas as pd
 import pytest
 import torch
+from comparison_runs import make_run
 from paths import TRACES
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmbench.cli import main
-from lmbench.kernels.ceiling import CeilingRecord, ceiling_answer, find_ceiling, roofline
+from lmbench.kernels.ceiling import CeilingRecord, attained_bus, ceiling_answer, find_ceiling, roofline
 from lmbench.kernels.findings import examine
-from lmbench.kernels.recording import ceiling, collectives
+from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
-from lmbench.records.run import RunRecord
+from lmbench.records.run import RunEnvironment, RunRecord
 
 CPU = torch.device("cpu")
 
@@ -52,13 +55,15 @@ def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_byte
 
 
 def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
-    assert main(["ceiling", "--sustained_s", "0.05", "--results_dir", str(tmp_path), "--json"]) == 0
+    words = ["--sustained_s=0.05", f"--results_dir={tmp_path}", "--collectives", "--ranks=2", "--budget=0.1s", "--json"]
+    assert main(["ceiling", *words]) == 0
     printed = json.loads(capsys.readouterr().out)
     (path,) = tmp_path.glob("ceiling_*")
     assert json.loads(path.read_text())["rates"] == printed["rates"]
     assert [rate["name"] for rate in printed["rates"]] == ["bf16", "fp32", "copy"]
-    (table,) = ceiling_answer(decode(path.read_bytes(), CeilingRecord), path).tables
-    assert len(table.rows) == 3
+    record = decode(path.read_bytes(), CeilingRecord)
+    check_collectives(record.collectives)
+    assert [len(table.rows) for table in ceiling_answer(record, path).tables] == [3, len(record.collectives)]
     assert main(["ceiling", "--sustained_s", "0.01", "--results_dir", str(path / "x")]) == 2
     # If the folder cannot be written, the record is printed.
     printed = capsys.readouterr().err
@@ -66,6 +71,17 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
     record, end = json.JSONDecoder().raw_decode(printed, printed.index("{"))
     assert len(record["rates"]) == 3
     assert "cannot be written" in printed[end:]
+
+
+def check_collectives(rates):
+    """Bandwidths are those of nccl-tests: (n - 1) / n is a half between two ranks, and an all-reduce counts twice."""
+    factors = {"all-reduce": 1, "all-gather": 0.5, "reduce-scatter": 0.5, "all-to-all": 0.5, "broadcast": 1}
+    assert [rate.collective for rate in rates if rate.message_bytes == 10**6] == [*factors]
+    for rate in rates:
+        assert rate.algorithm_bytes_per_s * rate.seconds == pytest.approx(rate.message_bytes)
+        assert rate.bus_bytes_per_s == pytest.approx(factors[rate.collective] * rate.algorithm_bytes_per_s)
+        # What runs side by side takes no less time than the longer of the two takes alone, but for noise.
+        assert rate.together_s > max(rate.seconds, rate.compute_s) / 3
 
 
 EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"
@@ -122,49 +138,75 @@ def test_backward_has_twice_the_products_and_adamw_moves_seven_numbers_per_param
     assert rows(with_run(COMPILED, model=adamw, precision="bf16-true"))["optimizer"]["work"] == 128_625_408 * 14
 
 
-def test_collectives_between_ranks_are_stored_with_bandwidths_as_nccl_tests_define_them(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(collectives, "MESSAGES_BYTES", (10**5,))
-    monkeypatch.setattr(torch.multiprocessing, "spawn", fork_ranks)
-    words = ["--collectives", "--ranks=3", "--budget=1s", "--sustained_s=0.01", f"--results_dir={tmp_path}"]
-    assert main(["ceiling", *words]) == 0
-    out = capsys.readouterr().out
-    (path,) = tmp_path.glob("ceiling_*")
-    rates = decode(path.read_bytes(), CeilingRecord).collectives
-    factors = {"all-reduce": 4 / 3, "all-gather": 2 / 3, "reduce-scatter": 2 / 3, "all-to-all": 2 / 3, "broadcast": 1}
-    assert [(rate.collective, rate.message_bytes) for rate in rates if rate.ranks == 3] == [
-        (kind, 99_996) for kind in factors
-    ]
-    assert {rate.ranks for rate in rates} == {2, 3}
-    for rate in rates[len(factors) :]:
-        assert rate.algorithm_bytes_per_s * rate.seconds == pytest.approx(rate.message_bytes)
-        assert rate.bus_bytes_per_s == pytest.approx(factors[rate.collective] * rate.algorithm_bytes_per_s)
-        # What runs beside each other takes no less time than the longer of the two takes alone, but for noise.
-        assert rate.together_s > max(rate.seconds, rate.compute_s) / 3
-    assert "reduce-scatter" in out
+def test_a_collective_needs_two_ranks(capsys):
     assert main(["ceiling", "--collectives", "--ranks=1"]) == 2
     assert "collectives need 2 ranks or more" in capsys.readouterr().err
 
 
-def fork_ranks(function, arguments, nprocs):
-    """Ranks that need not import PyTorch again."""
-    torch.multiprocessing.start_processes(function, arguments, nprocs, start_method="fork")
+def collective_rate(kind, ranks, message_bytes, bus):
+    times = dict.fromkeys(("seconds", "algorithm_bytes_per_s", "compute_s", "together_s"), 1.0)
+    return {"collective": kind, "ranks": ranks, "message_bytes": message_bytes, "bus_bytes_per_s": bus, **times}
 
 
 def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ranks():
-    def rate(ranks, message_bytes, bus):
-        times = dict.fromkeys(("seconds", "algorithm_bytes_per_s", "compute_s", "together_s"), 1.0)
-        return {
-            "collective": "all-reduce",
-            "ranks": ranks,
-            "message_bytes": message_bytes,
-            "bus_bytes_per_s": bus,
-        } | times
-
-    rates = [rate(2, 10**6, 10.0), rate(2, 10**8, 30.0), rate(8, 10**6, 5.0)]
+    at = ((2, 10**6, 10.0), (2, 10**8, 30.0), (8, 10**6, 5.0))
+    rates = [collective_rate("all-reduce", *values) for values in at]
     record = msgspec.convert(ceiling_record() | {"collectives": rates}, CeilingRecord)
     bus = [record.bus_bytes_per_s("all-reduce", *at) for at in ((2, 10**7), (3, 10**9), (7, 10**7))]
     assert bus == pytest.approx([20.0, 30.0, 5.0])
     assert record.bus_bytes_per_s("broadcast", 2, 10**6) is None
+
+
+def test_a_collective_of_a_trace_is_compared_with_the_same_one_of_the_ceiling(tmp_path):
+    rates = [collective_rate("all-reduce", 2, 10**7, 40e9)]
+    (tmp_path / "ceiling_x.json").write_text(json.dumps(ceiling_record() | {"collectives": rates}))
+    findings = with_run(COMPILED, **{"environment": {"gpu": {"name": "NVIDIA H200"}}})
+    rows = pd.DataFrame({
+        "collective": ["all-reduce", "broadcast"], "calls": [2.0, 1.0], "message_bytes": [2e7, 1e6],
+        "bus_bytes_per_s": [30e9, 1e9],
+    })  # fmt: skip
+    assert "bus_fraction" not in attained_bus(findings, rows)
+    trace = replace(findings.trace, path=tmp_path / "run" / "trace.json.gz")
+    fractions = attained_bus(replace(findings, trace=trace), rows).bus_fraction
+    assert (fractions[0], math.isnan(fractions[1])) == (0.75, True)
+
+
+def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_hand(tmp_path, capsys):
+    kinds = ("all-reduce", "all-gather", "reduce-scatter")
+    rates = [collective_rate(kind, 4, 10**8, 100e9) for kind in kinds]
+    record = ceiling_record() | {"collectives": rates}
+    bf16 = next(rate["sustained_per_s"] for rate in record["rates"] if rate["name"] == "bf16")
+    model = {"trainable_parameter_count": 10**9, "d_model": 1000, "num_layers": 10}
+    facts = {
+        "flops": {"per_token_flops": 6 * 10**9, "multiplier": 3}, "model": model, "window__tokens": 40_000,
+        "window__steps": 1, "environment": {"gpu": {"name": "NVIDIA H200"}}, "world_size": 4, "precision": "bf16-mixed",
+        "config": {"trainer": {"strategy": "ddp"}}, "phases": {"backward": {"mean_s": 0.5}},
+    }  # fmt: skip
+    run = make_run(tmp_path / "runs", **facts)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text("{")
+    assert main(["ceiling", str(tmp_path / "torn")]) == 2
+    assert "run.json is damaged" in capsys.readouterr().err
+    command = ["ceiling", str(run), "--json"]
+    assert main(command) == 2
+    assert "`lmbench ceiling --collectives` measures them" in capsys.readouterr().err
+    (tmp_path / "ceiling_x.json").write_text(json.dumps(record))
+    assert main(command) == 0
+    by_name = {(row["strategy"], row["phase"]): row for row in json.loads(capsys.readouterr().out)["tables"]["bounds"]}
+    # 10 000 tokens a rank; 4 GB of gradients, 2 GB of gathered parameters, 20 MB of activations.
+    forward_s = 10_000 * 2e9 / bf16
+    ddp, gathering, scattering, tensor, _ = by_name.values()
+    assert [row["compute_s"] for row in by_name.values()] == pytest.approx(
+        [2 * forward_s, forward_s, 2 * forward_s, forward_s / 4, forward_s / 2]
+    )
+    assert [row["communication_s"] for row in by_name.values()] == pytest.approx(
+        [4 * 1.5 / 100, 2 * 0.75 / 100, 6 * 0.75 / 100, 20 * 0.02 * 1.5 / 100, 20 * 0.02 * 1.5 / 100]
+    )
+    assert ddp["least_tokens"] == pytest.approx(10_000 * 0.06 / (2 * forward_s))
+    assert tensor["most_ranks"] == pytest.approx(1 + 3 * forward_s / 4 / 0.006)
+    assert (ddp["measured_s"], gathering["measured_s"], tensor["least_tokens"]) == (0.5, None, None)
+    # With the least tokens both take equally long.
+    assert scattering["least_tokens"] * scattering["compute_s"] / 10_000 == pytest.approx(scattering["communication_s"])
 
 
 def test_unknown_figures_of_a_foreign_model_have_reasons():
@@ -186,11 +228,12 @@ def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_used(tmp_path):
     texts = [*map(json.dumps, records), "", "{}", "[1]", "[" * 100_000]
     for number, text in enumerate(texts):
         (tmp_path / f"ceiling_{number}.json").write_text(text)
-    path, record = find_ceiling(run, "NVIDIA H200")
+    environment = msgspec.convert({"gpu": {"name": "NVIDIA H200"}}, RunEnvironment)
+    path, record = find_ceiling(run, environment)
     assert (path.name, [rate.name for rate in record.rates]) == ("ceiling_1.json", ["bf16", "fp32", "copy"])
     path.unlink()
     (tmp_path / "ceiling_0.json").unlink()
-    assert find_ceiling(run, "NVIDIA H200") is None
+    assert find_ceiling(run, environment) is None
 
 
 def test_the_command_shows_the_roofline(tmp_path, capsys):

@@ -1,0 +1,128 @@
+"""When data, sharded and tensor parallel training become bound by communication, from what this machine attains.
+
+Compute and communication overlap at best, so the longer one bounds a phase. A rank of n has T tokens in a step. f are
+the FLOPs of a forward per token, C the sustained rate of products, W the bus bandwidth of a collective. P and G are the
+bytes of gathered parameters and of gradients; L layers have the width d, and a number of activations takes a bytes.
+
+- A forward computes T f / C, a backward twice that; under tensor parallel a rank computes the n-th part of it.
+- `ddp`: the backward all-reduces gradients: G 2 (n - 1) / n / W.
+- `fsdp2`: the forward gathers parameters: P (n - 1) / n / W. The backward does so again, and reduces and scatters
+  gradients: G (n - 1) / n / W.
+- `tensor_parallel`: forward and backward each all-reduce activations twice a layer: 2 L T d a 2 (n - 1) / n / W
+  (Shoeybi et al., Megatron-LM, 2019, section 3).
+
+With one batch for all ranks, the ratio of communication to compute grows with n - 1, which gives the most ranks. With T
+tokens a rank, that of `ddp` and `fsdp2` falls with T, which gives the least tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from lmbench.errors import UsageError
+from lmbench.kernels.ceiling import CeilingRecord, find_ceiling
+from lmbench.kernels.communication import bus_factor_of
+from lmbench.precision import find_precision
+from lmbench.records.load import load_run
+from lmbench.records.run import RunRecord
+from lmbench.records.vocabulary import Phase, Values
+from lmbench.report.answer import Answer, Line
+from lmbench.report.described import table
+from lmbench.report.facts import FACT
+
+
+class Collective(NamedTuple):
+    """Collectives in a phase: their kind, the bytes of all messages, and of one message."""
+
+    kind: str
+    total_bytes: float
+    message_bytes: float
+
+
+def bounds_answer(source: str) -> Answer:
+    """Compute and communication of a run's model under each kind of parallel training, and how far each scales.
+
+    Raises:
+        UsageError: the run or its machine's collectives are not known, or the record lacks a figure that is needed.
+    """
+    loaded = load_run(Path(source), with_steps=False)
+    if loaded.damage is not None:
+        raise UsageError(f"{source!r}: {loaded.damage}")
+    run, found = loaded.record, None
+    if run.environment is not None:
+        found = find_ceiling(loaded.path, run.environment)
+    if found is None or not found[1].collectives:
+        raise UsageError(
+            f"no collectives of this run's machine lie beside {source!r}; `lmbench ceiling --collectives` measures them"
+        )
+    path, ceiling = found
+    ranks = run.world_size or 1
+    if ranks == 1:
+        ranks = max(rate.ranks for rate in ceiling.collectives)
+    rows = pd.DataFrame(_rows(run, ceiling, ranks))
+    rows["ratio"] = rows.communication_s / rows.compute_s
+    rows["bound"] = rows.ratio.map(lambda ratio: "communication" if ratio > 1 else "compute")
+    rows["most_ranks"] = 1 + (ranks - 1) / rows.ratio
+    return Answer(
+        [Line("run", f"{loaded.path.name}, strategy {_strategy(run)} on {run.world_size or 1} ranks")],
+        [table("kernels/bounds", rows, ranks=ranks, tokens=f"{_tokens(run):,.0f}")],
+        [Line("ceiling", str(path), is_whole=True)],
+    )
+
+
+def _strategy(run: RunRecord) -> str:
+    return str(FACT["strategy"].of(run, ({}, None)))
+
+
+def _tokens(run: RunRecord) -> float:
+    """Tokens of a rank in a step."""
+    return (run.window.step_tokens or 0.0) / (run.world_size or 1)
+
+
+def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
+    """A row for each strategy and pass, with `compute_s`, `communication_s`, `least_tokens` and `measured_s`."""
+    model, flops, precision = run.model, run.flops, find_precision(str(run.precision))
+    name = precision.peak if precision is not None else None
+    if name == "fp32" and run.matmul_precision == "high":
+        name = "tf32"
+    rate = next((rate for rate in ceiling.rates if rate.name == name), None)
+    tokens, count, width = _tokens(run), model.trainable_parameter_count, model.d_model
+    per_token, layers = flops.per_token_flops, model.num_layers
+    if not (precision and rate and tokens and count and width and layers and per_token and flops.multiplier):
+        raise UsageError("the run's record lacks tokens, FLOPs, layers or the rate of its precision's products")
+    forward_s = tokens * per_token / flops.multiplier / rate.sustained_per_s
+    gathered, gradients = float(count * precision.compute_bytes), float(count * precision.weight_bytes)
+    activation = tokens * width * precision.compute_bytes
+    activations = Collective("all-reduce", 2 * layers * activation, activation)
+    gather = Collective("all-gather", gathered, gathered / layers)
+    reduce = Collective("reduce-scatter", gradients, gradients / layers)
+    strategies: tuple[tuple[str, Phase, list[Collective]], ...] = (
+        ("ddp", "backward", [Collective("all-reduce", gradients, gradients / layers)]),
+        ("fsdp2", "forward", [gather]),
+        ("fsdp2", "backward", [gather, reduce]),
+        ("tensor_parallel", "forward", [activations]),
+        ("tensor_parallel", "backward", [activations]),
+    )
+    rows: list[Values] = []
+    for strategy, phase, collectives in strategies:
+        is_split = strategy == "tensor_parallel"
+        compute_s = forward_s * (2 if phase == "backward" else 1) / (ranks if is_split else 1)
+        communication_s = sum(_seconds(ceiling, collective, ranks) for collective in collectives)
+        figures = run.phases.get(phase)
+        is_own = run.world_size == ranks and _strategy(run).startswith(strategy)
+        rows.append({
+            "strategy": strategy, "phase": phase, "compute_s": compute_s, "communication_s": communication_s,
+            "least_tokens": None if is_split else tokens * communication_s / compute_s,
+            "measured_s": figures.mean_s if figures is not None and is_own else None,
+        })  # fmt: skip
+    return rows
+
+
+def _seconds(ceiling: CeilingRecord, collective: Collective, ranks: int) -> float:
+    """Seconds of collectives that nothing slows down, at the bus bandwidth of their size."""
+    bus = ceiling.bus_bytes_per_s(collective.kind, ranks, collective.message_bytes)
+    assert bus is not None
+    return collective.total_bytes * bus_factor_of(collective.kind, ranks) / bus
