@@ -29,8 +29,9 @@ from lmbench.records.intervals import NONE, Flags, Integers
 #: (`join`); and to the end of the steps.
 LinkKind = Literal["program", "call", "launch", "order", "wait", "kernel", "return", "queue", "join", "end"]
 HOST_LINKS: Final[tuple[LinkKind, ...]] = ("program", "call")
-# Links into a kernel's start. Like the kernel itself, they are owned by a kernel.
-_START_LINKS: Final[tuple[LinkKind, ...]] = ("launch", "order", "wait")
+#: Links into a kernel's start, and those that a kernel owns.
+START_LINKS: Final[tuple[LinkKind, ...]] = ("launch", "order", "wait")
+KERNEL_LINKS: Final[tuple[LinkKind, ...]] = (*START_LINKS, "kernel")
 # The profiler aligns the clocks of host and device to about a microsecond.
 _TOLERANCE_NS = 1_000
 # An idle device starts a kernel within twice the trace's median latency after its launch call returned. These are the
@@ -110,7 +111,7 @@ class Graph:
     @cached_property
     def starts(self) -> pd.DataFrame:
         """For each `rank` and its kernels, `owner`, the `kind` of link that the start waited for, and `unexplained_ns`."""
-        starts = self.links[self.links.is_binding & self.links.kind.isin(_START_LINKS)]
+        starts = self.links[self.links.is_binding & self.links.kind.isin(START_LINKS)]
         return starts.set_index(["rank", "owner"])[["kind", "unexplained_ns"]]
 
     def simulate(self, ns: npt.NDArray[np.float64] | None = None, without_stragglers: bool = False) -> Solution:
@@ -169,8 +170,7 @@ class Graph:
                 begin_ns = begins_ns[moment]
             start_ns = solution.time_ns[moment] if moment >= 0 else begin_ns
             rows.append((link, max(start_ns, begin_ns), end_ns))
-        path = pd.DataFrame(rows, columns=["link", "start_ns", "end_ns"])
-        return path[path.end_ns > path.start_ns]
+        return pd.DataFrame(rows, columns=["link", "start_ns", "end_ns"])
 
 
 def build_graph(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> Graph:
@@ -274,7 +274,7 @@ class _RankGraph:
         self._link_host()
         self._link_kernels()
         links = pd.concat(self._rows, ignore_index=True)
-        is_kernels = links.kind.isin((*_START_LINKS, "kernel")).to_numpy()
+        is_kernels = links.kind.isin(KERNEL_LINKS).to_numpy()
         owners = take(self._kernels.index, np.where(is_kernels, links.owner, NONE), links.owner.to_numpy())
         self.links = links.assign(owner=owners)
         self.moments = self._moments()

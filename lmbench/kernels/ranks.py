@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
 from lmbench.kernels.findings import KernelFindings, examine_trace
 from lmbench.kernels.frameworks import framework_lines
+from lmbench.kernels.graph import Graph, build_graph
 from lmbench.kernels.trace import Trace, load_trace
 from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.kernels.verdicts import verdict_of
@@ -50,18 +51,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
     if len(paths) == 1:
         return kernels_answer(paths[0])
-    traces = {}
-    with progress("kernels", len(paths)) as task:
-        for path in paths:
-            task.begin(path.name)
-            trace = load_trace(path)
-            if (rank := _rank_of(trace)) is None or rank in traces:
-                problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
-                raise UsageError(
-                    f"{problem}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two"
-                )
-            traces[rank] = trace
-    traces, matches = match_collectives(dict(sorted(traces.items())))
+    traces, matches = match_collectives(_load(paths))
     findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
         path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
@@ -73,9 +63,35 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     return _answer(findings, matches)
 
 
+def graph_of(sources: Iterable[str | Path]) -> Graph:
+    """The graph of one trace, or of those of several ranks. Raises UsageError as `ranks_answer` does."""
+    paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
+    if len(paths) == 1:
+        trace = load_trace(paths[0])
+        return build_graph({_rank_of(trace) or 0: trace})
+    return build_graph(*match_collectives(_load(paths)))
+
+
+def _load(paths: Sequence[Path]) -> dict[int, Trace]:
+    """The traces by rank, in order. Raises UsageError where the rank of one is unknown or that of another."""
+    traces = {}
+    with progress("kernels", len(paths)) as task:
+        for path in paths:
+            task.begin(path.name)
+            trace = load_trace(path)
+            if (rank := _rank_of(trace)) is None or rank in traces:
+                problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
+                raise UsageError(
+                    f"{problem}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two"
+                )
+            traces[rank] = trace
+    return dict(sorted(traces.items()))
+
+
 def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answer:
     """The answer for ranks with kernels, from each rank's results and from their matched collectives."""
     first = next(iter(findings.values()))
+    matches = matches[matches.is_clocked.astype(bool)]
     waits = matches.groupby("collective").wait_ns
     # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
     last = matches.assign(
@@ -173,44 +189,50 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
     and receive match by the pair of ranks and their order. If ranks ran different collectives in a step, as when one
     recording began within it, none of this step match.
 
-    A kernel waits until the last rank's kernel begins; the rest of its time is its cost. Only ranks of one machine have
-    one clock: then the kernels of a collective run at once for a while. On other clocks, the rank that came last has
-    the shortest kernel, and its duration is the cost for all.
+    A kernel waits until the last rank's kernel begins; the rest of its time is its cost. Ranks of one machine have one
+    clock: then the kernels of a collective run at once for a while. Other clocks are shifted so that the kernels of a
+    collective end together, by the median over those of each rank.
 
     Returns:
-        The traces with the true `cost_ns` of matched kernels; and a row for each matched kernel: its `rank`, the number
-        of its `collective`, the collective's `kind`, `phase`, its `cost_ns` and `wait_ns`, and whether it `is_last`.
+        The traces on one clock, with the true `cost_ns` of matched kernels; and a row for each matched kernel: its
+        `rank`, its index `kernel`, the number of its `collective`, the collective's `kind`, `phase`, its `cost_ns` and
+        `wait_ns`, whether it `is_last`, and whether a clocked step launched it.
     """
     first_ns = min(trace.events.origin_ns for trace in traces.values())
     frames = []
     for rank, trace in traces.items():
-        kernels = trace.kernels.query("is_counted and collective != ''")
+        kernels = trace.kernels.assign(is_clocked=trace.is_clocked).query("is_counted and collective != ''")
         group = [
             f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
             for group, messages in zip(kernels.group, kernels.messages, strict=True)
         ]
-        begins_ns = trace.timeline.step_ns[trace.timeline.skipped :, 0]
         kernels = kernels.assign(
-            rank=rank, group=group, kernel=kernels.index, is_clocked=kernels.launch_ns >= next(iter(begins_ns), 0),
-            began_ns=kernels.start_ns + float(trace.events.origin_ns - first_ns),
+            rank=rank, group=group, kernel=kernels.index,
+            ended_ns=kernels.end_ns + float(trace.events.origin_ns - first_ns),
         )  # fmt: skip
         frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
     matches = pd.concat(frames, ignore_index=True)
     sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
     is_matched = sequences.agg(lambda ranks: len({*ranks}) == 1 < len(ranks)).rename("is_matched")
     matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
-    members = matches.assign(ended_ns=matches.began_ns + matches.duration_ns).groupby([*_STAGE, "order"], sort=False)
-    last_ns = members.began_ns.transform("max")
-    wait_ns = matches.duration_ns - members.duration_ns.transform("min")
-    if (last_ns < members.ended_ns.transform("min")).mean() >= _ONE_CLOCK_FRACTION:
-        wait_ns = np.minimum(last_ns - matches.began_ns, matches.duration_ns)
-    matches = matches.assign(
-        wait_ns=wait_ns, cost_ns=matches.duration_ns - wait_ns, kind=matches.collective, collective=members.ngroup()
-    )
+    members = matches.groupby([*_STAGE, "order"], sort=False)
+    matches = matches.assign(kind=matches.collective, collective=members.ngroup())
+    last_ns = (matches.ended_ns - matches.duration_ns).groupby(matches.collective).transform("max")
+    shift_ns = pd.Series(0.0, list(traces))
+    if (last_ns < members.ended_ns.transform("min")).mean() < _ONE_CLOCK_FRACTION:
+        early_ns = members.ended_ns.transform("mean") - matches.ended_ns
+        shift_ns = early_ns.groupby(matches["rank"]).median().reindex(list(traces), fill_value=0.0)
+    began_ns = matches.ended_ns + matches["rank"].map(shift_ns) - matches.duration_ns
+    last_ns = began_ns.groupby(matches.collective).transform("max")
+    wait_ns = np.minimum(last_ns - began_ns, matches.duration_ns)
+    matches = matches.assign(wait_ns=wait_ns, cost_ns=matches.duration_ns - wait_ns)
     matches["is_last"] = matches.index.isin(matches.groupby("collective").wait_ns.idxmin())
-    matched_traces = {}
+    aligned = {}
     for rank, trace in traces.items():
         cost_ns = matches[matches["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
-        matched_traces[rank] = replace(trace, kernels=trace.kernels.assign(cost_ns=cost_ns))
-    columns = ["rank", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last"]
-    return matched_traces, matches.loc[matches.is_clocked, columns]
+        kernels = trace.kernels.assign(cost_ns=cost_ns)
+        aligned[rank] = replace(
+            trace, kernels=kernels, shift_ns=trace.events.origin_ns - first_ns + round(shift_ns[rank])
+        )
+    columns = ["rank", "kernel", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last", "is_clocked"]
+    return aligned, matches[columns]
