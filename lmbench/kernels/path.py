@@ -7,9 +7,11 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from lmbench.kernels.events import is_range, take
 from lmbench.kernels.graph import HOST_LINKS, KERNEL_LINKS, SYNCHRONIZING, Graph, Solution
-from lmbench.kernels.trace import OUTSIDE
-from lmbench.kernels.waits import LAUNCHING, host_pieces
+from lmbench.kernels.names import NAMES, UNCLASSIFIED, kind_of
+from lmbench.kernels.trace import OUTSIDE, Trace
+from lmbench.kernels.waits import DATA, HOST_CODE, LAUNCHING, host_pieces
 from lmbench.records.intervals import NONE, covered, union
 
 #: Words for time on the path beside kinds of kernels, collectives and the host's causes.
@@ -30,8 +32,23 @@ def host_time(graph: Graph) -> pd.DataFrame:
             "start_ns": time_ns[rows.target] - rows.ns - trace.shift_ns, "end_ns": time_ns[rows.target] - trace.shift_ns,
             "thread": calls.thread.to_numpy()[rows.owner], "device": 0,
         }, rows.index)  # fmt: skip
-        frames.append(host_pieces(trace, intervals).assign(rank=rank))
+        pieces = host_pieces(trace, intervals).assign(rank=rank, kind="", part="")
+        frames.append(pieces if len(trace.kernels) else _computing(trace, pieces))
     return pd.concat(frames, ignore_index=True)
+
+
+def _computing(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
+    """Pieces of a trace of a CPU, on which operators compute: with `kind` and `part`, and the kind as `cause`."""
+    around = trace.host.nesting.around(pieces.thread.to_numpy(), pieces.start_ns.to_numpy())
+    is_operator = ~take(is_range(trace.host.events), around, True) & (pieces.cause != DATA).to_numpy()
+    names = take(trace.host.names, around, "")
+    kinds = np.where(is_operator, [kind_of("", operator=name) for name in names], "")
+    parts = [
+        NAMES.phase_parts.get(phase) or trace.host.part(event) or UNCLASSIFIED
+        for event, phase in zip(around.tolist(), pieces.phase, strict=True)
+    ]
+    cause = np.where(is_operator, kinds, np.where(pieces.cause == LAUNCHING, HOST_CODE, pieces.cause))
+    return pieces.assign(kind=kinds, part=np.where(is_operator, parts, ""), call=names, cause=cause)
 
 
 def device_time(graph: Graph) -> pd.DataFrame:
@@ -91,7 +108,9 @@ def late_pieces(graph: Graph, pieces: pd.DataFrame) -> pd.DataFrame:
     links, time_ns = graph.links, graph.moments.time_ns.to_numpy()
     joins = links[links.kind == "join"]
     on_path = joins.target.isin(links.target.to_numpy()[graph.path(graph.measured).link])
-    arrivals = pd.DataFrame({"join": joins.target, "ns": time_ns[joins.source]})[on_path].sort_values("ns").groupby("join").ns
+    arrivals = (
+        pd.DataFrame({"join": joins.target, "ns": time_ns[joins.source]})[on_path].sort_values("ns").groupby("join").ns
+    )
     start_ns = arrivals.agg(lambda others: others.iloc[max(len(others) - 2, 0) // 2]).to_numpy()
     late = covered(*union(start_ns, arrivals.max().to_numpy()))
     begin_ns = pieces.start_ns.to_numpy(np.int64)

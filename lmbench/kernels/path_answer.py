@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.graph import Graph
+from lmbench.kernels.matching import graph_of
 from lmbench.kernels.names import short_name
-from lmbench.kernels.path import GAPS, UNEXPLAINED, late_pieces, path_pieces
-from lmbench.kernels.ranks import graph_of
+from lmbench.kernels.path import UNEXPLAINED, late_pieces
 from lmbench.kernels.waits import LAUNCHING, name_places
 from lmbench.kernels.what_if import USUAL, Change, WhatIf, checked_fraction, read_changes
 from lmbench.records.intervals import NONE
@@ -39,13 +38,15 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     changes = read_changes(what_if) if what_if is not None else None
     graph = graph_of(sources)
     simulation = WhatIf(graph)
-    pieces = path_pieces(graph, graph.measured, simulation.host, simulation.device)
-    shown = late_pieces(graph, pieces).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
+    shown = late_pieces(graph, simulation.pieces).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
     step_s, count = simulation.measured_s, len(graph.traces)
     sums = {axis: shown.groupby(axis).s.sum().sort_values(ascending=False) for axis in ("cause", "phase", "part")}
     ranks = f" over {count} ranks" if count > 1 else ""
     headline = [
-        Line("path", f"{milliseconds(step_s)} ms per step{ranks}, of {graph.steps} steps: {_listed(sums['cause'], step_s)}"),
+        Line(
+            "path",
+            f"{milliseconds(step_s)} ms per step{ranks}, of {graph.steps} steps: {_listed(sums['cause'], step_s)}",
+        ),
         *_launching_lines(simulation, shown),
         Line("by phase", _listed(sums["phase"], step_s)),
         Line("by part", _listed(sums["part"].drop("", errors="ignore"), step_s)),
@@ -53,9 +54,13 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     ]
     what_ifs = _what_if_table(simulation, changes)
     causes = shown.groupby(["cause", "phase"]).s.sum().unstack(fill_value=0.0).add_suffix("_s")
-    causes = causes.assign(step_s=sums["cause"], share_fraction=sums["cause"] / step_s).sort_values("step_s", ascending=False)
+    causes = causes.assign(step_s=sums["cause"], share_fraction=sums["cause"] / step_s).sort_values(
+        "step_s", ascending=False
+    )
     tables = [what_ifs, table("kernels/path", causes.reset_index()), _link_table(simulation, shown)]
-    residual = f"the graph without a change, simulated until it is steady, differs by {simulation.residual_fraction:+.1%}"
+    residual = (
+        f"the graph without a change, simulated until it is steady, differs by {simulation.residual_fraction:+.1%}"
+    )
     unexplained_s = sums["cause"].get(UNEXPLAINED, 0.0)
     notes = [
         Line("checked", f"{residual}; {milliseconds(unexplained_s)} ms of the path have no cause in the trace"),
@@ -90,7 +95,9 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     if not by_place or max(by_place.values()) < _LARGE_FRACTION * simulation.measured_s:
         return []
     place = max(by_place, key=by_place.__getitem__)
-    return [Line("", f"launching: {milliseconds(by_place[place])} of {milliseconds(launching.s.sum())} ms after {place}")]
+    return [
+        Line("", f"launching: {milliseconds(by_place[place])} of {milliseconds(launching.s.sum())} ms after {place}")
+    ]
 
 
 def _slack_lines(simulation: WhatIf) -> list[Line]:

@@ -52,7 +52,8 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     if pauses.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
     thread = take(trace.kernels.thread, pauses.after.to_numpy(), trace.events.main_thread)
-    waits = name_places(trace, host_pieces(trace, pauses.assign(end_ns=pauses.waited_ns, thread=thread)))
+    pauses = pauses.assign(end_ns=pauses.waited_ns, thread=thread)
+    waits = name_places(trace, host_pieces(trace, pauses, is_idle=True))
     sums = waits.sort_values("ns", ascending=False).groupby(_KEYS, sort=False).agg(
         wait_s=("ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
     )  # fmt: skip
@@ -60,13 +61,14 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     return sums.sort_values("wait_s", ascending=False, kind="stable").reset_index()
 
 
-def host_pieces(trace: Trace, intervals: pd.DataFrame) -> pd.DataFrame:
+def host_pieces(trace: Trace, intervals: pd.DataFrame, is_idle: bool = False) -> pd.DataFrame:
     """What the host did in intervals of time: pieces of them, with their `cause` and `phase`.
 
     Args:
         trace: the trace.
         intervals: `start_ns`, `end_ns`, and the `thread` whose events go before the main thread's; those of one `device`
             do not overlap.
+        is_idle: whether the device idled meanwhile: a short interval that began in a synchronize has this cause.
 
     Returns:
         A row for each piece, with `start_ns`, `ns`, the index of its `interval`, and the `event` that the host was in.
@@ -79,7 +81,7 @@ def host_pieces(trace: Trace, intervals: pd.DataFrame) -> pd.DataFrame:
     is_long = (intervals.end_ns - intervals.start_ns > _LONG_NS)[pieces.interval].to_numpy()
     event, begun_in, start_ns = pieces.event.to_numpy(), pieces.begun_in.to_numpy(), pieces.start_ns.to_numpy()
     cause, begun_cause = take(events.cause, event, LAUNCHING), take(events.cause, begun_in, LAUNCHING)
-    began_blocked = ~is_long & (cause == LAUNCHING) & np.isin(begun_cause, (SYNCHRONIZING, _COPYING))
+    began_blocked = is_idle & ~is_long & (cause == LAUNCHING) & np.isin(begun_cause, (SYNCHRONIZING, _COPYING))
     event, cause = np.where(began_blocked, begun_in, event), np.where(began_blocked, begun_cause, cause)
     loaders = events[starting(events.name, "enumerate(DataLoader)#")]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
@@ -15,21 +15,26 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError, unknown
-from lmbench.kernels.graph import START_LINKS, Graph, Solution
+from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import KINDS, PARTS
 from lmbench.kernels.path import device_time, host_time, path_pieces
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import FUSED_OPTIMIZER
 from lmbench.kernels.waits import DATA, LAUNCHING
-from lmbench.records.run import Model
 
 #: The changes that are tried where none is named, where the trace has what they change.
-USUAL: Final = ("collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused", "device=2x", "host=2x")
+USUAL: Final = (
+    "collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused", "device=2x", "host=2x",
+)  # fmt: skip
+#: The changes whose effect is kept in run.json, for reports and for the tuner.
+RECORDED: Final = (*USUAL, "layers=0.5", "part:attention=0", "part:loss=0", "phase:optimizer=0")
 # Parts that are outside of the blocks, which `layers` does not change.
-_OUTSIDE_BLOCKS = ("embedding", "head", "loss", "data", "comm", "optimizer", "unclassified")
+_OUTSIDE_BLOCKS = ("", "embedding", "head", "loss", "data", "comm", "optimizer", "unclassified")
 # AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2,
 # addcdiv 4, decay 2); fused, it reads weight, gradient and both moments, and writes all but the gradient.
 _FUSED_FRACTION = 7 / 20
+# Phases that get a batch to the device.
+_LOADING_PHASES = ("data", "transfer")
 _FORMS = (
     "collectives=F or =N GB/s, launches=0, data=0, rank=median, optimizer=fused, attention=fused, layers=F, host=F, "
     "device=F, kind:K=F, part:P=F, phase:P=F; F: a factor on the time, such as 0.5, or a speed, such as 2x"
@@ -93,9 +98,21 @@ class WhatIf:
         self.graph = graph
         self.host, self.device = host_time(graph), device_time(graph)
         self.base = graph.simulate()
-        self.measured_s = graph.measured.length_ns / 1e9 / graph.steps
+        self.measured_s = float(graph.measured.length_ns / 1e9 / graph.steps)
         #: How much longer the simulation without a change is than the recording, as a share of it.
         self.residual_fraction = self.base.length_ns / graph.measured.length_ns - 1
+
+    @cached_property
+    def pieces(self) -> pd.DataFrame:
+        """The critical path of the recording, as `path_pieces` returns it."""
+        return path_pieces(self.graph, self.graph.measured, self.host, self.device)
+
+    def change_s(self, changes: Sequence[Change]) -> float | None:
+        """How much longer the step is with all of these changes; None if one changes nothing in these traces."""
+        try:
+            return self.ask(changes)[0] - self.measured_s
+        except UsageError:
+            return None
 
     def ask(self, changes: Sequence[Change]) -> tuple[float, pd.DataFrame]:
         """The step with all of these changes, and its critical path as `path_pieces` returns it.
@@ -121,7 +138,7 @@ class WhatIf:
         ns[sums.index] = sums
         solution = self.graph.simulate(ns, any(change.axis == "rank" for change in changes))
         step_s = self.measured_s + (solution.length_ns - self.base.length_ns) / 1e9 / self.graph.steps
-        return step_s, path_pieces(self.graph, solution, host, self.device)
+        return float(step_s), path_pieces(self.graph, solution, host, self.device)
 
     def _of_calls(self, launch: Any) -> Any:
         """The factor on each piece of launching: the mean of those of the kernels that its call launches."""
@@ -139,42 +156,50 @@ class WhatIf:
 
     def _factors(self, change: Change) -> tuple[Any, Any, Any]:
         """The factors that a change has on the time of each kernel, of its launch, and of each piece of the host's."""
-        device, host, factor = self.device, self.host, change.factor
-        is_comm = (device.kind == "comm").to_numpy()
-        kernel, launch, on_host = np.ones(len(device)), np.ones(len(device)), np.ones(len(host))
-        is_changed = np.zeros(len(device), dtype=bool)
-        if change.axis in ("kind", "part", "phase"):
-            is_changed = (device[change.axis] == change.name).to_numpy()
-        elif change.axis == "collectives":
-            is_changed = is_comm
-        elif change.axis == "device":
-            is_changed = ~is_comm
-        elif change.axis == "attention":
-            is_changed = device.part.isin(("mask", "softmax")).to_numpy()
-        elif change.axis == "layers":
-            is_changed = ~device.part.isin(_OUTSIDE_BLOCKS).to_numpy()
-        elif change.axis == "optimizer":
-            is_changed = ((device.phase == "optimizer") & ~device.name.str.contains(FUSED_OPTIMIZER)).to_numpy() & ~is_comm
-            factor = _FUSED_FRACTION
-        elif change.axis == "data":
-            is_changed = device.phase.isin(("data", "transfer")).to_numpy()
-        elif change.axis == "rank" and len(self.graph.traces) == 1:
-            raise UsageError(f"--what_if {change.words} needs the traces of several ranks; give a folder with all of them")
-        is_data = ((host.cause == DATA) | host.phase.isin(("data", "transfer"))).to_numpy()
-        if not is_changed.any() and change.axis not in ("host", "launches", "rank") and not (change.axis == "data" and is_data.any()):
-            raise UsageError(f"--what_if {change.words} changes nothing: the trace has no such kernels")
-        kernel[is_changed] = factor
+        axis, factor = change.axis, _FUSED_FRACTION if change.axis == "optimizer" else change.factor
+        if axis == "rank" and len(self.graph.traces) == 1:
+            raise UsageError(
+                f"--what_if {change.words} needs the traces of several ranks; give a folder with all of them"
+            )
+        is_changed, is_computed = _selected(self.device, change), _selected(self.host, change)
+        kernel, launch = np.where(is_changed, factor, 1.0), np.ones(len(self.device))
+        host = np.where(is_computed & (self.host.kind != ""), factor, 1.0)
         if change.gb_per_s is not None:
-            rate_ns = device.bus_bytes / change.gb_per_s / self.graph.links.ns[device.index]
-            kernel[is_changed] = rate_ns[is_changed].fillna(1.0)
-        elif not factor or change.axis in ("layers", "optimizer"):
+            kernel = np.where(
+                is_changed, self.device.bus_bytes / change.gb_per_s / self.graph.links.ns[self.device.index], 1.0
+            )
+            kernel = np.nan_to_num(kernel, nan=1.0)
+        elif not factor or axis in ("layers", "optimizer"):
             # Kernels that are gone need no launches, and half as many layers half as many.
-            launch[is_changed] = 0.0 if change.axis == "optimizer" else factor
-        if change.axis == "data":
-            on_host[is_data] = 0.0
-        elif change.axis in ("host", "launches"):
-            on_host[(change.axis == "host") | (host.cause == LAUNCHING)] = factor
-        return kernel, launch, on_host
+            launch[is_changed] = 0.0 if axis == "optimizer" else factor
+        is_host = np.zeros(len(host), dtype=bool)
+        if axis == "data":
+            is_host = ((self.host.cause == DATA) | self.host.phase.isin(_LOADING_PHASES)).to_numpy()
+        elif axis in ("host", "launches"):
+            is_host = ((axis == "host") & (self.host.kind == "") | (self.host.cause == LAUNCHING)).to_numpy()
+        host[is_host] = factor
+        if axis != "rank" and not is_host.any() and (host == 1.0).all() and not is_changed.any():
+            raise UsageError(f"--what_if {change.words} changes nothing: the trace has no such kernels")
+        return kernel, launch, host
+
+
+def _selected(rows: pd.DataFrame, change: Change) -> Any:
+    """A flag for each kernel, or operator on a CPU: whether a change acts on it."""
+    axis, is_comm = change.axis, rows.kind == "comm"
+    if axis in ("kind", "part", "phase"):
+        return (rows[axis] == change.name).to_numpy()
+    if axis == "collectives":
+        return is_comm.to_numpy()
+    if axis == "device":
+        return ~is_comm.to_numpy()
+    if axis == "attention":
+        return rows.part.isin(("mask", "softmax")).to_numpy()
+    if axis == "layers":
+        return ~rows.part.isin(_OUTSIDE_BLOCKS).to_numpy()
+    if axis == "optimizer":
+        is_fused = rows.get("name", rows.get("call")).astype(str).str.contains(FUSED_OPTIMIZER)
+        return ((rows.phase == "optimizer") & ~is_comm & ~is_fused).to_numpy()
+    return (rows.phase.isin(_LOADING_PHASES) & (axis == "data")).to_numpy()
 
 
 @cache
