@@ -3,6 +3,7 @@
 from lmbench.callbacks.checkpoint_recorder import CheckpointRecorder as CheckpointRecorder
 from lmbench.callbacks.communication_probe import CommunicationProbe as CommunicationProbe
 from lmbench.callbacks.compiler import Compiler as Compiler
+from lmbench.callbacks.counterfactual import Counterfactual as Counterfactual
 from lmbench.callbacks.dtype_recorder import DtypeRecorder as DtypeRecorder
 from lmbench.callbacks.events import Events as Events
 from lmbench.callbacks.gradient_norm import GradientNorm as GradientNorm

@@ -33,7 +33,8 @@ data.seed data.text_files data.cache_dir
 
 measure measure.warmup_steps measure.steps measure.min_window_s measure.probe_steps measure.collective_timeout_s
 measure.mode measure.matmul_precision measure.zero_grad measure.gradient_norm measure.sigterm_broadcast
-measure.blocks measure.loader measure.results_dir measure.run_id measure.strict measure.price_per_hour
+measure.blocks measure.what_if measure.loader measure.results_dir measure.run_id measure.strict
+measure.price_per_hour
 
 memory memory.predict memory.history memory.steps memory.max_entries
 

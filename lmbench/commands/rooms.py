@@ -26,7 +26,7 @@ from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
 
-def kernels(*results: Result) -> Answer:
+def kernels(*results: Result, path: bool = False, what_if: str | None = None) -> Answer:
     """Shows where the device's time goes, from a trace.
 
     The answer comes first: a verdict, why the device was idle, what to do, and what takes the most time. Tables follow
@@ -40,11 +40,17 @@ def kernels(*results: Result) -> Answer:
     Args:
         results: RUN|TRACE|FOLDER: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
             torch.profiler on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
+        path: show the chain of host work, launches, kernels and collectives that sets the step, and what would change it
+        what_if: changes to simulate together, such as collectives=0,launches=0 or kind:elementwise=0.5
     """
-    from lmbench.kernels.ranks import ranks_answer
-
     if not results:
         raise UsageError("lmbench kernels shows a result, a trace, or the traces of several ranks; give one")
+    if path or what_if is not None:
+        from lmbench.kernels.path_answer import path_answer
+
+        return path_answer(results, what_if)
+    from lmbench.kernels.ranks import ranks_answer
+
     return ranks_answer(results)
 
 

@@ -46,6 +46,8 @@ class MeasureSettings(Schedule):
         sigterm_broadcast: with several ranks, keep Lightning's check for SIGTERM: a broadcast for each batch, whose
             result the host waits for. Without it lmbench, or the launcher, ends all ranks when one was ended.
         blocks: keep only so many of the module's alike blocks, to see what a block costs; null keeps all.
+        what_if: note the change that this run makes true, such as collectives=0, to see it beside the prediction that a
+            trace of the run called `nothing` makes (the study `what_if`). It changes nothing itself.
         loader: after the other probe steps, time the loader and the model alone, and with the fewest workers with
             which no step waits for its batch; nothing is timed if measure.probe_steps is 0.
         results_dir: folder of result folders.
@@ -66,6 +68,7 @@ class MeasureSettings(Schedule):
     gradient_norm: bool = False
     sigterm_broadcast: bool = False
     blocks: int | None = None
+    what_if: str | None = None
     loader: bool = False
     results_dir: str = "results"
     run_id: str | None = None

@@ -5,7 +5,7 @@ The summary takes a few kB, so that a report never has to read the trace.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,12 +15,14 @@ from msgspec import convert
 
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
-from lmbench.kernels.graph import build_graph
+from lmbench.kernels.graph import Graph, build_graph
+from lmbench.kernels.matching import graph_of, traces_at
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, host_times, operator_times
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
+from lmbench.kernels.what_if import RECORDED, WhatIf, read_changes
 from lmbench.records.examined import AttentionTimes, KernelSummary
 from lmbench.records.guards import make_guard
 from lmbench.records.intervals import NONE
@@ -46,6 +48,7 @@ class KernelFindings:
     """
 
     trace: Trace
+    graph: Graph
     run: RunRecord | None
     completeness: Values
     work: Work
@@ -115,7 +118,7 @@ def examine_trace(trace: Trace) -> KernelFindings:
     waits = find_waits(trace, clocks)
     phases = judge_phases(clocks, waits, work, record)
     run = None if record.outcome == DAMAGED else record
-    return KernelFindings(trace, run, count_missing(trace), work, clocks, waits, phases, annotation_times(trace))
+    return KernelFindings(trace, graph, run, count_missing(trace), work, clocks, waits, phases, annotation_times(trace))
 
 
 def count_missing(trace: Trace) -> Values:
@@ -153,11 +156,19 @@ def summarize(findings: KernelFindings) -> KernelSummary:
     Of a trace without kernels it has the `reason`, the number of steps and the longest operators.
     """
     timeline, work, phases = findings.trace.timeline, findings.work, findings.phases
+    simulation = WhatIf(findings.graph)
+    causes = simulation.pieces.groupby("cause").ns.sum().sort_values(ascending=False) / 1e9 / findings.graph.steps
+    path = {
+        "path_s": simulation.measured_s,
+        "path": {f"{cause.replace(' ', '_')}_s": time_s for cause, time_s in causes.items()},
+        "what_if": {
+            words: change_s for words in RECORDED if (change_s := simulation.change_s(read_changes(words))) is not None
+        },
+    }
     if findings.why_no_kernels:
         operators = records(findings.operators.groupby("phase", sort=False).head(TOP))
-        return convert(
-            {"reason": findings.why_no_kernels, "steps": timeline.steps, "operators": operators}, KernelSummary
-        )
+        reason = {"reason": findings.why_no_kernels, "steps": timeline.steps, "operators": operators}
+        return convert({**reason, **path}, KernelSummary)
     clocks: dict[str, Row] = {row["phase"]: row for row in records(phases.reset_index())}
     clocks[STEP] = findings.clocks.total.to_dict()
     summaries = {}
@@ -180,6 +191,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
         }
     summary = {
         **findings.completeness,
+        **path,
         "steps": timeline.steps,
         "clock_steps": findings.clocks.steps,
         "phase_source": timeline.source,
@@ -198,4 +210,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
     """The summary and the guards of the trace in a run's folder. Raises UsageError for a trace that cannot be read."""
     findings = examine(folder)
+    if len(paths := traces_at([folder])) == findings.trace.events.distributed.world_size:
+        # The other ranks have written their traces: a collective is then told from the wait for the last rank.
+        return summarize(replace(findings, graph=graph_of(paths))), findings.guards
     return summarize(findings), findings.guards

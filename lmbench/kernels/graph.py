@@ -29,8 +29,9 @@ from lmbench.records.intervals import NONE, Flags, Integers
 #: (`join`); and to the end of the steps.
 LinkKind = Literal["program", "call", "launch", "order", "wait", "kernel", "return", "queue", "join", "end"]
 HOST_LINKS: Final[tuple[LinkKind, ...]] = ("program", "call")
-# Links into a kernel's start. Like the kernel itself, they are owned by a kernel.
-_START_LINKS: Final[tuple[LinkKind, ...]] = ("launch", "order", "wait")
+#: Links into a kernel's start, and those that a kernel owns.
+START_LINKS: Final[tuple[LinkKind, ...]] = ("launch", "order", "wait")
+KERNEL_LINKS: Final[tuple[LinkKind, ...]] = (*START_LINKS, "kernel")
 # The profiler aligns the clocks of host and device to about a microsecond.
 _TOLERANCE_NS = 1_000
 # An idle device starts a kernel within twice the trace's median latency after its launch call returned. These are the
@@ -46,9 +47,9 @@ KERNEL_GAP_NS = 30_000
 # A kernel was surely queued if its launch call returned at least this long before the previous kernel ended. An idle
 # device starts a kernel 2.3 us after the call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to 2.6 us).
 _QUEUED_LEAD_NS = 2_000
-# The launch queue of CUDA holds about 1,000 kernels and then blocks the host (H200, torch 2.11). A launch this long
-# behind this many kernels waited for room.
-_QUEUE_LENGTH, _FULL_NS = 500, 20_000
+# The launch queue of CUDA holds about 1,000 kernels and then blocks the host (H200, torch 2.11). A launch behind this many
+# kernels waited for room if it took this many times as long as others usually do.
+_QUEUE_LENGTH, _SLOW_LAUNCH = 500, 2
 # The simulation repeats the steps until two repetitions differ by at most this share, and no more often than this.
 _STEADY_FRACTION, _MAX_LAPS = 1e-3, 8
 _STREAM_WAIT = re.compile("StreamWaitEvent", re.IGNORECASE)
@@ -105,12 +106,12 @@ class Graph:
         is_binding = self.links.is_binding.to_numpy()
         binding[self.links.target[is_binding]] = np.flatnonzero(is_binding)
         end = int(self.moments.time_ns[self.moments.is_end].idxmax())
-        return Solution(time_ns, binding, end, time_ns[end] - self.moments.begin_ns[end])
+        return Solution(time_ns, binding, end, float(time_ns[end] - self.moments.begin_ns[end]))
 
     @cached_property
     def starts(self) -> pd.DataFrame:
         """For each `rank` and its kernels, `owner`, the `kind` of link that the start waited for, and `unexplained_ns`."""
-        starts = self.links[self.links.is_binding & self.links.kind.isin(_START_LINKS)]
+        starts = self.links[self.links.is_binding & self.links.kind.isin(START_LINKS)]
         return starts.set_index(["rank", "owner"])[["kind", "unexplained_ns"]]
 
     def simulate(self, ns: npt.NDArray[np.float64] | None = None, without_stragglers: bool = False) -> Solution:
@@ -169,8 +170,7 @@ class Graph:
                 begin_ns = begins_ns[moment]
             start_ns = solution.time_ns[moment] if moment >= 0 else begin_ns
             rows.append((link, max(start_ns, begin_ns), end_ns))
-        path = pd.DataFrame(rows, columns=["link", "start_ns", "end_ns"])
-        return path[path.end_ns > path.start_ns]
+        return pd.DataFrame(rows, columns=["link", "start_ns", "end_ns"])
 
 
 def build_graph(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> Graph:
@@ -215,7 +215,9 @@ def _settled(moments: pd.DataFrame, links: pd.DataFrame) -> pd.DataFrame:
         unexplained_ns=np.where(is_binding, np.minimum(links.unexplained_ns, measured_ns), 0),
         from_moment=np.select(
             # The mark at the end of the steps is before the one at their begin.
-            [is_lapped | is_inside[source], links.kind == "program"], [source, NONE], moments.next.to_numpy()[source]
+            [is_lapped | is_inside[source], links.kind == "program"],
+            [source, NONE],
+            moments.next.to_numpy()[source],
         ),
         is_lapped=is_lapped | ~is_inside[source],
     )
@@ -237,13 +239,21 @@ def _joined(
     is_waiting = moments.time_ns.to_numpy()[arrivals.end] >= arrivals.last_ns
     arrivals = arrivals[is_waiting & (groups.transform("size") > 1)]
     join = len(moments) + arrivals.groupby("collective").ngroup().to_numpy()
-    rows = pd.DataFrame({"moment": join, "time_ns": arrivals.last_ns, "rank": arrivals["rank"]}).drop_duplicates("moment")
+    rows = pd.DataFrame({"moment": join, "time_ns": arrivals.last_ns, "rank": arrivals["rank"]}).drop_duplicates(
+        "moment"
+    )
     rows = rows.sort_values("moment").drop(columns="moment").assign(
         owner_ns=lambda joins: joins.time_ns, stage=1, is_inside=True, next=NONE, is_end=False, is_join=True, begin_ns=0
     )  # fmt: skip
     links = links[~((links.kind == "kernel") & links.source.isin(arrivals.start))]
-    columns = {"rank": arrivals["rank"], "owner": arrivals.kernel, "ns": _MEASURED, "is_lapped": False, "unexplained_ns": 0}
-    joins = pd.DataFrame({"source": arrivals.start, "target": join, "kind": "join", **columns})
+    columns = {
+        "rank": arrivals["rank"],
+        "owner": arrivals.kernel,
+        "ns": _MEASURED,
+        "is_lapped": False,
+        "unexplained_ns": 0,
+    }
+    joins = pd.DataFrame({"source": arrivals.start, "target": join, "kind": "join", **columns, "ns": 0})
     costs = pd.DataFrame({"source": join, "target": arrivals.end, "kind": "kernel", **columns})
     return pd.concat([moments, rows], ignore_index=True), pd.concat([links, joins, costs], ignore_index=True)
 
@@ -274,7 +284,7 @@ class _RankGraph:
         self._link_host()
         self._link_kernels()
         links = pd.concat(self._rows, ignore_index=True)
-        is_kernels = links.kind.isin((*_START_LINKS, "kernel")).to_numpy()
+        is_kernels = links.kind.isin(KERNEL_LINKS).to_numpy()
         owners = take(self._kernels.index, np.where(is_kernels, links.owner, NONE), links.owner.to_numpy())
         self.links = links.assign(owner=owners)
         self.moments = self._moments()
@@ -305,7 +315,9 @@ class _RankGraph:
         calls, is_mark = self.calls, (self.calls.name == "").to_numpy()
         is_inside = calls.index >= np.flatnonzero(is_mark)[0]
         next_call = np.full(len(calls), NONE)
-        next_call[~is_mark] = take(np.flatnonzero(~is_mark), _next(np.zeros((~is_mark).sum()), is_inside[~is_mark]), NONE)
+        next_call[~is_mark] = take(
+            np.flatnonzero(~is_mark), _next(np.zeros((~is_mark).sum()), is_inside[~is_mark]), NONE
+        )
         next_kernel = _next(self._lane, self._is_clocked)
         start_ns, end_ns, call_ns = self._start_ns, self._end_ns, calls.start_ns.to_numpy()
         finish_ns = np.array([max(end_ns.max(initial=0), self._finish_ns)])
@@ -374,7 +386,7 @@ class _RankGraph:
         unexplained_ns = np.where(is_waiting, 0, np.maximum(start_ns - reach_ns, 0))
         call = pd.Series(self.calls.index, self.calls.launch)[kernels.launch[is_linked]].to_numpy()
         linked = position[is_linked]
-        least_ns = np.minimum(returned_ns - launch_ns, _FULL_NS) + latency_ns
+        least_ns = np.minimum(returned_ns - launch_ns, _MAX_START_NS) + latency_ns
         self._add(
             "launch", self._call_start + call, self._start + linked, linked, least_ns[linked], unexplained_ns[linked]
         )
@@ -382,7 +394,9 @@ class _RankGraph:
         self._add("wait", self._end + source, self._start + target, target, gap_ns, unexplained_ns[target])
         self._add("kernel", self._start + position, self._end + position, position)
         clocked = by_lane[self._is_clocked[by_lane]]
-        first, last = (clocked[~pd.Series(lane[clocked]).duplicated(keep=keep).to_numpy()] for keep in ("first", "last"))
+        first, last = (
+            clocked[~pd.Series(lane[clocked]).duplicated(keep=keep).to_numpy()] for keep in ("first", "last")
+        )
         is_new = ~np.isin(first, after)
         self._add("order", self._end + last[is_new], self._start + first[is_new], first[is_new], gap_ns, is_lapped=True)
         self._add("end", self._end + last, self._finish, last, 0)
@@ -424,16 +438,20 @@ class _RankGraph:
         is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
         is_launch, is_waiting = (calls.launch != NONE).to_numpy(), calls.is_sync.to_numpy(copy=True)
         call = pd.Series(position[is_launch], calls.launch[is_launch])
-        copies = np.flatnonzero((kernels.kind == "memcpy") & (kernels.launch != NONE) & (kernels.end_ns <= kernels.returned_ns))
+        copies = np.flatnonzero(
+            (kernels.kind == "memcpy") & (kernels.launch != NONE) & (kernels.end_ns <= kernels.returned_ns)
+        )
         copying = call[kernels.launch.iloc[copies]].to_numpy()
         last[copying], is_held[copying], is_waiting[copying] = copies, True, True
         depth = np.searchsorted(launched, start_ns) - np.searchsorted(ended_ns, start_ns)
-        is_full = is_launch & is_held & ~is_waiting & (end_ns - start_ns > _FULL_NS) & (depth >= _QUEUE_LENGTH)
+        duration_ns = end_ns - start_ns
+        usual_ns = _median(duration_ns[is_launch & (depth < _QUEUE_LENGTH)], _LATENCY_NS, _START_NS)
+        is_full = is_launch & is_held & ~is_waiting & (duration_ns > _SLOW_LAUNCH * usual_ns) & (depth >= _QUEUE_LENGTH)
         # A synchronize with nothing to wait for comes after the last kernel that was launched before it.
         newest = self._launched[np.maximum(np.searchsorted(launched, start_ns) - 1, 0)]
         is_idle = is_waiting & ~is_held & (launch_ns[newest] < start_ns) & (self._end_ns[newest] <= end_ns)
         least_ns[is_waiting & is_held] = 0
-        least_ns[is_full] = _median((end_ns - start_ns)[is_launch], _FULL_NS, 0)
+        least_ns[is_full] = usual_ns
         for kind, is_kind, source, ns in (
             ("return", is_waiting & is_held, last, _MEASURED), ("return", is_idle, newest, 0), ("queue", is_full, last, _MEASURED)
         ):  # fmt: skip

@@ -154,6 +154,19 @@ class HostEvents:
                 self._parts[event] = self._of_module(scope, inside, by_operator)
         return self._parts[event]
 
+    def module(self, event: int) -> str:
+        """The path of the module that an event works for, by the ranges around it or around its forward operator."""
+        for _ in range(2):
+            for index in self.nesting.climb(event):
+                if path := module_path(self.names[index]):
+                    return path
+                if self.is_engine[index]:
+                    event = self.forward.get(index, NONE)
+                    break
+            else:
+                break
+        return ""
+
     def _of_module(self, scope: int, inside: list[int], by_operator: str | None) -> str | None:
         """The part of an event in a module range, by the module and those around it, or by the event's operator."""
         # All ranges around are looked at, since a range may be named by its module's class alone.

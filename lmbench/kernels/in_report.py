@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from lmbench.kernels.names import FUSED, KINDS, PARTS
 from lmbench.records.load import StoredRun
@@ -12,7 +13,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Span
 from lmbench.report import units
 from lmbench.report.answer import Cell
-from lmbench.report.columns import Quantity, beside, per_cell
+from lmbench.report.columns import CHANGE, STEP, Quantity, beside, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
 from lmbench.report.units import MS, PERCENT, Unit
@@ -59,6 +60,31 @@ def _top_other(run: StoredRun) -> Cell | None:
     return Cell(row.share_fraction, text=f"{shortened(row.name, _NAME_WIDTH)} {units.percent(row.share_fraction)}")
 
 
+#: The option of a run that makes a what-if true, and its value for the run that the prediction starts from.
+WHAT_IF, NOTHING_CHANGED = "measure.what_if", "nothing"
+
+
+def _predicted_s(frame: Frame, cell: int) -> float | None:
+    """The step of a cell that makes a what-if true, predicted from the step and the trace of the unchanged cell.
+
+    The profiler slows the recorded step, so its change counts as a share of it.
+    """
+    unchanged = [other for other, facts in frame.facts.items() if facts.get(WHAT_IF) == NOTHING_CHANGED]
+    if not unchanged:
+        return None
+    base = max(unchanged, key=lambda other: len(frame.facts[other].items() & frame.facts[cell].items()))
+    changes, path_s = (beside(f"kernels.{name}")(frame, base) for name in ("what_if", "path_s"))
+    change_s = (changes or {}).get(frame.facts[cell].get(WHAT_IF))
+    steps_s = frame.numbers(base, STEP.expression)
+    return None if change_s is None or not steps_s else fmean(steps_s) * (1 + change_s / path_s)
+
+
+def _prediction_error(frame: Frame, cell: int) -> float | None:
+    """The predicted minus the measured step of a cell, as a share of the measured one."""
+    predicted_s, steps_s = _predicted_s(frame, cell), frame.numbers(cell, STEP.expression)
+    return predicted_s / fmean(steps_s) - 1 if predicted_s and steps_s else None
+
+
 _RATIO = "softmax_matmul_time_ratio"
 #: Views show the record's other numbers by their dotted names.
 COLUMNS: tuple[Quantity, ...] = (
@@ -70,6 +96,8 @@ COLUMNS: tuple[Quantity, ...] = (
         "top_other_fraction", "top kernel but matmul", per_cell(_top_other),
         Unit("", 100.0, units.percent_number), None,
     ),
+    Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),
+    Quantity("prediction_error_fraction", "predicted / step", _prediction_error, CHANGE, None),
     Quantity("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
     Quantity("unhidden_communication_fraction", "unhidden communication", _unhidden_fraction, PERCENT),
     *(

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
 from lmbench.kernels.findings import KernelFindings, examine_trace
 from lmbench.kernels.frameworks import framework_lines
-from lmbench.kernels.trace import Trace, load_trace
-from lmbench.kernels.trace_notes import TRACE_FILE
+from lmbench.kernels.matching import load_ranks, match_collectives, traces_at
 from lmbench.kernels.verdicts import verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
-from lmbench.progress import progress
-from lmbench.records.load import is_run_folder
 from lmbench.report.answer import Answer, Line, guard_lines
 from lmbench.report.described import table
 from lmbench.report.units import milliseconds, percent
 
-# Kernels with the same values are collectives of one group of ranks in one step.
-_STAGE = ["group", "stage"]
-# The rank in the name of a file or folder.
-_RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
 # A straggler delays the others by at least this share of their time.
 _LATE_FRACTION = 0.01
-# Traces are of one machine's clock if this share of the collectives run on all ranks at once for a while.
-_ONE_CLOCK_FRACTION = 0.95
 # The headline names at most this many causes of a delay, each at least this share of it.
 _TOP_CAUSES, _MIN_CAUSE_FRACTION = 2, 0.1
 
@@ -47,21 +34,10 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     Raises:
         UsageError: a file cannot be read as a trace, two traces are of one rank, or the rank of a trace is unknown.
     """
-    paths = [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
+    paths = traces_at(sources)
     if len(paths) == 1:
         return kernels_answer(paths[0])
-    traces = {}
-    with progress("kernels", len(paths)) as task:
-        for path in paths:
-            task.begin(path.name)
-            trace = load_trace(path)
-            if (rank := _rank_of(trace)) is None or rank in traces:
-                problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
-                raise UsageError(
-                    f"{problem}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two"
-                )
-            traces[rank] = trace
-    traces, matches = match_collectives(dict(sorted(traces.items())))
+    traces, matches = match_collectives(load_ranks(paths))
     findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
         path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
@@ -76,6 +52,7 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
 def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answer:
     """The answer for ranks with kernels, from each rank's results and from their matched collectives."""
     first = next(iter(findings.values()))
+    matches = matches[matches.is_clocked.astype(bool)]
     waits = matches.groupby("collective").wait_ns
     # A row for each collective, of the rank that came last; it does not wait, so the mean is over the others.
     last = matches.assign(
@@ -148,69 +125,3 @@ def _straggler_lines(findings: dict[int, KernelFindings], rows: pd.DataFrame) ->
         activity = f"waiting for {cause_text(waits, cause)}" if cause in set(waits.cause) else cause
         lines.append(Line("cause", f"{milliseconds(more_s)} ms more than the others' median in {activity}"))
     return lines
-
-
-def _traces_at(path: Path) -> list[Path]:
-    """The traces at a path: those of all ranks of a run, all files of another folder, or the file itself."""
-    if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
-        return [path]
-    if is_run_folder(path):
-        return [path, *path.glob(f"rank*/{TRACE_FILE}")]
-    return [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))] or [path]
-
-
-def _rank_of(trace: Trace) -> int | None:
-    """The rank of a trace, by the trace itself, else by its run's record, else by the name of its file or folder."""
-    by_name = _RANK.search(trace.path.name) or _RANK.search(trace.path.parent.name)
-    ranks = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
-    return next((rank for rank in ranks if rank is not None), None)
-
-
-def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
-    """Match the kernels that several ranks ran for the same collective, so that waiting is told from communication.
-
-    Kernels of a group of ranks match by the collective's own number, or by their order in the step. Kernels that send
-    and receive match by the pair of ranks and their order. If ranks ran different collectives in a step, as when one
-    recording began within it, none of this step match.
-
-    A kernel waits until the last rank's kernel begins; the rest of its time is its cost. Only ranks of one machine have
-    one clock: then the kernels of a collective run at once for a while. On other clocks, the rank that came last has
-    the shortest kernel, and its duration is the cost for all.
-
-    Returns:
-        The traces with the true `cost_ns` of matched kernels; and a row for each matched kernel: its `rank`, the number
-        of its `collective`, the collective's `kind`, `phase`, its `cost_ns` and `wait_ns`, and whether it `is_last`.
-    """
-    first_ns = min(trace.events.origin_ns for trace in traces.values())
-    frames = []
-    for rank, trace in traces.items():
-        kernels = trace.kernels.query("is_counted and collective != ''")
-        group = [
-            f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
-            for group, messages in zip(kernels.group, kernels.messages, strict=True)
-        ]
-        begins_ns = trace.timeline.step_ns[trace.timeline.skipped :, 0]
-        kernels = kernels.assign(
-            rank=rank, group=group, kernel=kernels.index, is_clocked=kernels.launch_ns >= next(iter(begins_ns), 0),
-            began_ns=kernels.start_ns + float(trace.events.origin_ns - first_ns),
-        )  # fmt: skip
-        frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
-    matches = pd.concat(frames, ignore_index=True)
-    sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
-    is_matched = sequences.agg(lambda ranks: len({*ranks}) == 1 < len(ranks)).rename("is_matched")
-    matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
-    members = matches.assign(ended_ns=matches.began_ns + matches.duration_ns).groupby([*_STAGE, "order"], sort=False)
-    last_ns = members.began_ns.transform("max")
-    wait_ns = matches.duration_ns - members.duration_ns.transform("min")
-    if (last_ns < members.ended_ns.transform("min")).mean() >= _ONE_CLOCK_FRACTION:
-        wait_ns = np.minimum(last_ns - matches.began_ns, matches.duration_ns)
-    matches = matches.assign(
-        wait_ns=wait_ns, cost_ns=matches.duration_ns - wait_ns, kind=matches.collective, collective=members.ngroup()
-    )
-    matches["is_last"] = matches.index.isin(matches.groupby("collective").wait_ns.idxmin())
-    matched_traces = {}
-    for rank, trace in traces.items():
-        cost_ns = matches[matches["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
-        matched_traces[rank] = replace(trace, kernels=trace.kernels.assign(cost_ns=cost_ns))
-    columns = ["rank", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last"]
-    return matched_traces, matches.loc[matches.is_clocked, columns]

@@ -124,7 +124,9 @@ class Trace:
     def is_clocked(self) -> Any:
         """A flag for each kernel: whether a clocked step launched it, or it began in one and its launch is unknown."""
         begin, end = self.clocked_ns
-        is_launched = (self.kernels.launch_ns >= begin) & (self.kernels.launch_ns < end) | (not len(self.timeline.step_ns))
+        is_launched = (self.kernels.launch_ns >= begin) & (self.kernels.launch_ns < end) | (
+            not len(self.timeline.step_ns)
+        )
         is_begun = self.kernels.is_counted & (self.kernels.start_ns >= begin)
         return is_launched.where(self.kernels.launch != NONE, is_begun)
 

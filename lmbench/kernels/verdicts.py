@@ -57,7 +57,8 @@ _NETWORK = ("forward", "backward", OUTSIDE)
 # Copies between the host and the device, as CUDA and ROCm name them.
 _TO_DEVICE, _TO_HOST = r"HtoD|HostToDevice", r"DtoH|DeviceToHost"
 _LESS_COPYING = "send less, keep data on the device, overlap both directions and computing (pinned, non_blocking=True)"
-_FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
+#: Kernels of optimizers that update all weights at once.
+FUSED_OPTIMIZER = re.compile(r"fused_?(?:adam|sgd|adagrad|lamb|lion)", re.IGNORECASE)
 
 
 def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord) -> pd.DataFrame:
@@ -146,7 +147,7 @@ class _Case:
 
     @property
     def can_fuse_update(self) -> bool:
-        return self.phase == "optimizer" and not self.kernels.name.str.contains(_FUSED_OPTIMIZER).any()
+        return self.phase == "optimizer" and not self.kernels.name.str.contains(FUSED_OPTIMIZER).any()
 
     @property
     def can_compile(self) -> bool:

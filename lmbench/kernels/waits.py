@@ -13,8 +13,9 @@ from lmbench.code_owners import is_users_function
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.events import each, starting, take, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
+from lmbench.kernels.graph import SYNCHRONIZING, call_cause
 from lmbench.kernels.host import ENGINE
-from lmbench.kernels.names import NAMES, module_path, reader
+from lmbench.kernels.names import NAMES, module_path
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, union
 from lmbench.report.console import shortened
@@ -24,7 +25,6 @@ from lmbench.report.units import milliseconds, percent
 LAUNCHING = "launching"
 HOST_CODE, DATA = "host code", "data"
 _COMPILING, _LOADING, _SLOW, _COPYING = "compiling", "loading", "slow call", "copying"
-_call_cause = reader(NAMES.calls)
 _LAUNCH = re.compile(r"Launch\w*Kernel|KernelLaunch", re.IGNORECASE)
 # Longer waits and calls have a cause of their own. From one launch to the next the host takes tens of us in eager mode,
 # and up to 250 us if the profiler records stacks.
@@ -51,14 +51,37 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     pauses = pauses[pauses.waited_ns > pauses.start_ns] if len(pauses) else pauses
     if pauses.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
+    thread = take(trace.kernels.thread, pauses.after.to_numpy(), trace.events.main_thread)
+    pauses = pauses.assign(end_ns=pauses.waited_ns, thread=thread)
+    waits = name_places(trace, host_pieces(trace, pauses, is_idle=True))
+    sums = waits.sort_values("ns", ascending=False).groupby(_KEYS, sort=False).agg(
+        wait_s=("ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
+    )  # fmt: skip
+    sums = sums.assign(wait_s=sums.wait_s / 1e9 / clocks.steps, at_s=sums.at_s / 1e9)
+    return sums.sort_values("wait_s", ascending=False, kind="stable").reset_index()
+
+
+def host_pieces(trace: Trace, intervals: pd.DataFrame, is_idle: bool = False) -> pd.DataFrame:
+    """What the host did in intervals of time: pieces of them, with their `cause` and `phase`.
+
+    Args:
+        trace: the trace.
+        intervals: `start_ns`, `end_ns`, and the `thread` whose events go before the main thread's; those of one `device`
+            do not overlap.
+        is_idle: whether the device idled meanwhile: a short interval that began in a synchronize has this cause.
+
+    Returns:
+        A row for each piece, with `start_ns`, `ns`, the index of its `interval`, and the `event` that the host was in.
+        Whether this is a runtime call is `is_call`; its `name`, `thread` and the `moment` in it.
+    """
     main = trace.events.main_thread
-    pauses = pauses.assign(thread=take(trace.kernels.thread, pauses.after.to_numpy(), main))
     events = _events(trace)
-    waits = pd.concat(_pieces(members, events, main) for _, members in pauses.groupby(["device", "thread"]))
-    is_long = (pauses.waited_ns - pauses.start_ns > _LONG_NS)[waits.pause].to_numpy()
-    event, begun_in, start_ns = waits.event.to_numpy(), waits.begun_in.to_numpy(), waits.start_ns.to_numpy()
+    # An interval that is as long as a launch takes, or longer, has a cause of its own.
+    pieces = pd.concat(_pieces(members, events, main) for _, members in intervals.groupby(["device", "thread"]))
+    is_long = (intervals.end_ns - intervals.start_ns > _LONG_NS)[pieces.interval].to_numpy()
+    event, begun_in, start_ns = pieces.event.to_numpy(), pieces.begun_in.to_numpy(), pieces.start_ns.to_numpy()
     cause, begun_cause = take(events.cause, event, LAUNCHING), take(events.cause, begun_in, LAUNCHING)
-    began_blocked = ~is_long & (cause == LAUNCHING) & np.isin(begun_cause, ("synchronizing", _COPYING))
+    began_blocked = is_idle & ~is_long & (cause == LAUNCHING) & np.isin(begun_cause, (SYNCHRONIZING, _COPYING))
     event, cause = np.where(began_blocked, begun_in, event), np.where(began_blocked, begun_cause, cause)
     loaders = events[starting(events.name, "enumerate(DataLoader)#")]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
@@ -66,24 +89,24 @@ def find_waits(trace: Trace, clocks: Clocks) -> pd.DataFrame:
     cause[locate(*find_compiling(trace), start_ns) != NONE] = _COMPILING
     cause[locate(*loading, start_ns) != NONE] = DATA
     is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, HOST_CODE, _COMPILING, DATA))
-    moments = np.where(is_call, take(events.start_ns, event, 0), start_ns)
-    is_named = cause != LAUNCHING
-    under = np.full(len(waits), "", dtype=object)
-    under[is_named] = _surroundings(
-        trace, take(events.thread, event, main)[is_named], moments[is_named], cause[is_named]
-    )
-    waits = waits.assign(
+    return pieces.assign(
         cause=cause,
-        call=np.where(is_call, take(events.name, event, ""), ""),
         event=event,
-        under=under,
+        call=np.where(is_call, take(events.name, event, ""), ""),
+        thread=take(events.thread, event, main),
+        moment=np.where(is_call, take(events.start_ns, event, 0), start_ns),
         phase=trace.timeline.at(start_ns),
-    ).sort_values("wait_ns", ascending=False)
-    sums = waits.groupby(_KEYS, sort=False).agg(
-        wait_s=("wait_ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
     )
-    sums = sums.assign(wait_s=sums.wait_s / 1e9 / clocks.steps, at_s=sums.at_s / 1e9)
-    return sums.sort_values("wait_s", ascending=False, kind="stable").reset_index()
+
+
+def name_places(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
+    """Pieces of `host_pieces` with `under`: words for the operator, range or function around; empty for launches."""
+    is_named = (pieces.cause != LAUNCHING).to_numpy()
+    under = np.full(len(pieces), "", dtype=object)
+    under[is_named] = _surroundings(
+        trace, *(pieces[name].to_numpy()[is_named] for name in ("thread", "moment", "cause"))
+    )
+    return pieces.assign(under=under)
 
 
 def largest_causes(waits: pd.DataFrame) -> pd.Series:
@@ -143,37 +166,36 @@ def _events(trace: Trace) -> pd.DataFrame:
     # The first launch of a kernel may load its module.
     is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
     is_long = calls.end_ns - calls.start_ns > _LONG_NS
-    cause = each(calls.name, _call_cause)
+    cause = each(calls.name, call_cause)
     is_launch = where(calls.name, _LAUNCH.search)
     tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
-    is_named = np.isin(cause, ("allocating", "synchronizing"))
+    is_named = np.isin(cause, ("allocating", SYNCHRONIZING))
     calls["cause"] = np.select([is_named, *tests.values()], [cause, *tests], LAUNCHING)
     others = pd.concat([host, functions]).assign(is_call=False, cause=LAUNCHING)
     return pd.concat([others, calls.assign(is_call=True)], ignore_index=True)
 
 
-def _pieces(pauses: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFrame:
-    """The waits of one device for one thread, cut where the host's innermost event changes.
+def _pieces(intervals: pd.DataFrame, events: pd.DataFrame, main: int) -> pd.DataFrame:
+    """The intervals of one thread, cut where the host's innermost event changes.
 
-    Each piece has `start_ns`, `wait_ns`, its `pause`, and the `event` that the host was in. `begun_in` is the event in
-    which the pause began. Events are indexes, NONE where there is none.
+    Each piece has `start_ns`, `ns`, its `interval`, and the `event` that the host was in. `begun_in` is the event in
+    which the interval began. Events are indexes, NONE where there is none.
     """
-    thread = pauses.thread.iat[0]
-    begin = pauses.start_ns.to_numpy()
-    end = pauses.waited_ns.to_numpy()
-    waited = covered(begin - 1, end)
-    events = events[events.thread.isin((thread, main)) & (waited(events.end_ns) > waited(events.start_ns))]
+    thread = intervals.thread.iat[0]
+    begin, end = intervals.start_ns.to_numpy(), intervals.end_ns.to_numpy()
+    within = covered(*union(begin - 1, end))
+    events = events[events.thread.isin((thread, main)) & (within(events.end_ns) > within(events.start_ns))]
     # Events of the launching thread go before those of the main thread, and inner events before outer ones.
     events = events.iloc[np.lexsort((-events.end_ns, events.start_ns, events.thread == thread))]
     event_start, event_end, owner = paint(events.start_ns.to_numpy(), events.end_ns.to_numpy(), -np.arange(len(events)))
     owners = events.index.to_numpy()[owner]
-    start_ns, end_ns, pause = cut(begin, end, np.append(event_start, event_end))
+    start_ns, end_ns, interval = cut(begin, end, np.append(event_start, event_end))
     columns = {
         "start_ns": start_ns,
-        "wait_ns": end_ns - start_ns,
+        "ns": end_ns - start_ns,
         "event": take(owners, locate(event_start, event_end, start_ns), NONE),
-        "begun_in": take(owners, locate(event_start, event_end, begin - 1), NONE)[pause],
-        "pause": pauses.index[pause],
+        "begun_in": take(owners, locate(event_start, event_end, begin - 1), NONE)[interval],
+        "interval": intervals.index[interval],
     }
     return pd.DataFrame(columns)
 

@@ -178,6 +178,16 @@ class KernelSummary:
         factory=list,
     )
     attention: PerPhase[AttentionTimes] = part(PerPhase)
+    path_s: Seconds = lower(
+        "Step by the trace: the length of the chain of host and device that sets it.", "traced step"
+    )
+    path: dict[str, float] = about(
+        "Time of the chain that sets the step, by cause, the largest first: `launching_s`, `gemm_s`, ...", factory=dict
+    )
+    what_if: dict[str, float] = about(
+        "How much longer the step would be with a change, in seconds, simulated from the trace: `collectives=0`, ...",
+        factory=dict,
+    )
     operators: list[TopOperator] = about(
         "In a trace without kernels, each phase's longest operators on the host: `phase`, `name`, `self_s`, "
         "`call_count`, `share_fraction`.",

@@ -44,7 +44,7 @@ class HandWritten:
     def kernel(self, number, name, ts, dur, **args):
         cat = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name.split(" ", 1)[0], "kernel")
         known = {} if number is None else {"correlation": number}
-        self.add(cat, name, ts, dur, STREAM, **{"device": 0, "stream": STREAM, **known, **args})
+        self.add(cat, name, ts, dur, args.get("stream", STREAM), **{"device": 0, "stream": STREAM, **known, **args})
         self.events[-1]["pid"] = args.get("device", 0)
 
     def document(self):

@@ -1,0 +1,132 @@
+"""The traces of several ranks on one clock, with the collectives that they ran together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lmbench.errors import UsageError
+from lmbench.kernels.graph import Graph, build_graph
+from lmbench.kernels.trace import Trace, load_trace
+from lmbench.kernels.trace_notes import TRACE_FILE
+from lmbench.progress import progress
+from lmbench.records.load import is_run_folder
+
+# Kernels with the same values are collectives of one group of ranks in one step.
+_STAGE = ["group", "stage"]
+# The rank in the name of a file or folder.
+_RANK = re.compile(r"(?:rank|worker)[-_. ]?(\d+)", re.IGNORECASE)
+# Traces are of one machine's clock if this share of the collectives run on all ranks at once for a while.
+_ONE_CLOCK_FRACTION = 0.95
+
+
+def traces_at(sources: Iterable[str | Path]) -> list[Path]:
+    """The traces at paths: those of all ranks of a run, all files of another folder, or the file itself."""
+    return [*chain.from_iterable(_traces_at(Path(source)) for source in sources)]
+
+
+def graph_of(sources: Iterable[str | Path]) -> Graph:
+    """The graph of one trace, or of those of several ranks.
+
+    Raises:
+        UsageError: a file cannot be read as a trace, two traces are of one rank, or the rank of a trace is unknown.
+    """
+    paths = traces_at(sources)
+    if len(paths) == 1:
+        trace = load_trace(paths[0])
+        return build_graph({_rank_of(trace) or 0: trace})
+    return build_graph(*match_collectives(load_ranks(paths)))
+
+
+def load_ranks(paths: Sequence[Path]) -> dict[int, Trace]:
+    """The traces by rank, in order. Raises UsageError where the rank of one is unknown or that of another."""
+    traces = {}
+    with progress("kernels", len(paths)) as task:
+        for path in paths:
+            task.begin(path.name)
+            trace = load_trace(path)
+            if (rank := _rank_of(trace)) is None or rank in traces:
+                problem = f"{str(path)!r} does not tell its rank, or has that of another trace"
+                raise UsageError(
+                    f"{problem}: name files rank0.json.gz, ...; `lmbench compare --kernels A B` compares two"
+                )
+            traces[rank] = trace
+    return dict(sorted(traces.items()))
+
+
+def _traces_at(path: Path) -> list[Path]:
+    if not os.path.isdir(path):  # noqa: PTH112 (which raises on some paths)
+        return [path]
+    if is_run_folder(path):
+        return [path, *path.glob(f"rank*/{TRACE_FILE}")]
+    return [file for file in sorted(path.glob("*.json*")) if file.name.endswith((".json", ".json.gz"))] or [path]
+
+
+def _rank_of(trace: Trace) -> int | None:
+    """The rank of a trace, by the trace itself, else by its run's record, else by the name of its file or folder."""
+    by_name = _RANK.search(trace.path.name) or _RANK.search(trace.path.parent.name)
+    ranks = (trace.events.distributed.rank, trace.record.rank, by_name and int(by_name[1]))
+    return next((rank for rank in ranks if rank is not None), None)
+
+
+def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd.DataFrame]:
+    """Match the kernels that several ranks ran for the same collective, so that waiting is told from communication.
+
+    Kernels of a group of ranks match by the collective's own number, or by their order in the step. Kernels that send
+    and receive match by the pair of ranks and their order. If ranks ran different collectives in a step, as when one
+    recording began within it, none of this step match.
+
+    A kernel waits until the last rank's kernel begins; the rest of its time is its cost. Ranks of one machine have one
+    clock: then the kernels of a collective run at once for a while. Other clocks are shifted so that the kernels of a
+    collective end together, by the median over those of each rank.
+
+    Returns:
+        The traces on one clock, with the true `cost_ns` of matched kernels; and a row for each matched kernel: its
+        `rank`, its index `kernel`, the number of its `collective`, the collective's `kind`, `phase`, its `cost_ns` and
+        `wait_ns`, whether it `is_last`, and whether a clocked step launched it.
+    """
+    first_ns = min(trace.events.origin_ns for trace in traces.values())
+    frames = []
+    for rank, trace in traces.items():
+        kernels = trace.kernels.assign(is_clocked=trace.is_clocked).query("is_counted and collective != ''")
+        group = [
+            f"{group} {sorted(message.replace('None', str(rank)) for message in messages)}"
+            for group, messages in zip(kernels.group, kernels.messages, strict=True)
+        ]
+        kernels = kernels.assign(
+            rank=rank, group=group, kernel=kernels.index,
+            ended_ns=kernels.end_ns + float(trace.events.origin_ns - first_ns),
+        )  # fmt: skip
+        frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
+    matches = pd.concat(frames, ignore_index=True)
+    sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
+    is_matched = sequences.agg(lambda ranks: len({*ranks}) == 1 < len(ranks)).rename("is_matched")
+    matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
+    members = matches.groupby([*_STAGE, "order"], sort=False)
+    matches = matches.assign(kind=matches.collective, collective=members.ngroup())
+    last_ns = (matches.ended_ns - matches.duration_ns).groupby(matches.collective).transform("max")
+    shift_ns = pd.Series(0.0, list(traces))
+    if (last_ns < members.ended_ns.transform("min")).mean() < _ONE_CLOCK_FRACTION:
+        early_ns = members.ended_ns.transform("mean") - matches.ended_ns
+        shift_ns = early_ns.groupby(matches["rank"]).median().reindex(list(traces), fill_value=0.0)
+    began_ns = matches.ended_ns + matches["rank"].map(shift_ns) - matches.duration_ns
+    last_ns = began_ns.groupby(matches.collective).transform("max")
+    wait_ns = np.minimum(last_ns - began_ns, matches.duration_ns)
+    matches = matches.assign(wait_ns=wait_ns, cost_ns=matches.duration_ns - wait_ns)
+    matches["is_last"] = matches.index.isin(matches.groupby("collective").wait_ns.idxmin())
+    aligned = {}
+    for rank, trace in traces.items():
+        cost_ns = matches[matches["rank"] == rank].set_index("kernel").cost_ns.combine_first(trace.kernels.cost_ns)
+        kernels = trace.kernels.assign(cost_ns=cost_ns)
+        aligned[rank] = replace(
+            trace, kernels=kernels, shift_ns=trace.events.origin_ns - first_ns + round(shift_ns[rank])
+        )
+    columns = ["rank", "kernel", "collective", "kind", "phase", "cost_ns", "wait_ns", "is_last", "is_clocked"]
+    return aligned, matches[columns]

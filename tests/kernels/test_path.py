@@ -1,0 +1,172 @@
+"""The critical path and what-ifs, against planted graphs whose path is known, and on real traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from paths import TRACES
+from trace_events import HandWritten
+
+from lmbench.cli import main
+
+MAIN, SIDE = 7, 20
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"
+GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Collective name": "allreduce"}
+
+
+def answer(capsys, *words):
+    assert main(["kernels", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def path_us(record):
+    assert sum(record["path"].values()) == pytest.approx(record["step_s"])
+    return {cause: round(time_s * 1e6, 3) for cause, time_s in record["path"].items()}
+
+
+def step(host_us, rank=None):
+    """A trace with one step, in which the host works until `host_us`."""
+    trace = HandWritten()
+    trace.add("user_annotation", "ProfilerStep#7", 0, host_us)
+    if rank is not None:
+        trace.distributed = {"rank": rank, "world_size": 2}
+    return trace
+
+
+def two_streams():
+    """The all-reduce waits for the product, and the softmax for the all-reduce."""
+    trace = step(40)
+    trace.launched(0, "sgemm", 6, 100, MAIN)
+    trace.add("cuda_runtime", "cudaStreamWaitEvent", 10, 1)
+    trace.launched(12, NCCL, 107, 300, SIDE)
+    trace.launched(20, "add", 108, 50, MAIN)
+    trace.add("cuda_runtime", "cudaStreamWaitEvent", 30, 1)
+    trace.launched(32, "softmax", 408, 92, MAIN)
+    return trace
+
+
+def unnoted_wait():
+    """The softmax waits for a kernel of another stream, though no call says so."""
+    trace = step(40)
+    trace.launched(0, "sgemm", 6, 100, MAIN)
+    trace.launched(12, "add", 20, 380, SIDE)
+    trace.launched(32, "softmax", 403, 97, MAIN)
+    return trace
+
+
+def late_host():
+    """The host waits for the product, then works for 200 us before it launches the softmax."""
+    trace = step(320)
+    trace.launched(0, "sgemm", 6, 100, MAIN)
+    trace.add("cuda_runtime", "cudaStreamSynchronize", 10, 100)
+    trace.launched(310, "softmax", 317, 183, MAIN)
+    return trace
+
+
+def replayed():
+    """One launch of a graph of three kernels, which returns after the first of them began."""
+    trace = step(40)
+    trace.launch(1, 0, 30, name="cudaGraphLaunch")
+    for start, stream in ((20, MAIN), (121, MAIN), (222, SIDE)):
+        trace.kernel(1, "sgemm", start, 100, stream=stream)
+    return trace
+
+
+def full_queue():
+    """A device that is always behind: the last launches wait for room in the queue of 1,000 kernels."""
+    trace = step(10_010)
+    for number in range(1_600):
+        at = 4.0 * number if number < 1_000 else 10.0 * (number - 600) + 7
+        trace.launch(number, at, 3.0 if number < 1_000 else 9.9)
+        trace.kernel(number, "sgemm", 6 + 10 * number, 9)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        (two_streams, {"launching": 6, "gemm": 100, "exposed all-reduce": 300, "short gaps": 2, "softmax": 92}),
+        (unnoted_wait, {"launching": 20, "elementwise": 380, "short gaps": 3, "softmax": 97}),
+        # The synchronize returns 4 us after the product.
+        (late_host, {"launching": 6 + 200 + 7, "gemm": 100, "synchronizing": 4, "softmax": 183}),
+        (replayed, {"launching": 20, "gemm": 300, "short gaps": 2}),
+    ],
+)
+def test_the_path_is_the_planted_one(trace, expected, tmp_path, capsys):
+    assert path_us(answer(capsys, trace().write(tmp_path / "t.json"), "--path")) == expected
+
+
+def write_ranks(folder, late_us=900, offset_us=0):
+    """Two ranks: a product, which takes rank 1 longer, then an all-reduce of 40 us; the softmax waits for it."""
+    for rank in (0, 1):
+        trace = step(50, rank)
+        product_us, ready = 500 + late_us * rank, 520 + late_us
+        trace.launched(1, "sgemm", 20, product_us, MAIN)
+        trace.add("cuda_runtime", "cudaStreamWaitEvent", 6, 1)
+        trace.launched(8, NCCL, 21 + product_us, ready + 41 - 21 - product_us, SIDE, **GROUP)
+        trace.add("cuda_runtime", "cudaStreamWaitEvent", 14, 1)
+        trace.launched(16, "softmax", ready + 42, 100, MAIN)
+        for event in trace.events:
+            event["ts"] += offset_us * rank
+        trace.write(folder / f"{rank}.json")
+
+
+@pytest.mark.parametrize("offset_us", [0, 70_000])
+def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_waited(offset_us, tmp_path, capsys):
+    write_ranks(tmp_path, offset_us=offset_us)
+    record = answer(capsys, tmp_path, "--path")
+    # The other rank waits for 899 us of the product, and for the gap behind it.
+    expected = {"waiting for rank 1": 900, "gemm": 501, "softmax": 100, "exposed all-reduce": 40, "launching": 20}
+    assert path_us(record) == {**expected, "short gaps": 1}
+    changes = {row["change"]: row for row in record["tables"]["what_if"]}
+    assert changes["rank=median"]["change_s"] == pytest.approx(-900e-6)
+    assert changes["collectives=0"]["change_s"] == pytest.approx(-40e-6, abs=1.5e-6)
+
+
+@pytest.mark.parametrize(
+    ("trace", "change", "change_us"),
+    [
+        # The other stream's kernel then sets the step: 50 us and a gap.
+        (two_streams, "collectives=0", -(300 - 50)),
+        (two_streams, "collectives=0.5", -150),
+        (two_streams, "kind:softmax=0", -92),
+        (two_streams, "launches=0", 0),
+        # The host is ahead, and kernels beside longer ones save nothing.
+        (two_streams, "kind:elementwise=0", 0),
+        # Two at once save less than the sum of both, once what is beside the all-reduce sets the step.
+        (two_streams, "collectives=0,kind:elementwise=0", -300),
+        (late_host, "device=2x", -(100 + 183) / 2),
+        (late_host, "launches=0", -(200 + 7)),
+        # Without the host's wait for room in the queue, twice the speed of the device is twice that of the step.
+        (full_queue, "device=2x", -1_600 * 4.5),
+    ],
+)
+def test_a_what_if_changes_the_step_as_the_graph_says(trace, change, change_us, tmp_path, capsys):
+    record = answer(capsys, trace().write(tmp_path / "t.json"), "--what_if", change)
+    assert record["tables"]["what_if"][-1]["change_s"] * 1e6 == pytest.approx(change_us, rel=0.03, abs=4)
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*/trace.json.gz")), ids=lambda path: path.parent.name)
+def test_on_real_traces_the_path_sums_to_the_step_and_no_change_saves_more_than_it(path, capsys):
+    record = answer(capsys, path, "--path")
+    clocked_s = sum(row["window_s"] for row in answer(capsys, path)["devices"])
+    assert sum(record["path"].values()) == pytest.approx(clocked_s, rel=0.01)
+    assert all(0 <= row["step_s"] <= 1.001 * record["step_s"] for row in record["tables"]["what_if"])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("collectives=2GB", "is no change; give collectives=F or =N GB/s"),
+        ("kind:gem=0", "did you mean gemm?"),
+        ("device=-1", "is no change"),
+        ("rank=median", "needs the traces of several ranks"),
+        ("optimizer=fused", "changes nothing"),
+    ],
+)
+def test_a_change_that_is_none_is_one_line(change, problem, tmp_path, capsys):
+    assert main(["kernels", str(two_streams().write(tmp_path / "t.json")), "--what_if", change]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
