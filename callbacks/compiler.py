@@ -47,6 +47,7 @@ class Compiler(Observer):
     def __init__(self, options: CompileOptions | None = None) -> None:
         self.options = options
         self._undo = ExitStack()
+        self.listen(options is not None and options.uses_cudagraphs)
 
     def run_started(self) -> None:
         facts = self.session.run.compile
@@ -66,8 +67,7 @@ class Compiler(Observer):
         self._started_s = time.perf_counter()
 
     def on_train_batch_start(self, *_: Any) -> None:
-        if self.options is not None and self.options.uses_cudagraphs:
-            torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()
 
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if self.options is not None and self.session.step.step == 0:

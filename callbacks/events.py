@@ -33,6 +33,14 @@ class LeanCallback(Callback):
             if getattr(cls, hook) is getattr(Callback, hook):
                 setattr(cls, hook, None)
 
+    def listen(self, is_on: bool) -> None:
+        """Have Lightning call the step hooks of this callback, or skip them like those that its class lacks."""
+        for hook in STEP_HOOKS:
+            if is_on:
+                vars(self).pop(hook, None)
+            else:
+                setattr(self, hook, None)
+
 
 class Events(LeanCallback):
     """The events of which a run's `MeasurementSession` notifies its observers, in the order of a run.

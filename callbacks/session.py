@@ -38,6 +38,8 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import SCALARS, StepRecord
 from lmbench.records.vocabulary import CHECKPOINT, RUNNING, VALIDATION, Stage
 
+#: Events of each step, of which only observers are notified that define them.
+_STEP_EVENTS = ("batch_ended", "step_ended", "between_steps")
 #: Step records kept in memory; a training may have millions of steps.
 KEPT_RECORDS = 10_000
 
@@ -107,6 +109,8 @@ class MeasurementSession(LeanCallback):
         #: What these listeners heard last.
         self._pause = VALIDATION
         self._optimizer_steps_seen = 0
+        #: By event of each step the methods of the observers that define it.
+        self._hearers: dict[str, list[Callable[..., None]]] = {}
         #: Logged scalars of the running step, by name and source.
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
         self._logged = LoggedValues()
@@ -250,7 +254,8 @@ class MeasurementSession(LeanCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Manual optimization may step any number of times, so a batch counts as a step.
-        is_step = not pl_module.automatic_optimization or trainer.global_step != self._optimizer_steps_seen
+        steps_seen, self._optimizer_steps_seen = self._optimizer_steps_seen, trainer.global_step
+        is_step = not pl_module.automatic_optimization or self._optimizer_steps_seen != steps_seen
         if batch_idx == 0 and self.steps_done:
             self.step.follows_loader_end = True
         self._end_batch(trainer, outputs, batch, is_step)
@@ -298,11 +303,10 @@ class MeasurementSession(LeanCallback):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
             if name not in SCALARS:
                 self.log_scalar(name, value)
-        for observer in self.observers:
-            observer.batch_ended(outputs, batch)
+        for hear_batch in self._hearers["batch_ended"]:
+            hear_batch(outputs, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:
-            self._optimizer_steps_seen = trainer.global_step
             self._end_step(trainer)
 
     # the stages
@@ -315,6 +319,9 @@ class MeasurementSession(LeanCallback):
         if trainer.loggers:
             # Behind all other observers, so that it logs complete facts.
             self.observers.append(LoggerSink(trainer, self.run, self.records))
+        for event in _STEP_EVENTS:
+            hearers = [o for o in self.observers if getattr(type(o), event) is not getattr(Events, event)]
+            self._hearers[event] = [getattr(observer, event) for observer in hearers]
         for observer in self.observers:
             observer.run_started()
         reach("ready")
@@ -331,8 +338,8 @@ class MeasurementSession(LeanCallback):
             self.window_steps += 1
             if self.window_steps == 1:
                 self._bypass.close()
-        for observer in self.observers:
-            observer.step_ended(stage, kind)
+        for hear_step in self._hearers["step_ended"]:
+            hear_step(stage, kind)
         self.step, self.scalars = StepRecord(micro_batches=0), {}
         if self.steps_done == 1:
             reach("first_step")
@@ -343,8 +350,8 @@ class MeasurementSession(LeanCallback):
                     distributed_c10d._set_pg_timeout(timeout, group)
         self._advance(trainer)
         if self.stage is stage:
-            for observer in self.observers:
-                observer.between_steps()
+            for work in self._hearers["between_steps"]:
+                work()
 
     def _advance(self, trainer: Trainer) -> None:
         if self.stage is Stage.WARMUP:

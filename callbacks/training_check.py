@@ -51,10 +51,16 @@ class TrainingCheck(Observer):
     def prepare(self) -> None:
         self._is_probing = False
         self._earlier_batch: Any = None
+        self.listen(True)
+
+    def window_opened(self) -> None:
+        # The window needs neither hook.
+        self.listen(False)
 
     def probe_begins(self, kind: ProbeKind) -> None:
         self._is_probing = kind is ProbeKind.TRAINING and self.module.training
         if self._is_probing:
+            self.listen(True)
             # Taken between two steps: inside a step `toggle_optimizer` makes parameters look frozen.
             self._trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
             self._gradient_norms: dict[str, float] = {}
@@ -123,6 +129,7 @@ class TrainingCheck(Observer):
             # The scaler lowers its scale exactly when it found an infinity and skipped the update.
             training.is_skipped = self._loss_scale() < self._scale
         self._is_probing = False
+        self.listen(False)
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:

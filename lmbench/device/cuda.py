@@ -21,6 +21,8 @@ from lmbench.records.run import GpuFacts
 
 #: The first compute capability with fp8 matrix units (Ada).
 _FP8_CAPABILITY = (8, 9)
+#: Events made before the window: those of 50 steps, after which the timer reads them, with 20 borders in each.
+_EVENTS = 1000
 #: The latest protocol of pickles that pytorch.org/memory_viz reads.
 _PROTOCOL = 4
 
@@ -33,7 +35,7 @@ class EventClock(HostClock):
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
-        self._free = [torch.cuda.Event(enable_timing=True) for _ in range(256)]
+        self._free = [torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
         # The first record of an event creates its CUDA object: record here, not first in the window.
         for event in self._free:
             event.record(self._stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -88,16 +88,16 @@ class PhaseTrack:
         self._stack.append(phase)
         self._announce()
 
-    def leave(self, **turns: str) -> None:
-        """End the innermost phase; `turns` maps the phase around it to the phase that follows, if that changes."""
+    def leave(self, around: str = "", then: str = "") -> None:
+        """End the innermost phase; if the phase around it is `around`, it turns into `then`."""
         if len(self._stack) > 1:
             self._stack.pop()
-        self.turn(**turns)
+        self.turn(around, then)
 
-    def turn(self, **turns: str) -> None:
-        """Replace the innermost phase as `turns` says; outside of all phases it stays `other`."""
-        if len(self._stack) > 1:
-            self._stack[-1] = turns.get(self._stack[-1], self._stack[-1])
+    def turn(self, phase: str, then: str) -> None:
+        """Replace the innermost phase if it is `phase`; outside of all phases it stays `other`."""
+        if self._stack[-1] == phase and len(self._stack) > 1:
+            self._stack[-1] = then
         self._announce()
 
     def _announce(self) -> None:
@@ -122,7 +122,7 @@ class PhaseTrack:
             self.leave()
         else:
             # From here to the end of `batch_to_device` Lightning prepares and moves the batch.
-            self.turn(data="transfer")
+            self.turn("data", "transfer")
 
     def start_transfer(self) -> None:
         if self._stack[-1] != "transfer":
@@ -136,7 +136,7 @@ class PhaseTrack:
 
     def stop_backward(self) -> None:
         if self.has_scaler:
-            self.leave(other="optimizer")
+            self.leave("other", "optimizer")
         else:
             self.leave()
 
@@ -147,9 +147,9 @@ class PhaseTrack:
     def stop_clip(self) -> None:
         # The update follows clipping directly, inside the running `optimizer_step` action.
         if self.clips:
-            self.leave(other="optimizer")
+            self.leave("other", "optimizer")
         else:
-            self.turn(other="optimizer")
+            self.turn("other", "optimizer")
 
     # Actions of manual optimization, which happen inside the forward.
 
@@ -187,7 +187,10 @@ class PhaseTrack:
             # This action contains the closure with forward and backward, so until clipping ends its time is `other`.
             (MODULE, "optimizer_step"): (partial(self.enter, "other"), self.leave),
             # Zeroing after the update ends the update.
-            (MODULE, "optimizer_zero_grad"): (partial(self.enter, "zero_grad"), partial(self.leave, optimizer="other")),
+            (MODULE, "optimizer_zero_grad"): (
+                partial(self.enter, "zero_grad"),
+                partial(self.leave, "optimizer", "other"),
+            ),
             (MODULE, "configure_gradient_clipping"): (self.start_clip, self.stop_clip),
             ("", "save_checkpoint"): (partial(self.enter, CHECKPOINT), self.leave),
             (MODULE, "on_before_backward"): (_nothing, partial(self.start_manual, "backward")),
@@ -229,6 +232,8 @@ class BorderProfiler(Profiler):
         self._silent = isinstance(inner, PassThroughProfiler)
         self._handlers = track.handlers()
         self._scopes: dict[str, Scope] = {}
+        #: By action what `profile` returns without a profiler of the user's.
+        self._contexts: dict[str, AbstractContextManager[Any]] = {}
         # Profiler defines these methods, so `__getattr__` does not pass them on.
         for name in ("summary", "describe", "setup", "teardown"):
             setattr(self, name, getattr(inner, name))
@@ -254,7 +259,15 @@ class BorderProfiler(Profiler):
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
         """The context of an action; without a profiler of the user's it costs a look-up and no generator."""
-        return self.scope(action_name) if self._silent else super().profile(action_name)
+        if not self._silent:
+            return super().profile(action_name)
+        context = self._contexts.get(action_name)
+        if context is None:
+            scope = self.scope(action_name)
+            # Most actions bound no phase: 17 of a step's 27.
+            context = nullcontext() if scope.start is scope.stop else scope
+            self._contexts[action_name] = context
+        return context
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)

@@ -53,6 +53,9 @@ class Counters:
     def memory_reserved(self, device):
         return 2 * self.held_bytes
 
+    def memory_stats_as_nested_dict(self, device):
+        return {"reserved_bytes": {"all": {"current": self.memory_reserved(device)}}}
+
     def max_memory_allocated(self, device):
         return self.peak_bytes
 
