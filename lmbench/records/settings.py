@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from lmbench.masking import masked
+from lmbench.masking import leaves, masked
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import leaves, recorded, value_at
+from lmbench.records.schema import recorded, value_at
 from lmbench.records.vocabulary import Values
 
 #: Settings of where a result is stored and of random seeds, which do not change what is measured.
@@ -99,7 +99,7 @@ def values_at(record: RunRecord, *names: str) -> Values:
     for name in names:
         value = value_at(record, name)
         if is_dataclass(value) or isinstance(value, dict):
-            values |= recorded(value, f"{name}.")
+            values |= recorded(value, name)
         elif value is not None:
             values[name] = value
     return values

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lmbench.masking import masked, shown
+from lmbench.masking import leaves, masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
 from lmbench.records.run import Model, RunRecord
-from lmbench.records.schema import leaves, value_at
+from lmbench.records.schema import value_at
 from lmbench.records.settings import is_named
 from lmbench.records.vocabulary import MODES, Values
 from lmbench.sizes import SIZES

@@ -181,7 +181,7 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     assert main(["list", "--where=ranks=1"]) == 2
 
 
-def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_gradients(capsys):
+def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_gradients(capsys, printed):
     code, run = fit(f"--model={__name__}.Uneven", "--model.deed=reduce slowly", "--trainer.strategy=ddp")
     probe = run.record.probe
     assert (code, probe.is_complete) == (0, True)
@@ -189,8 +189,7 @@ def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_
     assert probe.synchronized_step_s >= 0.02
     assert probe.synchronized_step_s - probe.unsynchronized_step_s > 0.01
     capsys.readouterr()
-    assert main(["show", str(run.path)]) == 0
-    assert "without synchronizing gradients" in " ".join(capsys.readouterr().out.split())
+    assert "without synchronizing gradients" in " ".join(printed("show", run.path).split())
 
 
 WARNINGS = {
@@ -268,11 +267,10 @@ def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_ot
     assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
-def test_every_rank_records_its_trace_and_all_traces_are_read_together(capsys):
+def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
     code, run = fit(*TINY, "--trainer.strategy=ddp", "--trainer.profiler=kernels")
     assert (code, (run.path / "rank1" / "trace.json.gz").is_file()) == (0, True)
-    assert main(["kernels", str(run.path)]) == 0
-    assert "ranks        2, without kernels: gloo's collectives run on the host" in capsys.readouterr().out
+    assert "ranks        2, without kernels: gloo's collectives run on the host" in printed("kernels", run.path)
 
 
 @pytest.mark.parametrize(
@@ -308,19 +306,17 @@ def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(
         ),
     ],
 )
-def test_a_module_that_cannot_be_started_is_refused_in_one_line(words, message, capsys):
-    assert main(["fit", *WORDS, "--model", *words.split()]) == 2
-    error = capsys.readouterr().err
+def test_a_module_that_cannot_be_started_is_refused_in_one_line(words, message, refused):
+    error = refused("fit", *WORDS, "--model", *words.split())
     assert (message in error, error.count("\n")) == (True, 1)
 
 
-def test_one_process_of_srun_for_two_devices_is_refused(monkeypatch, capsys):
+def test_one_process_of_srun_for_two_devices_is_refused(monkeypatch, refused):
     for name, value in {"NTASKS": "1", "NODEID": "0", "LOCALID": "0", "PROCID": "0", "JOB_ID": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("SLURM_NODELIST", "localhost")
     monkeypatch.setenv("SLURM_JOB_NAME", "training")
-    assert main(["fit", *WORDS, *TINY, "--trainer.strategy=ddp"]) == 2
-    assert "asked for, and the launcher started 1" in capsys.readouterr().err
+    assert "asked for, and the launcher started 1" in refused("fit", *WORDS, *TINY, "--trainer.strategy=ddp")
 
 
 @pytest.mark.filterwarnings("error")
@@ -384,10 +380,9 @@ def test_an_unused_parameter_under_ddp_is_one_line_that_says_what_to_do():
     assert fit(*words, "--trainer.strategy=ddp_find_unused_parameters_true", "--measure.run_id=found")[0] == 0
 
 
-def test_an_optimizer_that_cannot_shard_is_one_line_and_an_existing_result_is_not_overwritten(capsys):
+def test_an_optimizer_that_cannot_shard_is_one_line_and_an_existing_result_is_not_overwritten(capsys, refused):
     code, run = fit(*TINY, "--trainer.strategy=fsdp2", "--model.optimizer=SGD")
     assert (code, "choose another optimizer, or ddp" in run.record.error.message) == (2, True)
     capsys.readouterr()
-    assert main(["fit", *WORDS, *TINY]) == 2
-    assert "run 'run' exists already" in capsys.readouterr().err
+    assert "run 'run' exists already" in refused("fit", *WORDS, *TINY)
     assert lmbench.load("results")[0].record == run.record

@@ -102,23 +102,22 @@ def test_a_cell_of_several_nodes_has_its_ranks_on_them(slurm, study):
     assert sorted((row["world_size"], row["outcome"]) for row in rows()) == [(1, "ok"), (2, "ok")]
 
 
-def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(slurm, study, monkeypatch, capsys):
+def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(slurm, study, monkeypatch, printed, refused):
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *arguments: None)
     options = ["--slurm.gpus_per_node", "2", "--slurm.setup", "ulimit", "--slurm.additional", "comment=mine,exclusive"]
-    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run", *options]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed("sweep", "study.yaml", "--on", "slurm", "--dry_run", *options).splitlines()
     script = ["#SBATCH --array=0-3%4", "#SBATCH --gpus-per-node=2", "#SBATCH --comment=mine", "#SBATCH --exclusive"]
     assert {*script, "ulimit"} <= {*lines}
     assert any(line.startswith("tasks: 4, each a round of 6 cells") for line in lines)
     assert not study.exists()
-    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run", "--slurm.partition", "nope"]) == 2
-    assert "SLURM refuses this: sbatch: error: invalid partition specified: nope" in capsys.readouterr().err
+    assert "SLURM refuses this: sbatch: error: invalid partition specified: nope" in refused(
+        "sweep", "study.yaml", "--on", "slurm", "--dry_run", "--slurm.partition", "nope"
+    )
 
 
 @pytest.mark.parametrize(("missing", "line"), [("sbatch", "there is no SLURM here"), ("submitit", "needs submitit")])
-def test_a_missing_program_is_reported_in_one_line(missing, line, study, monkeypatch, capsys):
+def test_a_missing_program_is_reported_in_one_line(missing, line, study, monkeypatch, refused):
     monkeypatch.setattr("shutil.which", lambda name: None if name == missing else f"/usr/bin/{name}")
     monkeypatch.setitem(sys.modules, "submitit", None)
-    assert main(["sweep", "study.yaml", "--on", "slurm", "--dry_run"]) == 2
-    assert line in capsys.readouterr().err
+    assert line in refused("sweep", "study.yaml", "--on", "slurm", "--dry_run")
