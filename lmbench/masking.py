@@ -163,25 +163,27 @@ def masked_whole(tree: Any) -> Any:
 
 def secrets_of(tree: Any) -> Iterator[tuple[str, Any]]:
     """Dotted names and values of a tree's secrets; those in a list have the list's name."""
-    return ((path, value) for path, value in leaves(tree) if masked(value, path) != value)
+    return ((path, value) for path, value in leaves(tree, into_lists=True) if masked(value, path) != value)
 
 
 def to_fill_in(tree: Any) -> list[str]:
     """Dotted names of the values in a stored tree that are masked as a whole."""
-    return list(dict.fromkeys(path for path, value in leaves(tree) if value == MASK))
+    return list(dict.fromkeys(path for path, value in leaves(tree, into_lists=True) if value == MASK))
 
 
-def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of a tree's leaves, including the items of lists, which have the list's name."""
-    if isinstance(tree, Mapping):
-        parts = [(_dotted(name, key), value) for key, value in tree.items()]
-    elif isinstance(tree, list | tuple):
-        parts = [(name, value) for value in tree]
+def leaves(tree: Any, name: str = "", into_lists: bool = False) -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a tree's leaves. Empty mappings are leaves, and so are lists.
+
+    With `into_lists` the items of lists are leaves instead, which have the list's name.
+    """
+    if isinstance(tree, Mapping) and (tree or not name):
+        for key, value in tree.items():
+            yield from leaves(value, _dotted(name, key), into_lists)
+    elif into_lists and isinstance(tree, list | tuple):
+        for value in tree:
+            yield from leaves(value, name, into_lists)
     else:
         yield name, tree
-        return
-    for path, value in parts:
-        yield from leaves(value, path)
 
 
 def _dotted(name: str, key: object) -> str:

@@ -337,8 +337,8 @@ RANK_LENGTHS_S = {"late": 0.040, "collective": 0.060}
 RANK_TOLERANCE_FRACTION = 0.1
 
 
-class PlantedRanks(LightningModule):
-    """A small module for two ranks, whose rank 1 works longer in its forward, or whose collective takes longer.
+class PlantedRanks(Planted):
+    """A block for two ranks, whose rank 1 works longer in its forward, or whose collective takes longer.
 
     Args:
         late_s: planted work in the forward of rank 1.
@@ -346,8 +346,9 @@ class PlantedRanks(LightningModule):
     """
 
     def __init__(self, late_s: float = 0.0, collective_s: float = 0.0) -> None:
-        super().__init__()
-        self.block, self.late_s, self.collective_s = PlantedBlock(), late_s, collective_s
+        block = PlantedBlock()
+        super().__init__(block)
+        self.block, self.late_s, self.collective_s = block, late_s, collective_s
 
     def on_train_start(self) -> None:
         """Plant the work, once the device is known."""
@@ -368,15 +369,8 @@ class PlantedRanks(LightningModule):
             model: Any = self.trainer.strategy.model
             model.register_comm_hook(None, reduce)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        loss: Tensor = self.block(batch).square().mean()
-        return loss
-
     def train_dataloader(self) -> Iterator[Tensor]:
         return repeat(torch.rand(8, 8))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def ranks(device: torch.device) -> Iterator[Truth]:

@@ -127,6 +127,17 @@ def printed(capsys):
 
 
 @pytest.fixture
+def refused(capsys):
+    """What a command prints on standard error that refuses its words."""
+
+    def run(*words):
+        assert main([*map(str, words)]) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
 def no_account(tmp_path, monkeypatch):
     """W&B without an account or settings of the user's own; its servers are out of reach."""
     (tmp_path / "home").mkdir()

@@ -13,7 +13,6 @@ import warm_server
 from tables import rows
 
 from lmbench import masking
-from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.masking import is_secret, masked, masked_message, masked_text, masked_words, to_fill_in
 from lmbench.records.schema import fields
@@ -277,11 +276,10 @@ def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_aga
     assert again.cells[0].environment.process_variables()["GH_PAT"] == "anew"
 
 
-def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monkeypatch, capsys):
+def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monkeypatch, printed):
     for check in ("check_options", "check_cells"):
         monkeypatch.setattr(f"lmbench.campaign.sweep.{check}", lambda *_: None)
-    assert main(["sweep", str(sweep), "--dry_run", "--model.pat", "planted-word"]) == 0
-    out = capsys.readouterr().out
+    out = printed("sweep", sweep, "--dry_run", "--model.pat", "planted-word")
     assert "planted" not in out
     assert "'--model.pat=***'" in out
     assert not Path("results").exists()

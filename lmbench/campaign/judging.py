@@ -7,20 +7,18 @@ measured further.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
 from lmbench.campaign.trainings import affordable_steps, training_options
-from lmbench.compare.comparison import EXIT_CODES, INVALID, UNDECIDED, Comparison
+from lmbench.compare.comparison import EXIT_CODES, INVALID, UNDECIDED, Comparison, Decision
 from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import by_round, read_side
 from lmbench.convergence.judgement import MIN_STEPS, Curves, curves_of, judge
@@ -47,13 +45,6 @@ _WORK_GUARDS = ("clocks", "mfu", "finite_loss", "inputs", "outputs", "gradients"
 _WORK_FRACTION = 0.01
 
 
-class Part(NamedTuple):
-    """One part of a judgement: its word, and one sentence of reason."""
-
-    word: str
-    reason: str
-
-
 @dataclass
 class Judge:
     """Judges the two sides of a sweep.
@@ -72,7 +63,7 @@ class Judge:
     tolerance: float
     budget_s: float
     about: Sequence[str] = ()
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, Decision] = field(default_factory=dict)
 
     def judge(self) -> tuple[str, Comparison]:
         """Measure and fill in `parts`; returns the verdict, in a word of `compare`, and the comparison of the speed.
@@ -87,7 +78,7 @@ class Judge:
             a, b = self._sides(self.path)
             doubts = "; ".join([*_worse_guards(a[0], b[0]), *_other_work(a[0], b[0])])
             good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
-            self.parts["plausible"] = Part(NO, doubts) if doubts else Part(YES, good)
+            self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
             if comparison.cells and comparison.verdict != INVALID and not doubts:
                 curves = self._train(a[0], b[0], end_s - time.monotonic())
                 self.parts["trains the same"] = _training(*curves)
@@ -97,8 +88,8 @@ class Judge:
         return self._conclude(comparison), comparison
 
     def _measure(self, budget_s: float) -> Comparison:
-        budget, limits = None if budget_s == math.inf else budget_s, Pace(cache=self._cache)
-        return Rounds(self.path, self.file, self.tolerance, budget, self.about, limits=limits).measure()
+        limits = Pace(cache=self._cache)
+        return Rounds(self.path, self.file, self.tolerance, budget_s, self.about, limits=limits).measure()
 
     @staticmethod
     def _sides(path: Path) -> list[list[StoredRun]]:
@@ -126,7 +117,7 @@ class Judge:
         """Add the parts of speed and memory; returns the verdict."""
         words, speed = [part.word for part in self.parts.values()], comparison.verdict
         if not comparison.cells:
-            self.parts["speed"] = Part(speed, "; ".join(cell["reason"] for cell in comparison.neither))
+            self.parts["speed"] = Decision(speed, "; ".join(cell["reason"] for cell in comparison.neither))
             return INVALID if NO in words else speed
         cell = comparison.cells[0]
         reason = "; ".join(cell.reasons)
@@ -136,31 +127,31 @@ class Judge:
             ratio = cell.metrics[0].ratio
             needed = rounds_until(max(abs(ratio.change), self.tolerance), cell.round_std or 0.0)
             reason += f"; near a tie: about {max(1, needed - ratio.n_a)} more rounds"
-        self.parts["speed"] = Part(speed, reason)
+        self.parts["speed"] = Decision(speed, reason)
         peaks = {figure.name: figure for figure in cell.metrics}
         if peak := peaks.get("run_peak_reserved_bytes") or peaks.get("host_peak_rss_bytes"):
-            self.parts["memory"] = Part(peak.finding, f"{peak.title}: {peak.reason}")
+            self.parts["memory"] = Decision(peak.finding, f"{peak.title}: {peak.reason}")
         if NO in words:
             return INVALID
         is_open = UNDECIDED in words and EXIT_CODES[speed] == ExitCode.OK
         return UNDECIDED if is_open else speed
 
 
-def _training(a: Curves, b: Curves) -> Part:
+def _training(a: Curves, b: Curves) -> Decision:
     judgement = judge(b, a)
     alike = f"by {len(b)} pairs of seeds, loss and gradient norm are those of A within the spread of seeds"
-    return Part({True: YES, False: NO, None: UNDECIDED}[judgement.follows], judgement.why or alike)
+    return Decision({True: YES, False: NO, None: UNDECIDED}[judgement.follows], judgement.why or alike)
 
 
-def _numerics(a: Curves, b: Curves) -> Part:
+def _numerics(a: Curves, b: Curves) -> Decision:
     """How far the first losses and gradient norms of the same seeds are apart, before any update."""
     if a.keys() != b.keys() or not a:
-        return Part("unknown", "no losses were recorded")
+        return Decision("unknown", "no losses were recorded")
     first_a, first_b = (np.array([(side[seed].losses[0], side[seed].norms[0]) for seed in a]) for side in (a, b))
     distance = np.abs(first_b / first_a - 1).max(axis=0)
     words = [word for word, limits in (("same", _SAME), ("rounded", _ROUNDED)) if (distance <= limits).all()]
     loss, norm = map(percent_short, distance)
-    return Part([*words, "other"][0], f"first losses of a seed differ by {loss}, first gradient norms by {norm}")
+    return Decision([*words, "other"][0], f"first losses of a seed differ by {loss}, first gradient norms by {norm}")
 
 
 def _worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Rounds:
         path: the folder of the sweep of both sides.
         file: that sweep.
         tolerance: changes up to this fraction count as none.
-        budget_s: about how long to measure, to half a round; None measures as long as the gate needs.
+        budget_s: about how long to measure, to half a round; an infinite one is as long as the gate needs.
         about: dotted names of what is compared.
         engine: runs the rounds elsewhere; None measures them here.
         limits: limits of single runs, and their compile cache.
@@ -50,7 +50,7 @@ class Rounds:
     path: Path
     file: SweepFile
     tolerance: float
-    budget_s: float | None
+    budget_s: float
     about: Sequence[str] = ()
     engine: Engine | None = None
     limits: Pace = field(default_factory=Pace)
@@ -111,11 +111,10 @@ class Rounds:
             self.advice = self._advise(cell, len(cell.used_a), round_s, elapsed_s)
             if is_first:
                 self._sweep.progress.keep(self.advice)
-        if self.budget_s is None:
-            enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std or 0.0)
-            self._lengthen_window(cell, round_s, math.inf)
-            return len(cell.used_a) >= max(enough, _PLANNED_ROUNDS)
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
+        if self.budget_s == math.inf:
+            enough = _AUTO_FACTOR * rounds_until(self.tolerance, cell.round_std or 0.0)
+            return len(cell.used_a) >= max(enough, _PLANNED_ROUNDS)
         # The last round ends half a round before the end of the budget at most, and half a round after it.
         return elapsed_s + round_s / 2 > self.budget_s
 

@@ -18,7 +18,7 @@ import yaml
 from lmbench.configs import read_yaml
 from lmbench.errors import UsageError
 from lmbench.files import cache_folder
-from lmbench.records.schema import leaves
+from lmbench.masking import leaves
 from lmbench.sweep.environments import commits_between
 
 _VERSION = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)")

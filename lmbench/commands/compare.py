@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from lmbench.campaign.sides import SideOptions, find_sides
 from lmbench.commands.parser import Result
-from lmbench.commands.words import read_budget, read_configuration, read_gate, read_options
+from lmbench.commands.words import read_budget_of_rounds, read_configuration, read_gate, read_options
 from lmbench.errors import UsageError, tell
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS
 from lmbench.report.answer import Answer
@@ -90,16 +90,16 @@ def _measured(
     from lmbench.compare.comparison import UNDECIDED
     from lmbench.sweep.tasks import make_engine
 
-    budget = sides.budget or "10m"
     engine = make_engine(sides.on or "local", options)
     path, file = find_sides(results, options, sides, is_elsewhere=engine is not None)
-    rounds = Rounds(path, file, tolerance, None if budget == "auto" else read_budget(budget), about, engine)
+    rounds = Rounds(path, file, tolerance, read_budget_of_rounds(sides.budget), about, engine)
     comparison = rounds.measure()
     tell(f"compare: the runs are in {path}")
     if comparison.verdict == UNDECIDED:
         if rounds.advice:
             tell(f"compare: {rounds.advice}")
-        again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%", "--budget", budget]
+        again = ["lmbench", "compare", "--run", str(path), "--gate", f"{tolerance * 100:g}%"]
+        again += ["--budget", sides.budget or "10m"]
         tell(f"compare: go on: {shlex.join(again)}")
     return comparison_answer(comparison)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from lmbench.campaign.sides import SideOptions, find_sides
-from lmbench.commands.words import read_budget, read_gate, read_options
+from lmbench.commands.words import read_budget_of_rounds, read_gate, read_options
 from lmbench.errors import UsageError
 from lmbench.report.answer import Answer, Line
 from lmbench.report.render import Output, give
@@ -40,9 +38,7 @@ def judge(
     from lmbench.compare.comparison import EXIT_CODES
 
     path, file = find_sides(sides, read_options(settings), options, is_elsewhere=False)
-    budget = options.budget or "10m"
-    budget_s = math.inf if budget == "auto" else read_budget(budget)
-    judgement = Judge(path, file, read_gate(gate), budget_s, about or [])
+    judgement = Judge(path, file, read_gate(gate), read_budget_of_rounds(options.budget), about or [])
     verdict, comparison = judgement.judge()
     code = EXIT_CODES[verdict]
     lines = [Line("verdict", verdict.upper()), *(Line(name, ": ".join(part)) for name, part in judgement.parts.items())]

@@ -48,6 +48,11 @@ def read_budget(text: str) -> float:
     return _read_quantity("budget", text, {"s": 1, "m": 60, "h": 3600}, "a duration above 0, such as 90s, 10m or 1h")
 
 
+def read_budget_of_rounds(text: str | None) -> float:
+    """A duration in seconds, by default 10 minutes; infinite for `auto`. Raises UsageError for anything else."""
+    return math.inf if text == "auto" else read_budget(text or "10m")
+
+
 def read_size(text: str | None, option: str = "at_most") -> int | None:
     """A size such as `40GiB` in bytes, None for None. Raises UsageError for anything else."""
     units = {"GiB": 2**30, "MiB": 2**20}

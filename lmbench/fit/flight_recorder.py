@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from lmbench.files import read_file
+from lmbench.instruments.ending import Collective, FlightRecord
 from lmbench.memory.snapshot import PlainUnpickler
 
 #: The largest file that is read; 2000 collectives with stacks take under 10 MB.
@@ -23,25 +23,6 @@ _MAX_FILE_BYTES = 256 << 20
 _REMEMBERED = 2000
 #: The watchdog aborts its process after four times this time, in which the other ranks write their files.
 _WRITING_MS = 500
-
-
-class Collective(Struct, frozen=True):
-    """A collective that a rank has called; the fields are the recorder's own."""
-
-    process_group: tuple[str, ...]
-    collective_seq_id: int
-    profiling_name: str
-    state: str
-    input_sizes: list[list[int]] = []
-    timeout_ms: int = 0
-
-    def __str__(self) -> str:
-        sizes = ", ".join(" x ".join(map(str, size)) for size in self.input_sizes)
-        return f"{self.profiling_name}, number {self.collective_seq_id} of its group, of {sizes} elements"
-
-
-class _Dump(Struct):
-    entries: list[Collective] = []
 
 
 class Stop(NamedTuple):
@@ -99,7 +80,7 @@ def _read(path: Path) -> list[Collective]:
     """The collectives that a rank wrote, oldest first; none where there is no such file, or a damaged one."""
     try:
         content = PlainUnpickler(BytesIO(read_file(path, _MAX_FILE_BYTES))).load()
-        return msgspec.convert(content, _Dump, strict=False).entries
+        return msgspec.convert(content, FlightRecord, strict=False).entries
     except Exception:
         # A rank may have been killed while it wrote, and a damaged pickle can raise any error.
         return []

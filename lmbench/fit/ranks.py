@@ -288,7 +288,9 @@ def ending_of_ranks(path: Path, cause: RankEnd, ends: list[RankEnd], stop: Stop 
     hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
     if (error := run.record.error) is None:
         if cause.code == -signal.SIGABRT and stop is not None:
-            return failed(COLLECTIVE_FAILED, hangs + _stopped(stop), None)
+            waited = f"rank {stop.rank} waited {stop.collective.timeout_ms / 1e3:g} s in {stop.collective}"
+            calls = "".join(f", where rank {rank} called {collective}" for rank, collective in stop.others.items())
+            return failed(COLLECTIVE_FAILED, f"{hangs}{waited}{calls}", None)
         how = "left in the middle" if run.outcome == KILLED else f"ended with exit code {cause.code}"
         if cause.code < 0:
             how = f"was ended by {signal.Signals(-cause.code).name}"
@@ -299,13 +301,6 @@ def ending_of_ranks(path: Path, cause: RankEnd, ends: list[RankEnd], stop: Stop 
         return None
     error.message = f"{hangs}rank {cause.rank}: {error.message}"
     return Ending(run.outcome, ExitCode(run.record.exit_code or 0), error)
-
-
-def _stopped(stop: Stop) -> str:
-    """The sentence about the collective in which ranks stopped."""
-    waited = f"rank {stop.rank} waited {stop.collective.timeout_ms / 1e3:g} s in {stop.collective}"
-    calls = "".join(f", where rank {rank} called {collective}" for rank, collective in stop.others.items())
-    return f"{waited}{calls}"
 
 
 def _innermost(log: str) -> str:

@@ -212,7 +212,7 @@ def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forec
         ask: the function that makes a forecast.
     """
     gpu, config = gpu_of(run), path / "config.yaml"
-    for name, value in leaves(read_yaml(config, "config.yaml")[1]):
+    for name, value in leaves(read_yaml(config, "config.yaml")[1], into_lists=True):
         if may_run(value, path) and not name.startswith(("measure.", "wandb.")):
             reason = f"{name} may run code; if you trust it: lmbench memory --config {quote(str(config))}"
             return Shortage(run, gpu, Remedy("as it is", (), reason=reason), [])

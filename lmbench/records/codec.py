@@ -155,19 +155,22 @@ def encode_run(record: RunRecord) -> bytes:
     secret's name, and text that looks like a key.
     """
     keep_environment_secret()
-    plain = _readable(masked(as_dict(record))) | {"argv": record.argv and masked_words(record.argv)}
+    plain = _changed(masked(as_dict(record)), _readable) | {"argv": record.argv and masked_words(record.argv)}
     return indented_json(plain | {"nonfinite": _nonfinite(plain)}).encode()
 
 
-def _readable(tree: Any) -> Any:
-    """A tree of which `_check_size` takes every number."""
+def _changed(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A tree with its keys and leaves changed."""
     if isinstance(tree, dict):
-        return {key: _readable(item) for key, item in tree.items()}
-    if isinstance(tree, list):
-        return [_readable(item) for item in tree]
-    if isinstance(tree, float) and abs(tree) > _MAX_NUMBER:
-        return math.copysign(math.inf, tree)
-    return hex(tree) if isinstance(tree, int) and not -_MAX_WHOLE <= tree < _MAX_WHOLE else tree
+        return {change(key): _changed(value, change) for key, value in tree.items()}
+    return [_changed(value, change) for value in tree] if isinstance(tree, list) else change(tree)
+
+
+def _readable(value: Any) -> Any:
+    """A value that `_check_size` takes."""
+    if isinstance(value, float) and abs(value) > _MAX_NUMBER:
+        return math.copysign(math.inf, value)
+    return hex(value) if isinstance(value, int) and not -_MAX_WHOLE <= value < _MAX_WHOLE else value
 
 
 def indented_json(value: object) -> str:
@@ -175,17 +178,13 @@ def indented_json(value: object) -> str:
     try:
         data = msgspec.json.encode(value, enc_hook=_builtin)
     except UnicodeEncodeError:
-        data = msgspec.json.encode(_with_escapes(as_dict(value)))
+        data = msgspec.json.encode(_changed(as_dict(value), _escaped))
     return msgspec.json.format(data, indent=1).decode() + "\n"
 
 
-def _with_escapes(tree: Any) -> Any:
-    r"""A tree with what is not UTF-8 in its texts, such as in the name of a folder, escaped as in Python: `\udce9`."""
-    if isinstance(tree, dict):
-        return {_with_escapes(key): _with_escapes(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_with_escapes(value) for value in tree]
-    return tree.encode(errors="backslashreplace").decode() if isinstance(tree, str) else tree
+def _escaped(value: Any) -> Any:
+    r"""A text with what is not UTF-8, such as in the name of a folder, escaped as in Python: `\udce9`."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def encode_step(step: StepRecord) -> bytes:
@@ -193,7 +192,7 @@ def encode_step(step: StepRecord) -> bytes:
     values = zip(_STEP_FIELDS, _step_values(step), strict=True)
     nonfinite = {name: str(value) for name, value in values if type(value) is float and not math.isfinite(value)}
     if step.scalars:
-        step = replace(step, scalars=_readable(step.scalars))
+        step = replace(step, scalars=_changed(step.scalars, _readable))
         nonfinite |= _nonfinite(step.scalars, ".scalars")
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from lmbench.masking import leaves
 from lmbench.records.codec import as_dict
 from lmbench.records.field import ABOUT, UNITS, About, PerPhase
 from lmbench.records.run import RunRecord
@@ -106,19 +107,10 @@ def value_at(tree: object, name: str, default: Any = None) -> Any:
     return value
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of a tree's leaves; lists and empty mappings are leaves."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def recorded(tree: object, prefix: str = "") -> Values:
+def recorded(tree: object, name: str = "") -> Values:
     """Every value of a record by its dotted name, including those inside mappings (`config.model.size`).
 
-    Nulls and empty mappings are left out.
+    Nulls and empty mappings are left out. `name` is the dotted name of the tree itself.
     """
     plain = tree if isinstance(tree, Mapping) else as_dict(tree)
-    return {name: value for name, value in leaves(plain, prefix) if value is not None and value != {}}
+    return {path: value for path, value in leaves(plain, name) if value is not None and value != {}}

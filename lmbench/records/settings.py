@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from lmbench.masking import masked
+from lmbench.masking import leaves, masked
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import leaves, recorded, value_at
+from lmbench.records.schema import recorded, value_at
 from lmbench.records.vocabulary import Values
 
-#: Settings of where a result is stored and of random seeds, which do not change what is measured.
-_NOT_MEASURED = (
+#: Settings of where a result is stored, of what is printed and of random seeds, which do not change what is measured.
+NOT_MEASURED = (
     "measure.results_dir", "measure.run_id", "measure.strict", "measure.price_per_hour", "seed_everything", "data.seed",
     "data.cache_dir",
     "trainer.default_root_dir", "trainer.enable_progress_bar", "trainer.enable_model_summary", "trainer.logger",
@@ -56,7 +56,7 @@ def settings(record: RunRecord) -> Values:
     """The run's settings by dotted name: its mode and configuration, or facts where no configuration is recorded."""
     if record.config is None:
         return {"mode": record.mode, **values_at(record, *FACTS)}
-    options = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, _NOT_MEASURED)}
+    options = {name: masked(value, name) for name, value in leaves(record.config) if not is_named(name, NOT_MEASURED)}
     # Whether there is a logger matters, since it costs time; its options do not.
     return {"mode": record.mode, **options, "trainer.logger": bool(value_at(record, "config.trainer.logger"))}
 
@@ -99,7 +99,7 @@ def values_at(record: RunRecord, *names: str) -> Values:
     for name in names:
         value = value_at(record, name)
         if is_dataclass(value) or isinstance(value, dict):
-            values |= recorded(value, f"{name}.")
+            values |= recorded(value, name)
         elif value is not None:
             values[name] = value
     return values

@@ -40,8 +40,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     """
     window, selected = run.window, select_window(steps, run.window.micro_batches)
     measured = [step for step in steps if step.stage == "window"]
-    pauses_s = [step.excluded_s for step in measured if step.excluded_s]
-    window.steps_sum_s = math.fsum(step.step_s or 0.0 for step in measured)
+    pauses_s = [pause_s for pause_s in _values(measured, "excluded_s") if pause_s]
+    window.steps_sum_s = math.fsum(_values(measured, "step_s"))
     window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
     window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
     turns: dict[int | None, list[float]] = {}
@@ -59,8 +59,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     restarts_s = [wait_s for step, wait_s in zip(measured, waits_s, strict=True) if step.follows_loader_end]
     if restarts_s:
         window.loader_restart_s = statistics.fmean(restarts_s) - min(waits_s)
-    window.checkpoint_s = math.fsum(step.checkpoint_s or 0.0 for step in measured)
-    window.validation_s = math.fsum(step.validation_s or 0.0 for step in measured)
+    window.checkpoint_s = math.fsum(_values(measured, "checkpoint_s"))
+    window.validation_s = math.fsum(_values(measured, "validation_s"))
     timed = [step for step in measured if (step.step_s or 0.0) > 0]
     window.changes = changes_of(timed)
     run.memory.host_growth = growth_of(measured, "host_bytes")

@@ -118,7 +118,7 @@ def points_of(column: Quantity, frame: Frame) -> dict[int, Values]:
             points[cell] = {"outcome": outcome, "tip": f"{name}: {outcome}"}
         elif figure is not None and isinstance(figure.value, int | float):
             y = figure.value * unit.scale
-            points[cell] = {"y": y, "tip": f"{name}: {column.title} {column.text(figure)} {unit.word}".rstrip()}
+            points[cell] = {"y": y, "tip": f"{name}: {column.title} {column.text(figure)}"}
             numbers = frame.numbers(cell, column.expression) if column.is_process_mean else ()
             if (std := sample_std(numbers)) is not None:
                 spread = std * unit.scale

@@ -110,8 +110,8 @@ class Quantity:
         return answer.Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
 
     def text(self, cell: Cell) -> str:
-        """A value as text in the heading's unit."""
-        return answer.text_of(cell, self.unit)
+        """A value as text with its unit."""
+        return f"{answer.text_of(cell, self.unit)} {self.unit.word}".rstrip()
 
 
 #: A function of a cell that returns a number, a Cell of an answer, or None.

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lmbench.masking import masked, shown
+from lmbench.masking import leaves, masked, shown
 from lmbench.precision import FP32_MATMUL, PRECISIONS, TF32_MATMUL, matmul_label, short_label
 from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
 from lmbench.records.run import Model, RunRecord
-from lmbench.records.schema import leaves, value_at
-from lmbench.records.settings import is_named
+from lmbench.records.schema import value_at
+from lmbench.records.settings import NOT_MEASURED, is_named
 from lmbench.records.vocabulary import MODES, Values
 from lmbench.sizes import SIZES
 
@@ -208,11 +208,10 @@ FACT: Mapping[str, Fact] = {
         Fact("host", "environment.host.hostname"),
     )
 }  # fmt: skip
-#: Options that do not tell runs apart: they decide how long or where is measured, not what, or a fact covers them.
+#: Further options that do not tell runs apart: they decide how long is measured, not what, or a fact covers them.
 _LEFT_OUT = """
-measure.steps measure.min_window_s measure.probe_steps measure.results_dir measure.run_id measure.strict
-measure.price_per_hour data.vocab_size model.context_length model.optimizer model.optimizer_variant trainer.devices
-data.cache_dir wandb trainer.logger trainer.callbacks trainer.default_root_dir trainer.enable_progress_bar ckpt_path
+measure.steps measure.min_window_s measure.probe_steps data.vocab_size model.context_length model.optimizer
+model.optimizer_variant trainer.devices trainer.callbacks ckpt_path
 """
 
 #: Facts that separate cells only among runs outside sweeps.
@@ -251,7 +250,7 @@ def other_axes(axes: Values) -> dict[str, Value]:
 
 def other_settings(config: Values) -> dict[str, Value]:
     """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
-    return _others(dict(leaves(config)), (*NO_ROWS, *_LEFT_OUT.split()))
+    return _others(dict(leaves(config)), (*NO_ROWS, *NOT_MEASURED, *_LEFT_OUT.split()))
 
 
 def _others(settings: Values, left_out: tuple[str, ...]) -> dict[str, Value]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmbench.errors import UsageError
+from lmbench.masking import leaves
 from lmbench.records.load import load_known
 from lmbench.records.named import Result, given_names, results_in, shown_path, sweep_of
 from lmbench.records.passes import pass_of
-from lmbench.records.schema import leaves, recorded
+from lmbench.records.schema import recorded
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.columns import MEASURED

@@ -230,9 +230,9 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures
     for part in list(frame.by(others))[-_MOST_CELLS:]:
         if cells := [cell for cell in part.facts if cell in values]:
             best = max(cells, key=values.__getitem__)
-            most = f"{quantity.text(figures[quantity][best])} {quantity.unit.word}".rstrip()
             statement = f"{frame.describe(best, [spec.x])} has the most {quantity.title}"
-            yield _sentence(statement, frame.describe(best, others), [most, *_stated(best, frame, figures)[1:]])
+            most = [quantity.text(figures[quantity][best]), *_stated(best, frame, figures)[1:]]
+            yield _sentence(statement, frame.describe(best, others), most)
 
 
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
@@ -287,5 +287,5 @@ def _stated(cell: int, frame: Frame, figures: _Figures) -> list[str]:
             title = quantity.heading(frame).title
             if quantity.unit is CHANGE:
                 title = f"{quantity.title.removesuffix(f' vs {BASELINE}')} changed by"
-            texts.append(f"{title} {quantity.text(figure)} {quantity.unit.word}".rstrip())
+            texts.append(f"{title} {quantity.text(figure)}")
     return texts

@@ -259,7 +259,7 @@ def _actions(path: Path, file: Values, contents: Mapping[str, bytes]) -> Iterato
     copies = {f"base.{CONFIG}", f"sides.A.{CONFIG}", f"sides.B.{CONFIG}"}
     for source, text in contents.items():
         tree = file if source == SWEEP_FILE else parse_yaml(text.decode(errors="replace"), source)
-        for name, value in leaves(tree):
+        for name, value in leaves(tree, into_lists=True):
             # The command line also accepts a class by its name without the module.
             is_code = may_run(value, path) or (isinstance(value, str) and value[:1].isupper())
             shown_value = masked(value, name)

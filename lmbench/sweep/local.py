@@ -262,7 +262,9 @@ class LocalExecutor:
                 kills, launched_s = oom_kill_count(), clock_s()
                 with held():
                     for _, members in groupby(launches, lambda launch: launch.environment):
-                        groups.append(self._group(list(members)))
+                        (first, *_) = launched = list(members)
+                        server = self._servers[first.environment.name][0]
+                        groups.append(_Group(_Ranks(first, self._mark) if first.launcher else server, launched))
                         groups[-1].start(stack)
                 while (left_s := launched_s + timeout_s - clock_s()) > 0 and _running(groups):
                     for group in _running(groups):
@@ -292,12 +294,6 @@ class LocalExecutor:
     def _server_pid(self, launch: Launch) -> int | None:
         servers = self._servers[launch.environment.name]
         return servers[0].process.pid if servers and not launch.launcher else None
-
-    def _group(self, launches: list[Launch]) -> _Group:
-        (first, *_) = launches
-        if first.launcher:
-            return _Group(_Ranks(first, self._mark), launches)
-        return _Group(self._servers[first.environment.name][0], launches)
 
     def close(self) -> None:
         """End all servers."""

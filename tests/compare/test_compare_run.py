@@ -160,7 +160,7 @@ def test_revisions_are_kept_as_commits(compare_run, tmp_path, monkeypatch):
     assert (first.code, again.code, again.started) == (0, 0, [])
 
 
-def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run, capsys):
+def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run, refused):
     compare_run(noisy(), "a.yaml", "--name=c")
     for words, message in (
         (["a.yaml", "--name=c"], "is there already; `lmbench compare --run results/c` goes on"),
@@ -168,5 +168,4 @@ def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run
     ):
         servers = compare_run(noisy(), *words)
         assert (servers.code, message in servers.err) == (2, True)
-    assert main(["sweep", "results/c"]) == 2
-    assert "has sides to compare; `lmbench compare --run FOLDER` goes on with it" in capsys.readouterr().err
+    assert "has sides to compare; `lmbench compare --run FOLDER` goes on with it" in refused("sweep", "results/c")

@@ -46,7 +46,7 @@ def test_floors_are_stored_beside_the_results_and_belong_to_host_device_and_sett
     assert re.search("holds for +NVIDIA H200, small, .*; not for other settings", " ".join(captured.out.split()))
 
 
-def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, capsys):
+def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, printed):
     folder = make_sweep(
         tmp_path / "s", {"small": TIMES, "medium": TIMES[:4], "large": TIMES, "few": TIMES[:5], "mixed": TIMES[:7]}
     )
@@ -55,8 +55,8 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
     make_sweep(folder, {"few": [0.07]}, run_id="worse", guards=failed)
     make_sweep(folder, {"mixed": [0.05]}, run_id="other", environment__code__project__commit="bbbb")
     # A second measurement replaces the first floor.
-    assert main(["noise", str(folder)]) == main(["noise", str(folder)]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    printed("noise", folder)
+    out = " ".join(printed("noise", folder).split())
     assert [entry["metrics"]["step_s"]["n"] for entry in stored(folder)] == [8, 8]
     for line in (
         "no floor size medium: 4 repeats that count; a noise floor takes 6",
@@ -75,13 +75,12 @@ def test_a_floor_of_a_busy_machine_says_so(tmp_path, capsys):
     )
 
 
-def test_a_damaged_noise_file_is_said_and_kept(tmp_path, capsys):
+def test_a_damaged_noise_file_is_said_and_kept(tmp_path, refused):
     make_runs(tmp_path, TIMES)
     for content, message in (
         ("{", "cannot be read (it is no JSON: Input data was truncated); remove it"),
         ('{"schema_version": 9, "entries": []}', "Invalid enum value 9 - at schema_version"),
     ):
         (tmp_path / "noise.json").write_text(content)
-        assert main(["noise", str(tmp_path)]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refused("noise", tmp_path)
         assert (tmp_path / "noise.json").read_text() == content

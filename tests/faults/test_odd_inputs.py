@@ -130,8 +130,7 @@ def test_a_folder_whose_name_is_not_utf8_is_json(words, tmp_path, printed):
     ],
     ids=["digits", "option", "dash"],
 )
-def test_an_odd_name_is_one_line(words, message, tmp_path, monkeypatch, capsys):
+def test_an_odd_name_is_one_line(words, message, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "results" / "a", {})
-    assert main(words.split()) == 2
-    assert (message in (error := capsys.readouterr().err), error.count("\n")) == (True, 1)
+    assert (message in (error := refused(*words.split())), error.count("\n")) == (True, 1)

@@ -24,7 +24,6 @@ from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
 from torch.utils.data import TensorDataset
 
 import lmbench
-from lmbench.cli import main
 from lmbench.model.language_model import LanguageModel
 
 CPU = {"accelerator": "cpu"}
@@ -37,14 +36,13 @@ def kept(tmp_path_factory):
     return measure(probe_steps=1, results_dir=results), results
 
 
-def test_a_run_equals_the_stored_result_and_makes_a_row_or_steps_of_a_frame(kept, capsys):
+def test_a_run_equals_the_stored_result_and_makes_a_row_or_steps_of_a_frame(kept, printed):
     run, results = kept
     (loaded,) = lmbench.load(results)
     assert (loaded.path, loaded.record, loaded.steps) == (run.path, run.record, run.steps)
     assert (run.outcome, run.record.window.steps, len(run.steps)) == ("ok", 3, 4)
     assert run.record.probe.training.parameters == 4
-    assert main(["show", str(run.path)]) == 0
-    assert str(run) == capsys.readouterr().out.strip("\n")
+    assert str(run) == printed("show", run.path).strip("\n")
     assert repr(run).startswith(f"<lmbench.Run {run.run_id}: ok, ")
     row = lmbench.to_frame([loaded]).loc[0]
     assert (row["run_id"], row["phases.step.mean_s"]) == (run.run_id, run.record.phases.step.mean_s)

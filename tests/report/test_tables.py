@@ -92,14 +92,13 @@ def test_a_published_figure_stands_only_beside_cells_that_it_can_be_compared_wit
     assert figure is None if value is None else figure is not None and figure.value == pytest.approx(value)
 
 
-def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, capsys):
+def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, capsys, printed):
     mine = make_sweep(tmp_path / "mine", [{"trainer.precision": name} for name in ("32-true", "bf16-mixed")])
     theirs = tmp_path / "theirs.csv"
     assert main(["report", str(mine), "--format", "csv", "--output", str(theirs)]) == 0
     theirs.write_text(theirs.read_text().replace("bf16-mixed", "16-mixed"))
     capsys.readouterr()
-    assert main(["report", str(mine), "--reference", str(theirs), "--json"]) == 0
-    same, other = json.loads(capsys.readouterr().out)["tables"]["cells"]
+    same, other = json.loads(printed("report", mine, "--reference", theirs, "--json"))["tables"]["cells"]
     for name in ("step_s", "step_std_s", "tokens_per_s", "peak_bytes"):
         assert same[f"reference {same['gpu']}: {name}"] == same[name]
     assert other.get(f"reference {same['gpu']}: step_s") is None

@@ -7,7 +7,6 @@ from runs import make_sweep
 from tables import rows
 
 from lmbench.catalogue import make_catalogue
-from lmbench.cli import main
 from lmbench.records.schema import fields
 from lmbench.sweep.file import read_sweep_file
 
@@ -102,10 +101,9 @@ repeats: 2 | environments: {now: {pyhton: x}} | allowed: python, revision, varia
         ("view:\n", "view: 5\nviews:\n", "unknown field 'views'; allowed: base,"),
     ],
 )
-def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path, capsys):
+def test_a_mistake_in_a_view_is_one_line(right, wrong, message, study, tmp_path, refused):
     assert right in STUDY
     study.write_text(STUDY.replace(right, wrong, 1))
-    assert main(["sweep", str(study), "--dry_run"]) == 2
-    err = capsys.readouterr().err
+    err = refused("sweep", study, "--dry_run")
     assert err.count("\n") == 1
     assert message.replace("`", "") in err.replace("`", "")

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from simulated_cells import SimulatedServers, sweep
 
-from lmbench.cli import main
 from lmbench.errors import UsageError
 from lmbench.records.process import boot_id, process_start_s
 from lmbench.sweep.folder import MARK, SweepFolder, read_sweep_folder
@@ -103,7 +102,7 @@ destination: [{}, {wandb: {mode: online, entity: thief}}, "wandb.entity: thief"]
 @pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])
 @pytest.mark.parametrize("what", FOREIGN)
 def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
-    what, words, tmp_path, monkeypatch, capsys
+    what, words, tmp_path, monkeypatch, refused
 ):
     file, config, shown = FOREIGN[what]
     monkeypatch.chdir(tmp_path)
@@ -115,8 +114,7 @@ def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
     (tmp_path / "dl" / "sweep.json").write_text(json.dumps({"file": content}))
     (tmp_path / "dl" / "base.yaml").write_text(json.dumps(config))
     before = sorted(tmp_path.rglob("*"))
-    assert main([words[0], "dl", *words[1:]]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = refused(words[0], "dl", *words[1:]).splitlines()
     assert lines[-1] == "lmbench: nothing of 'dl' was run; `lmbench sweep dl --trust` takes it over"
     assert any(shown in line for line in lines[1:-1])
     assert sorted(tmp_path.rglob("*")) == before

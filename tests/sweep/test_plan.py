@@ -8,7 +8,6 @@ import pytest
 import yaml
 from tables import rows
 
-from lmbench.cli import main
 from lmbench.configs import shipped_studies
 from lmbench.errors import UsageError
 from lmbench.sweep.file import read_sweep_file, sweep_from
@@ -142,12 +141,11 @@ sweep what is no YAML: ["a: b\n  c: d\n", {}]
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, tmp_path, monkeypatch, capsys):
+def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     text, lines = WRONG[what]
     (tmp_path / "mine.yaml").write_text(text)
-    assert main([what.split()[0], "mine.yaml"]) == 2
-    error = capsys.readouterr().err
+    error = refused(what.split()[0], "mine.yaml")
     messages = dict(re.findall(r"mine.yaml:(\d+): (.*?)(?=; mine|\n)", error))
     assert {int(number) for number in messages} == set(lines)
     assert all(part in messages[str(number)] for number, part in lines.items())

@@ -109,7 +109,7 @@ def going_on_after(count, folder, process):
     return wait_for(going_on, 120)[0]
 
 
-def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tmp_path, capsys):
+def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tmp_path, capsys, printed):
     assert sweep(write(tmp_path, FAULTS), "--results_dir", tmp_path) == 1
     captured = capsys.readouterr()
     assert "8 of 8 runs: 1 error, 2 ok, 1 oom, 3 skipped, 1 timeout" in captured.out
@@ -131,8 +131,7 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     # A fork does not import again what its server has imported.
     assert 0 < reached.started_s <= reached.imported_s
     assert reached.imported_s - reached.started_s < 0.1 * first["ok"].record.sweep.cost.total_s
-    assert main(["report", str(tmp_path / "study")]) == 0
-    assert {"OOM", "timeout", "error"} <= set(re.findall(r"\w+", capsys.readouterr().out))
+    assert {"OOM", "timeout", "error"} <= set(re.findall(r"\w+", printed("report", tmp_path / "study")))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def study(sweep, no_account, tmp_path, capsys):
 
 
 def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_once(
-    study, tmp_path, monkeypatch, capsys
+    study, tmp_path, monkeypatch, printed
 ):
     (tmp_path / "wandb.py").write_text("raise ImportError('this wandb is broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -229,8 +228,7 @@ def test_a_sweeps_runs_are_one_group_at_wandb_with_their_cells_and_are_uploaded_
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         for state in ("uploaded", "already uploaded"):
-            assert main(["upload", str(folder)]) == 0
-            assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == [state] * 4
+            assert [line.split("  ")[0] for line in printed("upload", folder).splitlines()] == [state] * 4
     by_run = {config["run"]: run_id for run_id, config in server.config.items()}
     results = runs(folder)
     assert set(by_run) == set(results)

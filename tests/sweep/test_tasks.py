@@ -207,7 +207,7 @@ def test_a_task_that_has_not_begun_still_measures_after_another_round_was_submit
     assert (outcomes(), engine.submitted, len(servers.started)) == (ALL_OK, ["0", "1", "2", "2"], 6)
 
 
-def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study, capsys):
+def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study, refused):
     _, servers = study
     for rounds, place in (("0,2", "a"), ("1", "b"), ("2", "c")):
         assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
@@ -218,14 +218,12 @@ def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study,
     assert (len(servers.started), outcomes("a/study")) == (8, ALL_OK)
     for path in Path("c/study/runs").glob("*/run.json"):
         path.write_text(f"{path.read_text()} ")
-    assert main(["sweep", "a/study", "--merge", "c/study"]) == 2
-    assert "is here already; one would hide the other" in capsys.readouterr().err
+    assert "is here already; one would hide the other" in refused("sweep", "a/study", "--merge", "c/study")
     Path("study.yaml").write_text(STUDY.replace("[1, 2]", "[1, 4]"))
-    assert main(["sweep", "study.yaml", "--merge", "b/study"]) == 2
-    assert "is no run of this sweep" in capsys.readouterr().err
+    assert "is no run of this sweep" in refused("sweep", "study.yaml", "--merge", "b/study")
 
 
-def test_a_merge_is_whole_or_nothing(study, capsys):
+def test_a_merge_is_whole_or_nothing(study, refused):
     for rounds, place in (("0", "a"), ("1,2", "b")):
         assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
     run, *_ = sorted(Path("b/study/runs").iterdir())
@@ -233,8 +231,7 @@ def test_a_merge_is_whole_or_nothing(study, capsys):
         file.truncate(2**40)
     os.mkfifo(run / "pipe")
     words = ["sweep", "a/study", "--merge", "b/study"]
-    assert main(words) == 2
-    assert f"{run.name}/pipe is no file, link or folder" in capsys.readouterr().err
+    assert f"{run.name}/pipe is no file, link or folder" in refused(*words)
     assert len(rows("a/study")) == 2
     (run / "pipe").unlink()
     # A kill leaves runs in part, here one with its record.

@@ -48,7 +48,7 @@ def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, dry_run):
     assert (board["name"], board["study"]) == ("lmbench mine", "mine")
 
 
-def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, dry_run):
+def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, printed, dry_run):
     boards = ["sweep", "precision", "kernels"]
     request = msgspec.convert(dry_run(*boards), BoardRequest)
     with Server() as server:
@@ -68,8 +68,9 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, dry_run):
 
         # A user renames a board.
         server.views[1]["displayName"], before = "ours", [(view["id"], view["name"]) for view in server.views]
-        assert main(["board", *boards, "--entity=me"]) == 0
-        assert capsys.readouterr().out.splitlines() == [line.replace("created", "updated") for line in saved]
+        assert printed("board", *boards, "--entity=me").splitlines() == [
+            line.replace("created", "updated") for line in saved
+        ]
         assert [(view["id"], view["name"]) for view in server.views] == before
 
         assert main(["board", "precision", "--project=other"]) == 6

@@ -16,7 +16,6 @@ from tables import rows
 from wandb_loopback import PLANTED_KEY, Server, keys_of
 
 from lmbench.catalogue import make_catalogue
-from lmbench.cli import main
 from lmbench.configs import shipped_studies
 from lmbench.kernels.names import KINDS, PARTS
 from lmbench.records.run import RunRecord
@@ -67,7 +66,7 @@ def check_boards(logged):
     assert len(named & logged) > 30
 
 
-def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys):
+def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys, printed):
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
     with Server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -94,8 +93,7 @@ def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys):
         logged |= {f"series:{name}" for row in server.history[run_id] for name in row}
         check_boards(logged)
         questions = len(server.questions)
-        assert main(["upload", str(result.path)]) == 0
-        assert capsys.readouterr().out.startswith("already uploaded")
+        assert printed("upload", result.path).startswith("already uploaded")
         assert len(server.questions) == questions
 
 
