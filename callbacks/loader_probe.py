@@ -7,7 +7,8 @@ import time
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import repeat
+from itertools import chain, repeat
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
@@ -17,19 +18,27 @@ from torch.utils.data import DataLoader
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of, synchronize
 from lmbench.errors import UsageError, message_of
-from lmbench.instruments.host import read_host
+from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.input_pipeline import (
+    BAND,
     LEAD_STEPS,
     STEPS,
+    ModelAlone,
+    Production,
     best_settings,
     changed,
     endless,
+    predicted_batch_s,
     time_alone,
     time_production,
 )
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.input_pipeline import InputPipeline
 from lmbench.records.vocabulary import Stage
+
+#: Steps of each kind that do not count; and those of the model alone, before and after the fed ones.
+_LEAD = {ProbeKind.RESIDENT: 2, ProbeKind.FED: LEAD_STEPS}
+_ALONE = (ProbeKind.RESIDENT,) * 12
 
 
 class LoaderProbe(Observer):
@@ -41,8 +50,8 @@ class LoaderProbe(Observer):
     Recorded under `input_pipeline`:
 
     - `resident_step_s`, `loader_step_s`, `first_batch_s`, `turn_s`: the model alone and the loader alone.
-    - `reader`, `reader_s`, `idle_fraction`, `collate_s`: who makes a batch, in one process.
-    - `fix`, `predicted_step_s`, `fixed_step_s`: settings that end the waiting, if steps wait.
+    - `reader`, `reader_s`, `idle_fraction`, `collate_s`, `lines`: who makes a batch, in one worker.
+    - `fix`, `predicted_step_s`, `predicted_interval`, `fixed_step_s`: settings that end the waiting, if steps wait.
     - `reason`: why the loader was not measured.
     """
 
@@ -56,7 +65,9 @@ class LoaderProbe(Observer):
         self._batch: Any = None
         self._lead = 0
         self._facts = self.session.run.input_pipeline = InputPipeline()
-        self.own_probes = (ProbeKind.RESIDENT,) * STEPS + (ProbeKind.FED,) * STEPS
+        self.own_probes = (*_ALONE, *(ProbeKind.FED,) * STEPS, *_ALONE)
+        self._alone = list[ModelAlone]()
+        self._made: Production | None = None
         if not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
             self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
@@ -67,7 +78,7 @@ class LoaderProbe(Observer):
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.RESIDENT:
-            self._feed(repeat(self._batch))
+            self._feed(repeat(self._batch), kind)
         elif kind is ProbeKind.FED:
             try:
                 self._examine(self.trainer.train_dataloader)
@@ -78,29 +89,38 @@ class LoaderProbe(Observer):
     def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         if kind in self.own_probes and self.session.steps_done == self._lead:
             synchronize(self.session.device)
-            self._began_s, self._began_cpu_s = time.perf_counter(), time.process_time()
+            self._began, self._began_cpu_s = read_host(), time.process_time()
 
     def probe_ended(self, kind: ProbeKind) -> None:
         steps = self.session.steps_done - self._lead
         if kind not in self.own_probes or steps < 1:
             return
         synchronize(self.session.device)
-        step_s = (time.perf_counter() - self._began_s) / steps
-        if kind is ProbeKind.RESIDENT:
-            self._facts.resident_step_s = self._resident_s = step_s
-            self._cpu_s = (time.process_time() - self._began_cpu_s) / steps
-        elif self._facts.fix:
-            self._facts.fixed_step_s = step_s
+        cpu_s, ended = time.process_time() - self._began_cpu_s, read_host()
+        step_s = (ended.read_at_s - self._began.read_at_s) / steps
+        facts, batches = self._facts, steps * (self.session.run.window.micro_batches or 1)
+        if kind is ProbeKind.FED:
+            facts.fixed_step_s = step_s if facts.fix else None
+            return
+        others = host_state(self._began, ended).other_cpu_fraction or 0.0
+        free_cores = ended.cores * (1 - others)
+        self._alone.append(ModelAlone(step_s * steps / batches, cpu_s / batches, free_cores, ended.cores))
+        facts.resident_step_s = facts.resident_step_s or step_s
+        if facts.fix and self._made is not None:
+            predictions = [predicted_batch_s(self._made, model, *self._choice) for model in self._alone]
+            steps_s = [batch_s * batches / steps for batch_s in chain(*predictions)]
+            facts.predicted_step_s = fmean(steps_s)
+            facts.predicted_interval = [(1 - BAND) * min(steps_s), (1 + BAND) * max(steps_s)]
 
-    def _feed(self, batches: Iterable[Any]) -> None:
-        """Have the loop take its batches from here."""
+    def _feed(self, batches: Iterable[Any], kind: ProbeKind) -> None:
+        """Have the loop take its batches from here, in probe steps of this kind."""
         loop: Any = self.trainer.fit_loop
         fetcher = loop._data_fetcher
         fetcher.iterator, fetcher.length, fetcher.done = ((batch, 0, 0) for batch in batches), None, False
         fetcher.batches = []
         self._undo.enter_context(patch.object(loop, "max_batches", math.inf))
         self._undo.enter_context(patch.object(self.trainer, "limit_val_batches", 0))
-        self._lead = self.session.steps_done + LEAD_STEPS
+        self._lead = self.session.steps_done + _LEAD[kind]
 
     def _examine(self, loader: Any) -> None:
         """Time the loader; where other settings are better, feed the next steps by them.
@@ -114,12 +134,10 @@ class LoaderProbe(Observer):
         warnings.filterwarnings("ignore", "This DataLoader will create")
         facts, run = self._facts, self.session.run
         micro_batches = run.window.micro_batches or 1
-        batches_s, cpu_s = time_production(loader, facts)
+        self._made = time_production(loader, facts, run.window.loader_batches)
         facts.loader_step_s = micro_batches * time_alone(loader, facts)
-        cores_s = (self._cpu_s / micro_batches + cpu_s) / read_host().cores
-        model_s, epoch = self._resident_s / micro_batches, run.window.loader_batches
-        fix, batch_s = best_settings(loader, batches_s, model_s, cores_s, epoch)
+        fix = best_settings(loader, self._made, self._alone[0])
+        self._choice = fix["num_workers"], fix["prefetch_factor"] or 0
         fix["pin_memory"] = device_of(self.session.device).pins_memory
-        facts.predicted_step_s = micro_batches * batch_s
         facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
-        self._feed(endless(changed(loader, **fix)))
+        self._feed(endless(changed(loader, **fix)), ProbeKind.FED)

@@ -139,19 +139,24 @@ def read_host() -> HostReading:
     usable = _usable_cores() or list(range(os.cpu_count() or 1))
     by_core = psutil.cpu_times(percpu=True)
     cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
-    this_process, own_s, waited_s = psutil.Process(), 0.0, None
+    this_process, own_s = psutil.Process(), 0.0
     # Other ranks on this host count as own processes too: one launcher is the parent of them all.
     launcher = this_process.parent() if "LOCAL_RANK" in os.environ else None
     for process in {this_process, *(launcher or this_process).children(recursive=True)}:
         with suppress(psutil.Error):
             # User and system time of the process and of its children that have ended.
             own_s += sum(process.cpu_times()[:4])
-    with suppress(OSError, IndexError, ValueError):
-        text = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
-        waited_s = int(text.split()[1]) * 1e-9
     busy_s = sum(core.get(kind, 0.0) for core in cores for kind in _BUSY)
     stolen_s = sum(core.get("steal", 0.0) for core in cores)
-    return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited_s)
+    return HostReading(time.perf_counter(), len(usable), busy_s, stolen_s, own_s, waited_s(threading.get_native_id()))
+
+
+def waited_s(native_id: int) -> float | None:
+    """Time in which a thread of this process was ready to run and had no core; None where the system does not tell."""
+    with suppress(OSError, IndexError, ValueError):
+        text = Path(f"/proc/self/task/{native_id}/schedstat").read_text()
+        return int(text.split()[1]) * 1e-9
+    return None
 
 
 def _usable_cores() -> list[int] | None:

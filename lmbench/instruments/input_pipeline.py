@@ -1,32 +1,39 @@
-"""Times a DataLoader alone, and predicts the step with other settings of it."""
+"""Times a DataLoader alone and in one worker, and predicts the step with other settings of it."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from itertools import islice, pairwise, product
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from traceback import StackSummary, walk_stack
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from lmbench.code_owners import responsible_frame
 from lmbench.errors import UsageError
-from lmbench.instruments.host import read_host
+from lmbench.instruments.host import waited_s
 from lmbench.instruments.host_ledger import reader_of
-from lmbench.records.input_pipeline import InputPipeline
+from lmbench.records.input_pipeline import InputPipeline, SampledLine
 from lmbench.records.vocabulary import Values
 
-#: Steps that are timed or simulated, and the first of them that do not count.
+#: Steps that are fed or simulated, and the first of them that do not count, since workers fill their queues.
 STEPS, LEAD_STEPS = 30, 10
 #: Batches that a loader is timed for, unless that takes longer than a second, and in any case.
 _MOST_BATCHES, _LEAST_BATCHES = 200, 4
-#: Settings of a DataLoader that makes batches where they are asked for.
-IN_PROCESS: Values = {
-    "num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "pin_memory": False, "timeout": 0,
-}  # fmt: skip
+#: Settings of a DataLoader whose one worker never waits for the process that takes its batches.
+_ONE_WORKER: Values = {"num_workers": 1, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": False}
+#: Time between two looks at a worker's stack, each of which takes some 50 us; and lines that are kept.
+_SAMPLING_S, _LINES = 0.004, 3
 #: Numbers of workers, and batches that each holds ready, that are tried.
 _WORKERS, _PREFETCHED = range(1, 33), (2, 4, 8)
+#: How far off a prediction may be on a quiet machine.
+BAND = 0.05
 #: Settings that are slower than the best by a smaller factor are as good.
 _GOOD = 1.02
 #: Starting workers takes some 0.1 s, which matters where an epoch is shorter than this.
@@ -56,13 +63,13 @@ def endless(loader: DataLoader[Any]) -> Iterator[Any]:
             raise UsageError("its data can be read only once")
 
 
-def _spans_s(batches: Iterator[Any]) -> list[float]:
-    """Seconds that each of the next batches takes."""
-    marks_s = [time.perf_counter()]
-    while len(marks_s) <= _LEAST_BATCHES or (marks_s[-1] - marks_s[0] < 1.0 and len(marks_s) <= _MOST_BATCHES):
-        next(batches)
-        marks_s.append(time.perf_counter())
-    return [end_s - begin_s for begin_s, end_s in pairwise(marks_s)]
+def _for_a_second(batches: Iterator[Any]) -> Iterator[Any]:
+    """The next batches of a second, at least `_LEAST_BATCHES`."""
+    began_s = time.perf_counter()
+    for index, batch in enumerate(batches, start=1):
+        yield batch
+        if index >= _LEAST_BATCHES and (time.perf_counter() - began_s > 1.0 or index >= _MOST_BATCHES):
+            return
 
 
 def _first_batch_s(loader: DataLoader[Any]) -> float:
@@ -78,28 +85,119 @@ def time_alone(loader: DataLoader[Any], facts: InputPipeline) -> float:
     batches = endless(clone)
     # These may have been made while the first batch was waited for.
     list(islice(batches, 1 + loader.num_workers * (loader.prefetch_factor or 0)))
-    return fmean(_spans_s(batches))
+    began_s = time.perf_counter()
+    # Only the number counts: batches that are kept would fill the memory.
+    count = sum(1 for _ in _for_a_second(batches))
+    return (time.perf_counter() - began_s) / count
 
 
-def time_production(loader: DataLoader[Any], facts: InputPipeline) -> tuple[list[float], float]:
-    """Make batches in this process, as each worker does; returns the seconds of each, and the mean CPU seconds."""
-    collates_s: list[float] = []
+class Progress(NamedTuple):
+    """What a worker has done when it has made a batch, in seconds since it began.
 
-    def collate(samples: Any) -> Any:
+    Attributes:
+        made_at_s: the moment.
+        collate_s: time of `collate_fn`.
+        cpu_s: CPU time of all threads of the worker.
+        waited_s: time in which its main thread was ready to run and had no core.
+        lines_s: time of each line; the parts of it in which the main thread ran, and waited for something else than a
+            core.
+    """
+
+    made_at_s: float
+    collate_s: float
+    cpu_s: float
+    waited_s: float
+    lines_s: dict[str, tuple[float, float, float]]
+
+
+class WatchedCollate:
+    """A `collate_fn` that sends the worker's progress in place of the batch, and watches the worker's stack."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn, self._collate_s, self._waited_s = collate_fn, 0.0, 0.0
+        self._lines_s = dict[str, tuple[float, float, float]]()
+
+    def __call__(self, samples: Any) -> Progress:
+        if not self._collate_s:
+            worker = threading.get_ident(), threading.get_native_id()
+            threading.Thread(target=self._watch, args=worker, daemon=True).start()
         began_s = time.perf_counter()
-        batch = loader.collate_fn(samples)
-        collates_s.append(time.perf_counter() - began_s)
-        return batch
+        self._collate_fn(samples)
+        now_s = time.perf_counter()
+        self._collate_s += now_s - began_s
+        return Progress(now_s, self._collate_s, time.process_time(), self._waited_s, self._lines_s)
 
-    single = changed(loader, **IN_PROCESS, collate_fn=collate)
-    opened, cpu_s = read_host(), time.thread_time()
-    spans_s = _spans_s(endless(single))
-    cpu_s, closed = time.thread_time() - cpu_s, read_host()
-    waited_s = (closed.waited_s or 0.0) - (opened.waited_s or 0.0)
-    facts.idle_fraction = max(0.0, 1.0 - (cpu_s + waited_s) / sum(spans_s))
-    facts.collate_s = fmean(collates_s)
-    facts.reader, facts.reader_s = reader_of(single), fmean(spans_s) - facts.collate_s
-    return spans_s, cpu_s / len(spans_s)
+    def _watch(self, worker: int, native_id: int) -> None:
+        """Book the time since the last look to the line that runs: one that holds Python's lock counts whole."""
+        # Else the worker would keep Python's lock for 5 ms, or until it reads, and the line that reads would be blamed.
+        sys.setswitchinterval(_SAMPLING_S / 10)
+        clock = time.pthread_getcpuclockid(worker)
+        seen_s, seen_cpu_s, seen_waited_s = time.perf_counter(), time.clock_gettime(clock), waited_s(native_id) or 0.0
+        while True:
+            time.sleep(_SAMPLING_S)
+            stack = StackSummary.extract(walk_stack(sys._current_frames()[worker]), lookup_lines=False)[::-1]
+            now_s, now_cpu_s, now_waited_s = time.perf_counter(), time.clock_gettime(clock), waited_s(native_id) or 0.0
+            span_s, cpu_s, wait_s = now_s - seen_s, now_cpu_s - seen_cpu_s, now_waited_s - seen_waited_s
+            seen_s, seen_cpu_s, seen_waited_s = now_s, now_cpu_s, now_waited_s
+            self._waited_s += wait_s
+            fetches = [index for index, frame in enumerate(stack) if frame.filename.endswith("data/_utils/fetch.py")]
+            inside = [frame for frame in stack[fetches[-1] + 1 :] if frame.filename != __file__] if fetches else []
+            if inside:
+                frame = responsible_frame(inside)
+                line = f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+                look = span_s, cpu_s, span_s - cpu_s - wait_s
+                before = self._lines_s.get(line, (0.0, 0.0, 0.0))
+                total = before[0] + look[0], before[1] + look[1], before[2] + look[2]
+                # A new table each time, since the worker may be sending the old one.
+                self._lines_s = {**self._lines_s, line: total}
+
+
+class ModelAlone(NamedTuple):
+    """Steps on a batch that stays on the device.
+
+    Attributes:
+        batch_s: mean seconds of a micro-batch.
+        cpu_s: CPU seconds of it, of all threads.
+        free_cores: cores that other processes left to it.
+        cores: cores of the machine; the more threads want a core, the fewer others take.
+    """
+
+    batch_s: float
+    cpu_s: float
+    free_cores: float
+    cores: int
+
+
+class Production(NamedTuple):
+    """Batches that one worker made.
+
+    Attributes:
+        batches_s: seconds of each.
+        cpu_s: mean CPU seconds of one.
+        epoch: batches of an epoch; None for an endless loader.
+    """
+
+    batches_s: Sequence[float]
+    cpu_s: float
+    epoch: int | None
+
+
+def time_production(loader: DataLoader[Any], facts: InputPipeline, epoch: int | None) -> Production:
+    """Make batches in one worker, whose lines are noted; `epoch` is the number of batches in an epoch."""
+    single = changed(loader, **_ONE_WORKER, collate_fn=WatchedCollate(loader.collate_fn))
+    reports: list[Progress] = list(_for_a_second(endless(single)))
+    first, last, count = reports[0], reports[-1], len(reports) - 1
+    spans_s = [after.made_at_s - before.made_at_s for before, after in pairwise(reports)]
+    cpu_s = last.cpu_s - first.cpu_s
+    facts.idle_fraction = max(0.0, 1.0 - cpu_s / (sum(spans_s) - (last.waited_s - first.waited_s)))
+    facts.collate_s = (last.collate_s - first.collate_s) / count
+    facts.reader, facts.reader_s = reader_of(changed(loader, num_workers=0)), fmean(spans_s) - facts.collate_s
+    longest = sorted(last.lines_s.items(), key=lambda item: -item[1][0])[:_LINES]
+    facts.lines = [
+        SampledLine(line, span_s / count, min(max(idle_s / (busy_s + idle_s), 0.0), 1.0))
+        for line, (span_s, busy_s, idle_s) in longest
+    ]
+    return Production(spans_s, cpu_s / count, epoch)
 
 
 def simulated_step_s(
@@ -130,29 +228,33 @@ def simulated_step_s(
     return (ends_s[-1] - ends_s[LEAD_STEPS]) / (STEPS - LEAD_STEPS)
 
 
-def best_settings(
-    loader: DataLoader[Any], batches_s: Sequence[float], model_s: float, cores_s: float, epoch: int | None
-) -> tuple[Values, float]:
-    """The fewest workers and prefetched batches that are as good as any, and the predicted seconds of a batch.
+def predicted_batch_s(made: Production, model: ModelAlone, workers: int, prefetched: int) -> tuple[float, float]:
+    """Predict the seconds from batch to batch, for all cores and for those that other processes left to the model.
+
+    They are those of the simulation, or those that the cores need for all work.
+    """
+    step_s = simulated_step_s(made.batches_s, model.batch_s, workers, prefetched, made.epoch)
+    least_s, most_s = ((made.cpu_s + model.cpu_s) / cores for cores in (model.cores, model.free_cores))
+    return max(least_s, step_s), max(most_s, step_s)
+
+
+def best_settings(loader: DataLoader[Any], made: Production, model: ModelAlone) -> Values:
+    """The fewest workers and prefetched batches that are predicted to be as good as any.
 
     Args:
         loader: its settings stay if they are as good.
-        batches_s: seconds in which one process makes each batch.
-        model_s: seconds of the model for a batch.
-        cores_s: seconds that all cores together need for a batch's work, the model's included.
-        epoch: batches of an epoch; None for an endless loader.
+        made: the batches of one worker.
+        model: the model alone.
     """
     own = loader.num_workers, loader.prefetch_factor or _PREFETCHED[0]
-    predicted_s = {
-        choice: max(cores_s, simulated_step_s(batches_s, model_s, *choice, epoch))
-        for choice in (own, *product(_WORKERS, _PREFETCHED))
-    }
+    choices = (own, *product(_WORKERS, _PREFETCHED))
+    # Settings are for the machine, whatever other processes take at present.
+    predicted_s = {choice: predicted_batch_s(made, model, *choice)[0] for choice in choices}
     best_s = min(predicted_s.values())
-    workers, prefetched = next(choice for choice, step_s in predicted_s.items() if step_s <= _GOOD * best_s)
-    step_s = predicted_s[workers, prefetched]
-    is_short = epoch is not None and epoch * step_s < _SHORT_EPOCH_S
+    workers, prefetched = next(choice for choice, batch_s in predicted_s.items() if batch_s <= _GOOD * best_s)
+    is_short = made.epoch is not None and made.epoch * predicted_s[workers, prefetched] < _SHORT_EPOCH_S
     return {
         "num_workers": workers,
         "prefetch_factor": prefetched if workers else None,
         "persistent_workers": workers > 0 and (is_short or loader.persistent_workers),
-    }, step_s
+    }

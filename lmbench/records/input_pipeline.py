@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from lmbench.records.field import Fraction, Seconds, Text, about, lower, record
 from lmbench.records.vocabulary import Values
+
+
+class SampledLine(Struct, frozen=True):
+    """A line of the dataset or of `collate_fn`: time in a batch, and the share of it that
+    reads, as of `InputPipeline.idle_fraction`."""
+
+    location: str
+    host_s: float
+    idle_fraction: float
 
 
 @record
@@ -16,14 +27,26 @@ class InputPipeline:
     first_batch_s: Seconds = lower("Time from the loader's start to its first batch.", "first batch")
     turn_s: Seconds = lower("Time from a new epoch's start to its first batch.", "turn of an epoch")
     reader: Text = about("Method of the dataset that reads samples, with file and line.")
-    reader_s: Seconds = lower("Time of the dataset for a batch, in one process.", "reader")
-    collate_s: Seconds = lower("Time of `collate_fn`, which joins samples to a batch, in one process.", "collate")
+    reader_s: Seconds = lower("Time of the dataset for a batch, in one worker.", "reader")
+    collate_s: Seconds = lower("Time of `collate_fn`, which joins samples to a batch, in one worker.", "collate")
     idle_fraction: Fraction = about(
-        "Share of the time for a batch in which the process neither computes nor waits for a core: it reads.", "reads"
+        "Share of the time for a batch in which the worker does not compute: it reads. Waits for a core do not count.",
+        "reads",
+    )
+    lines: list[SampledLine] = about(
+        "Lines in which the worker spent most of a batch's time, by looks at its stack: location, `host_s`, "
+        "`idle_fraction`.",
+        factory=list,
     )
     fix: Values = about(
         "Smallest settings of the DataLoader with which the step waits least; empty where the loader has them.",
         factory=dict,
     )
-    predicted_step_s: Seconds = lower("Predicted mean step with `fix`.", "predicted with the fix")
+    predicted_step_s: Seconds = lower(
+        "Predicted mean step with `fix`: mean of the predictions by the model alone before and after.",
+        "predicted with the fix",
+    )
+    predicted_interval: list[float] | None = about(
+        "Lowest and highest prediction in s, by the model alone before and after the steps with `fix`, and 5 % more."
+    )
     fixed_step_s: Seconds = lower("Measured mean step with `fix`.", "measured with the fix")

@@ -48,10 +48,17 @@ def input_lines(run: RunRecord) -> list[Line]:
         Line(
             "batch",
             f"{facts.reader} {milliseconds(facts.reader_s)} ms, collate {milliseconds(facts.collate_s)}, in one "
-            f"process; {percent(facts.idle_fraction)} of it waits, as for a disk",
+            f"worker; {percent(facts.idle_fraction)} of it waits, as for a disk",
         ),
     ]
+    if slow := [
+        f"{line.location} {milliseconds(line.host_s)} ms ({percent(line.idle_fraction)} waits)"
+        for line in facts.lines
+        if line.host_s > _NOTABLE_FRACTION * step.mean_s
+    ]:
+        lines.append(Line("in it", ", ".join(slow)))
     if settings:
         predicted, measured = milliseconds(facts.predicted_step_s), milliseconds(facts.fixed_step_s)
-        lines.append(Line("fix", f"{settings}: {predicted} ms a step predicted, {measured} measured"))
+        band = " .. ".join(map(milliseconds, facts.predicted_interval or []))
+        lines.append(Line("fix", f"{settings}: {predicted} ms a step predicted ({band}), {measured} measured"))
     return lines

@@ -6,7 +6,14 @@ import pytest
 from torch.utils.data import DataLoader
 
 from lmbench.errors import UsageError
-from lmbench.instruments.input_pipeline import best_settings, endless, simulated_step_s
+from lmbench.instruments.input_pipeline import (
+    ModelAlone,
+    Production,
+    best_settings,
+    endless,
+    predicted_batch_s,
+    simulated_step_s,
+)
 
 #: One slow batch in ten: on the average a batch takes 19 ms.
 BURSTS = [*[10] * 9, 100]
@@ -32,21 +39,28 @@ def test_a_step_is_simulated(batches, model, workers, prefetched, epoch, step):
 
 
 @pytest.mark.parametrize(
-    ("workers", "batch_s", "model_s", "cores_s", "epoch", "fix", "step_s"),
+    ("workers", "batch_s", "cpu_s", "epoch", "fix", "step_s"),
     [
-        (0, 0.09, 0.02, 0, None, {"num_workers": 5, "persistent_workers": False}, 0.02),
+        (0, 0.09, 0, None, {"num_workers": 5, "persistent_workers": False}, 0.02),
         # Starting the workers would take a notable share of so short an epoch.
-        (0, 0.03, 0.02, 0, 6, {"num_workers": 2, "persistent_workers": True}, 0.025),
-        (3, 0.03, 0.02, 0, None, {"num_workers": 3, "persistent_workers": False}, 0.02),
+        (0, 0.03, 0, 6, {"num_workers": 2, "persistent_workers": True}, 0.025),
+        (3, 0.03, 0, None, {"num_workers": 3, "persistent_workers": False}, 0.02),
         # The cores are busy: further workers would only share them.
-        (0, 0.09, 0.02, 0.05, None, {"num_workers": 2, "persistent_workers": False}, 0.05),
-        (0, 0.0001, 0.02, 0, None, {"num_workers": 0, "prefetch_factor": None}, 0.0201),
+        (0, 0.09, 0.08, None, {"num_workers": 2, "persistent_workers": False}, 0.05),
+        (0, 0.0001, 0, None, {"num_workers": 0, "prefetch_factor": None}, 0.0201),
     ],
 )
-def test_the_fewest_workers_that_are_as_good_as_any_are_chosen(workers, batch_s, model_s, cores_s, epoch, fix, step_s):
-    chosen, predicted_s = best_settings(DataLoader([1], num_workers=workers), [batch_s], model_s, cores_s, epoch)
+def test_the_fewest_workers_that_are_as_good_as_any_are_chosen(workers, batch_s, cpu_s, epoch, fix, step_s):
+    made, model = Production([batch_s], cpu_s, epoch), ModelAlone(0.02, 0.02, free_cores=2, cores=2)
+    chosen = best_settings(DataLoader([1], num_workers=workers), made, model)
     assert {name: chosen[name] for name in fix} == fix
-    assert predicted_s == pytest.approx(step_s, rel=0.1)
+    predicted_s = predicted_batch_s(made, model, chosen["num_workers"], chosen["prefetch_factor"] or 0)
+    assert predicted_s == pytest.approx((step_s, step_s), rel=0.1)
+
+
+def test_a_prediction_on_a_busy_machine_says_what_other_processes_may_take():
+    made, model = Production([0.03], 0.03, None), ModelAlone(0.02, 0.02, free_cores=1, cores=2)
+    assert predicted_batch_s(made, model, 2, 2) == pytest.approx((0.025, 0.05))
 
 
 def test_data_that_can_be_read_only_once_ends_in_a_line():
