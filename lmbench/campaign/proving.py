@@ -37,12 +37,11 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     else:
         raise UsageError("--for memory needs a GPU, or the memory to plan for, such as --at_most 40GiB")
     stages.begin(trusts)
-    (cell,) = make_plan("given", sweep_from({"base": stages.base, "include": [{}]})).cells
-    words = cell.words(cell.config)[1:]
+    words = words_of(stages)
     with result_alone(), stages.cache, ExitStack() as stack:
         stack.callback(stages.executor.end)
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
-        stages.measure("blocks", {**SHORT, **stages.base}, _few_blocks(plan), _BLOCKS)
+        stages.measure("blocks", {**SHORT, **stages.base}, few_blocks(plan), _BLOCKS)
         times = times_of(stages.path)
         plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, _POINTS))
         if not plan.fitting:
@@ -58,7 +57,13 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     return plan, proven
 
 
-def _few_blocks(plan: MemoryPlan) -> dict[str, Options]:
+def words_of(stages: Stages) -> list[str]:
+    """The given configuration, as options of `lmbench fit`."""
+    (cell,) = make_plan("given", sweep_from({"base": stages.base, "include": [{}]})).cells
+    return cell.words(cell.config)[1:]
+
+
+def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
     """The runs of few blocks whose differences are the times of a block: each treatment, and two micro-batches."""
     fewer, more = FEW_BLOCKS
     whole = [chain for chain in plan.chains if not chain.is_chunked]

@@ -189,8 +189,9 @@ def moved_to_host(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def _pack(tensor: Tensor) -> Any:
-    # Parameters stay on the device anyway.
-    return tensor if isinstance(tensor, nn.Parameter) else moved_to_host(tensor)
+    # Parameters, and views of them, stay on the device anyway.
+    owner = tensor if tensor._base is None else tensor._base
+    return tensor if isinstance(owner, nn.Parameter) else moved_to_host(tensor)
 
 
 def _unpack(packed: Any) -> Tensor:

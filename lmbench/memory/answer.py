@@ -250,8 +250,8 @@ def plan_answer(plan: MemoryPlan, config: Path) -> Answer:
         tables=[table("memory/plan", shown, gpu=gpu_text, time=time)],
         notes=[
             Line(
-                "predicted", f"{plan.tried:,} recipes, from steps of {FEW_BLOCKS[0]} and {FEW_BLOCKS[1]} of "
-                f"{plan.chains[0].count} blocks, in {plan.took_s:.0f} s; the plan's peak is that of a step of all blocks",
+                "predicted", f"{plan.tried:,} recipes from steps of {FEW_BLOCKS[0]} and {FEW_BLOCKS[1]} of "
+                f"{plan.chains[0].count} blocks, in {plan.took_s:.0f} s; the plan's peak from a step of all blocks",
             )
         ],
         charts=lambda: [_frontier_chart(rows, plan)],

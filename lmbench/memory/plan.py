@@ -38,7 +38,7 @@ _IN_GROUPS = "inputs"
 #: At most so many numbers of treated blocks are tried.
 _MOST_PORTIONS = 48
 #: Few blocks, whose steps tell what each block adds; the second of them stands for all others.
-FEW_BLOCKS = (3, 4)
+FEW_BLOCKS = (3, 6)
 #: FLOPs that take as long as moving a byte: a GPU that multiplies at 400 TFLOP/s and moves 2.5 TB/s (H100, measured by
 #: `lmbench ceiling`), and 50 GB/s to and from its host.
 FLOPS_PER_BYTE, FLOPS_PER_HOST_BYTE = 160, 8000
@@ -49,8 +49,8 @@ _MOVED_PER_WRITTEN = 3
 class BlockFacts(NamedTuple):
     """What a block adds, in bytes, and its `work` in both passes, in FLOPs or seconds.
 
-    It adds to the forward's peak; `kept` is held after it, `saved` of that until the backward; it adds to the backward's
-    peak; `change` is that over its backward.
+    `kept` is held after its forward, `saved` of that until the backward; `change` is that over its backward. The peaks
+    are above what is held before.
     """
 
     forward_peak: float
@@ -445,7 +445,7 @@ def times_of(folder: Path | None) -> list[BlockTime]:
     for run in find_runs([folder]) if folder is not None else ():
         record = load_known(run).record
         blocks, recompute = (value_at(record, f"config.{name}") for name in ("measure.blocks", "trainer.recompute"))
-        medians = {name: getattr(record.phases, name).median_s or 0.0 for name in PHASES}
+        medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
         if blocks is None or record.outcome != "ok":
             continue
         kept = {name: value for name, value in (recompute or {}).items() if name in ("keep", "offload") and value}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+import yaml
 
 from lmbench.records.examined import KernelSummary, PhaseKernels
 from lmbench.records.run import RunRecord
@@ -153,10 +154,17 @@ def test_choices_are_words_and_fallbacks_begin_with_those_of_a_dtype():
     assert str([*trial.fallbacks()][-1]) == "as given"
 
 
-def test_options_are_set_in_a_configuration_as_it_is_written():
+def test_options_are_set_in_a_configuration_as_it_is_written(tmp_path):
     content = {"model": {"class_path": "Mine", "init_args": {"width": 2}}, "trainer": {"compile": True}}
-    options = {"model.width": 4, "trainer.compile": {"mode": "reduce-overhead"}, "data": "Data", "data.size": 3}
-    assert tuned_config(content, options) == (
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    options = {
+        "config": str(tmp_path / "mine.yaml"),
+        "model.width": 4,
+        "trainer.compile": {"mode": "reduce-overhead"},
+        "data": "Data",
+        "data.size": 3,
+    }
+    assert tuned_config(options) == (
         "model:\n  class_path: Mine\n  init_args:\n    width: 4\n"
         "trainer:\n  compile:\n    mode: reduce-overhead\n"
         "data:\n  class_path: Data\n  init_args:\n    size: 3\n"

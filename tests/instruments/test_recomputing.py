@@ -1,0 +1,126 @@
+"""Blocks that the backward computes again: the same gradients, less held, and what cannot be grouped refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lmbench.errors import UsageError
+from lmbench.instruments import recomputing
+from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place
+
+
+class Block(nn.Module):
+    """A block with dropout, which has to drop the same when it runs again; counts its runs."""
+
+    def __init__(self, is_tuple):
+        super().__init__()
+        self.inner, self.is_tuple, self.runs = nn.Linear(8, 8), is_tuple, 0
+
+    def forward(self, x, scale):
+        self.runs += 1
+        x = x + nn.functional.dropout(self.inner(x).tanh() * scale, 0.5)
+        return (x,) if self.is_tuple else x
+
+
+class Net(nn.Module):
+    def __init__(self, is_tuple=False, between=0.0):
+        super().__init__()
+        self.blocks, self.between = nn.ModuleList(Block(is_tuple) for _ in range(6)), between
+
+    def forward(self, x):
+        scale = torch.ones(8)
+        for block in self.blocks:
+            x = block(x, scale)
+            x = x[0] if isinstance(x, tuple) else x
+            if self.between:
+                x = x * self.between
+        return x.square().sum()
+
+
+def gradients(net, options):
+    """The gradients by parameter, the bytes saved for the backward, and the runs of each block."""
+    torch.manual_seed(1)
+    x = torch.ones(4, 8, requires_grad=True)
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    net.zero_grad()
+    for block in net.blocks:
+        block.runs = 0
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        if options is None:
+            net(x).backward()
+        else:
+            with recompute_in_place(net, options):
+                net(x).backward()
+    return (
+        {name: p.grad.clone() for name, p in net.named_parameters()},
+        sum(saved.values()),
+        [block.runs for block in net.blocks],
+    )
+
+
+@pytest.mark.parametrize("is_tuple", [False, True])
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        (RecomputeOptions(), [2] * 6),
+        (RecomputeOptions(first=2), [2, 2, 1, 1, 1, 1]),
+        (RecomputeOptions(group=4), [2] * 6),
+        (RecomputeOptions(group=3, nested=True), [3, 3, 2, 3, 3, 2]),
+        (RecomputeOptions(keep="matmuls"), [2] * 6),
+        (RecomputeOptions(keep="all", offload=True), [1] * 6),
+        (RecomputeOptions(offload=True), [2] * 6),
+    ],
+)
+def test_gradients_are_the_same_and_blocks_run_again_as_asked(options, runs, is_tuple):
+    net = Net(is_tuple)
+    expected, saved_bytes, _ = gradients(net, None)
+    found, recomputed_bytes, found_runs = gradients(net, options)
+    for name, gradient in expected.items():
+        assert torch.equal(gradient, found[name]), name
+    assert found_runs == runs
+    assert recomputed_bytes < saved_bytes
+    assert gradients(net, None)[1:] == (saved_bytes, [1] * 6)
+
+
+def test_tensors_on_the_host_come_back_and_parameters_stay(monkeypatch):
+    moved = []
+
+    def moved_to_host(tensor):
+        moved.append(tensor.shape)
+        copy = tensor.detach().clone()
+        return lambda: copy
+
+    monkeypatch.setattr(recomputing, "moved_to_host", moved_to_host)
+    net = Net()
+    expected, found = gradients(net, None)[0], gradients(net, RecomputeOptions(keep="all", offload=True))[0]
+    assert all(torch.equal(gradient, found[name]) for name, gradient in expected.items())
+    assert moved
+    assert torch.Size([8, 8]) not in moved
+
+
+def test_a_module_that_does_more_between_its_blocks_cannot_be_grouped():
+    gradients(Net(between=0.5), RecomputeOptions())
+    with pytest.raises(UsageError, match="does more between its blocks"):
+        gradients(Net(between=0.5), RecomputeOptions(group=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"group": 0}, "at least 1"), ({"group": 2, "keep": "matmuls"}, "keep inputs"),
+     ({"offload": True, "keep": "matmuls"}, "keep inputs or all")],
+)  # fmt: skip
+def test_settings_that_exclude_each_other_are_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        RecomputeOptions(**settings)
+
+
+def test_a_module_without_alike_blocks_is_refused():
+    with pytest.raises(UsageError, match="no list of alike modules"):
+        recompute_in_place(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), RecomputeOptions())

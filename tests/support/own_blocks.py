@@ -1,0 +1,42 @@
+"""A LightningModule of a user's with blocks of its own: a pre-norm encoder with learned positions and tied weights."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn import functional
+
+
+class Layer(nn.Module):
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        parts = self.attend(self.first(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + functional.dropout(self.out(attended.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+
+class OwnBlocks(LightningModule):
+    def __init__(self, width: int = 64, layers: int = 6, heads: int = 4, vocab_size: int = 256, dropout: float = 0.1):
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(4096, width)
+        self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def training_step(self, batch, batch_idx):
+        tokens, targets = batch
+        x = self.embed(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.norm(x) @ self.embed.weight.T
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
