@@ -40,7 +40,7 @@ def kernels(*results: Result, path: bool = False, what_if: str | None = None) ->
     Args:
         results: RUN|TRACE|FOLDER: a result recorded with `lmbench fit ... --trainer.profiler kernels`, or any trace of
             torch.profiler on CUDA, ROCm or a CPU (torch 2; .json, .json.gz; at most 1 GiB unpacked).
-        path: show the chain of host work, launches, kernels and collectives that sets the step, and what would change it
+        path: show the chain of host work, launches, kernels and collectives that sets the step, and what changes it
         what_if: changes to simulate together, such as collectives=0,launches=0 or kind:elementwise=0.5
     """
     if not results:

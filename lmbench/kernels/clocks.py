@@ -87,7 +87,8 @@ def phase_clocks(graph: Graph) -> Clocks:
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
     queue = kernels.assign(
-        is_clocked=trace.is_clocked, bound_by=starts.kind, unexplained_ns=starts.unexplained_ns.fillna(0).astype(np.int64)
+        is_clocked=trace.is_clocked, bound_by=starts.kind,
+        unexplained_ns=starts.unexplained_ns.fillna(0).astype(np.int64),
     )[is_queued]  # fmt: skip
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     begin, end = trace.clocked_ns

@@ -22,7 +22,7 @@ from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, 
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
-from lmbench.kernels.what_if import RECORDED, WhatIf, read_changes
+from lmbench.kernels.what_if import WhatIf
 from lmbench.records.examined import AttentionTimes, KernelSummary
 from lmbench.records.guards import make_guard
 from lmbench.records.intervals import NONE
@@ -161,9 +161,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
     path = {
         "path_s": simulation.measured_s,
         "path": {f"{cause.replace(' ', '_')}_s": time_s for cause, time_s in causes.items()},
-        "what_if": {
-            words: change_s for words in RECORDED if (change_s := simulation.change_s(read_changes(words))) is not None
-        },
+        "what_if": simulation.recorded(),
     }
     if findings.why_no_kernels:
         operators = records(findings.operators.groupby("phase", sort=False).head(TOP))
@@ -210,7 +208,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
     """The summary and the guards of the trace in a run's folder. Raises UsageError for a trace that cannot be read."""
     findings = examine(folder)
-    if len(paths := traces_at([folder])) == findings.trace.events.distributed.world_size:
+    if len(traces_at([folder])) == findings.trace.events.distributed.world_size:
         # The other ranks have written their traces: a collective is then told from the wait for the last rank.
-        return summarize(replace(findings, graph=graph_of(paths))), findings.guards
+        return summarize(replace(findings, graph=graph_of([folder]))), findings.guards
     return summarize(findings), findings.guards

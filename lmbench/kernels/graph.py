@@ -23,10 +23,10 @@ from lmbench.kernels.names import NAMES, reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Flags, Integers
 
-#: What a link is: the host between two calls (`program`) and in one (`call`); from a launch to its kernel; from a kernel
-#: to the next of its stream (`order`) or of another one (`wait`); a kernel or collective itself; from a kernel to the
-#: call that waits for it (`return`) or for room in the launch queue (`queue`); from a rank's arrival at a collective
-#: (`join`); and to the end of the steps.
+#: What a link is: the host between two calls (`program`) and in one (`call`); from a launch to its kernel; from a
+#: kernel to the next of its stream (`order`) or of another one (`wait`); a kernel or collective itself; from a kernel
+#: to the call that waits for it (`return`) or for room in the launch queue (`queue`); from a rank's arrival at a
+#: collective (`join`); and to the end of the steps.
 LinkKind = Literal["program", "call", "launch", "order", "wait", "kernel", "return", "queue", "join", "end"]
 HOST_LINKS: Final[tuple[LinkKind, ...]] = ("program", "call")
 #: Links into a kernel's start, and those that a kernel owns.
@@ -47,8 +47,8 @@ KERNEL_GAP_NS = 30_000
 # A kernel was surely queued if its launch call returned at least this long before the previous kernel ended. An idle
 # device starts a kernel 2.3 us after the call returned (H200, CUDA 13; 5th to 95th percentile 1.9 to 2.6 us).
 _QUEUED_LEAD_NS = 2_000
-# The launch queue of CUDA holds about 1,000 kernels and then blocks the host (H200, torch 2.11). A launch behind this many
-# kernels waited for room if it took this many times as long as others usually do.
+# The launch queue of CUDA holds about 1,000 kernels and then blocks the host (H200, torch 2.11). A launch behind this
+# many kernels waited for room if it took this many times as long as others usually do.
 _QUEUE_LENGTH, _SLOW_LAUNCH = 500, 2
 # The simulation repeats the steps until two repetitions differ by at most this share, and no more often than this.
 _STEADY_FRACTION, _MAX_LAPS = 1e-3, 8
@@ -85,9 +85,9 @@ class Graph:
     it `is_inside` the clocked steps, is the `is_end` of its rank, or the `is_join` of a collective.
 
     `links` has a row for each link, ordered by target: the moments `source` and `target`, the least time `ns` between
-    them, the `kind`, the `rank`, and the `owner`, which is the index of its call in `calls[rank]` or of its kernel in the
-    rank's trace. `is_binding` flags those that their targets waited for, and `unexplained_ns` is the part of their time
-    that nothing in the trace accounts for. The simulation goes from `from_moment`, of the repetition before if
+    them, the `kind`, the `rank`, and the `owner`, which is the index of its call in `calls[rank]` or of its kernel in
+    the rank's trace. `is_binding` flags those that their targets waited for, and `unexplained_ns` is the part of their
+    time that nothing in the trace accounts for. The simulation goes from `from_moment`, of the repetition before if
     `is_lapped`; it is NONE where a moment of the next repetition is not known.
 
     `steps` is the number of clocked steps.
@@ -110,7 +110,7 @@ class Graph:
 
     @cached_property
     def starts(self) -> pd.DataFrame:
-        """For each `rank` and its kernels, `owner`, the `kind` of link that the start waited for, and `unexplained_ns`."""
+        """For each `rank` and kernel, `owner`, the `kind` of link that the start waited for, and `unexplained_ns`."""
         starts = self.links[self.links.is_binding & self.links.kind.isin(START_LINKS)]
         return starts.set_index(["rank", "owner"])[["kind", "unexplained_ns"]]
 
@@ -355,7 +355,7 @@ class _RankGraph:
         self._add("end", [self._call_end + end], [self._finish], [end], 0)
 
     def _link_kernels(self) -> None:
-        """Link each kernel's start to its launch, to the kernel before it on its stream, and to those that it waits for."""
+        """Link each kernel's start to its launch, the kernel before it on its stream, and those that it waits for."""
         kernels, position = self._kernels, np.arange(len(self._kernels))
         start_ns, end_ns, lane = self._start_ns, self._end_ns, self._lane
         launch_ns, returned_ns = kernels.launch_ns.to_numpy(), kernels.returned_ns.to_numpy()
@@ -404,8 +404,8 @@ class _RankGraph:
     def _stream_waits(self) -> tuple[Integers, Integers]:
         """Kernels, and later ones of other streams that wait for them.
 
-        CUPTI tells neither the streams nor the events of `cudaStreamWaitEvent`. So the first kernel launched after such a
-        call waits for the last ones of all other streams, if they ended before it began.
+        CUPTI tells neither the streams nor the events of `cudaStreamWaitEvent`. So the first kernel launched after such
+        a call waits for the last ones of all other streams, if they ended before it began.
         """
         calls = self._trace.events.calls
         waits_ns = calls.start_ns[where(calls.name, _STREAM_WAIT.search) & np.isin(calls.thread, self.calls.thread)]
@@ -423,7 +423,7 @@ class _RankGraph:
         return source[is_over], target[is_over]
 
     def _link_returns(self) -> None:
-        """Link calls to the kernels that they wait for: synchronizes, copies to the host, and launches to a full queue."""
+        """Link calls to the kernels that they wait for: synchronizes, copies to the host, launches to a full queue."""
         calls, kernels = self.calls, self._kernels
         position, start_ns, end_ns = np.arange(len(calls)), calls.start_ns.to_numpy(), calls.end_ns.to_numpy()
         least_ns = np.full(len(calls), _MEASURED)
@@ -453,7 +453,8 @@ class _RankGraph:
         least_ns[is_waiting & is_held] = 0
         least_ns[is_full] = usual_ns
         for kind, is_kind, source, ns in (
-            ("return", is_waiting & is_held, last, _MEASURED), ("return", is_idle, newest, 0), ("queue", is_full, last, _MEASURED)
+            ("return", is_waiting & is_held, last, _MEASURED), ("return", is_idle, newest, 0),
+            ("queue", is_full, last, _MEASURED),
         ):  # fmt: skip
             self._add(kind, self._end + source[is_kind], self._call_end + position[is_kind], position[is_kind], ns)
         self._add("call", self._call_start + position, self._call_end + position, position, least_ns)
@@ -469,7 +470,7 @@ def _median(times_ns: Integers, limit_ns: int, default: int) -> int:
 
 
 def _next(lane: Any, is_inside: Flags) -> Integers:
-    """For each row before those inside, the row inside of the same lane that takes its place when steps repeat, or NONE.
+    """For each row before those inside, the one inside of its lane that takes its place when steps repeat, or NONE.
 
     The last row before the inside ones of its lane is replaced by the last inside one, and so on backwards.
     """

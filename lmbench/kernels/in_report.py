@@ -16,6 +16,7 @@ from lmbench.report.answer import Cell
 from lmbench.report.columns import CHANGE, STEP, Quantity, beside, per_cell
 from lmbench.report.console import shortened
 from lmbench.report.frame import Expression, Frame
+from lmbench.report.run import what_sets
 from lmbench.report.units import MS, PERCENT, Unit
 from lmbench.report.view import Feature
 
@@ -120,10 +121,11 @@ COLUMNS: tuple[Quantity, ...] = (
 )  # fmt: skip
 
 
-def _no_kernels(frame: Frame, cell: int) -> list[str]:
-    """The reasons why runs of a cell have no kernels to show, each once."""
-    runs = (run.record for run in frame.runs_of(cell, "ok") if run.record.is_profiled)
-    return list(dict.fromkeys(run.kernels.reason for run in runs if run.kernels is not None and run.kernels.reason))
+def _path_or_reason(frame: Frame, cell: int) -> list[str]:
+    """What sets the step of a cell by its trace, or the reasons why it has no kernels to show, each once."""
+    runs = [run.record for run in frame.runs_of(cell, "ok", is_shown=None) if run.record.kernels is not None]
+    reasons = [run.kernels.reason for run in runs if run.is_profiled and run.kernels.reason]
+    return list(dict.fromkeys(filter(None, [*reasons, *(what_sets(run.kernels) for run in runs[:1])])))
 
 
-KERNELS = Feature(columns=COLUMNS, row_notes=_no_kernels)
+KERNELS = Feature(columns=COLUMNS, row_notes=_path_or_reason)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lmbench.kernels.events import is_range, take
 from lmbench.kernels.graph import HOST_LINKS, KERNEL_LINKS, SYNCHRONIZING, Graph, Solution
-from lmbench.kernels.names import NAMES, UNCLASSIFIED, kind_of
+from lmbench.kernels.names import NAMES, kind_of
 from lmbench.kernels.trace import OUTSIDE, Trace
 from lmbench.kernels.waits import DATA, HOST_CODE, LAUNCHING, host_pieces
 from lmbench.records.intervals import NONE, covered, union
@@ -29,10 +29,11 @@ def host_time(graph: Graph) -> pd.DataFrame:
     for rank, rows in links[is_host & (links.ns > 0)].groupby("rank"):
         trace, calls = graph.traces[rank], graph.calls[rank]
         intervals = pd.DataFrame({
-            "start_ns": time_ns[rows.target] - rows.ns - trace.shift_ns, "end_ns": time_ns[rows.target] - trace.shift_ns,
+            "start_ns": time_ns[rows.target] - rows.ns - trace.shift_ns,
+            "end_ns": time_ns[rows.target] - trace.shift_ns,
             "thread": calls.thread.to_numpy()[rows.owner], "device": 0,
         }, rows.index)  # fmt: skip
-        pieces = host_pieces(trace, intervals).assign(rank=rank, kind="", part="")
+        pieces = host_pieces(trace, intervals).rename(columns={"call": "name"}).assign(rank=rank, kind="", part="")
         frames.append(pieces if len(trace.kernels) else _computing(trace, pieces))
     return pd.concat(frames, ignore_index=True)
 
@@ -44,11 +45,11 @@ def _computing(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
     names = take(trace.host.names, around, "")
     kinds = np.where(is_operator, [kind_of("", operator=name) for name in names], "")
     parts = [
-        NAMES.phase_parts.get(phase) or trace.host.part(event) or UNCLASSIFIED
+        NAMES.phase_parts.get(phase) or trace.host.part(event) or ""
         for event, phase in zip(around.tolist(), pieces.phase, strict=True)
     ]
     cause = np.where(is_operator, kinds, np.where(pieces.cause == LAUNCHING, HOST_CODE, pieces.cause))
-    return pieces.assign(kind=kinds, part=np.where(is_operator, parts, ""), call=names, cause=cause)
+    return pieces.assign(kind=kinds, part=parts, name=names, cause=cause)
 
 
 def device_time(graph: Graph) -> pd.DataFrame:
@@ -71,8 +72,8 @@ def path_pieces(graph: Graph, solution: Solution, host: pd.DataFrame, device: pd
         device: `device_time`.
 
     Returns:
-        Rows with `rank`, `cause`, `phase`, `part` (of kernels), `name` (of a kernel or call), `start_ns` and `ns`, which
-        sum to the length of the solution; for the host's the index of the `piece`.
+        Rows with `rank`, `cause`, `phase`, `part`, `name` (of a kernel or call), `start_ns` and `ns`, which sum to the
+        length of the solution; the `link`; for the host's the index `piece` in `host`, for kernels their `around`.
     """
     path = graph.path(solution)
     path = path.assign(ns=path.end_ns - path.start_ns).merge(
@@ -84,24 +85,26 @@ def path_pieces(graph: Graph, solution: Solution, host: pd.DataFrame, device: pd
     share = on_host.ns / pieces.groupby("interval").ns.sum().reindex(on_host.index)
     shift_ns = pieces["rank"].map({rank: trace.shift_ns for rank, trace in graph.traces.items()})
     pieces = pieces.assign(
-        ns=pieces.ns * share.reindex(pieces.interval).to_numpy(), start_ns=pieces.start_ns + shift_ns, name=pieces.call,
+        ns=pieces.ns * share.reindex(pieces.interval).to_numpy(), start_ns=pieces.start_ns + shift_ns,
         link=pieces.interval,
     )  # fmt: skip
     others = path[~path.kind.isin(HOST_LINKS)]
     kernels = device.reindex(others.link).set_axis(others.index)
     own = kernels.kind.where(kernels.kind != "comm", "exposed " + kernels.collective)
     others = kernels[["phase", "part", "name", "around"]].assign(
-        rank=others["rank"], link=others.link, cause=others.kind.map(_CAUSES).fillna(own), start_ns=others.start_ns, ns=others.ns,
-        hidden_ns=np.minimum(others.unexplained_ns, others.ns),
+        rank=others["rank"], link=others.link, cause=others.kind.map(_CAUSES).fillna(own), start_ns=others.start_ns,
+        ns=others.ns, hidden_ns=np.minimum(others.unexplained_ns, others.ns),
     ).fillna({"phase": OUTSIDE, "part": "", "name": ""})  # fmt: skip
-    hidden = others.assign(ns=others.hidden_ns, cause=UNEXPLAINED)
+    hidden = others.assign(
+        start_ns=others.start_ns + others.ns - others.hidden_ns, ns=others.hidden_ns, cause=UNEXPLAINED
+    )
     rows = pd.concat([pieces, others.assign(ns=others.ns - others.hidden_ns), hidden], ignore_index=True)
     columns = ["rank", "cause", "phase", "part", "name", "start_ns", "ns", "piece", "link", "around"]
     return rows[rows.ns > 0].reindex(columns=columns).fillna({"part": "", "piece": NONE, "around": NONE})
 
 
 def late_pieces(graph: Graph, pieces: pd.DataFrame) -> pd.DataFrame:
-    """The pieces of the measured path, in which the time that the other ranks waited has the cause `waiting for rank N`.
+    """The pieces of the measured path, in which the time that other ranks waited has the cause `waiting for rank N`.
 
     That is the last rank's time before a collective, from when the lower half of the others had come.
     """
@@ -115,6 +118,8 @@ def late_pieces(graph: Graph, pieces: pd.DataFrame) -> pd.DataFrame:
     late = covered(*union(start_ns, arrivals.max().to_numpy()))
     begin_ns = pieces.start_ns.to_numpy(np.int64)
     late_ns = np.minimum(late(begin_ns + pieces.ns.to_numpy(np.int64)) - late(begin_ns), pieces.ns)
-    waiting = pieces.assign(ns=late_ns, cause=WAITING + pieces["rank"].astype(str))
+    waiting = pieces.assign(
+        start_ns=pieces.start_ns + pieces.ns - late_ns, ns=late_ns, cause=WAITING + pieces["rank"].astype(str)
+    )
     rows = pd.concat([pieces.assign(ns=pieces.ns - late_ns), waiting], ignore_index=True)
     return rows[rows.ns > 0]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
+from lmbench.kernels.fused import fused_trace
 from lmbench.kernels.matching import graph_of
 from lmbench.kernels.names import short_name
 from lmbench.kernels.path import UNEXPLAINED, late_pieces
@@ -67,7 +68,9 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
         Line("", _UNKNOWN),
     ]
     figures = {"step_s": step_s, "residual_fraction": simulation.residual_fraction, "path": sums["cause"].to_dict()}
-    return Answer([*headline, *notes], tables, figures=figures, first=("what_if",))
+    return Answer(
+        [*headline, *notes], tables, figures=figures, first=("what_if",), trace=lambda: fused_trace(graph, shown)
+    )
 
 
 def _listed(sums: pd.Series, step_s: float) -> str:

@@ -66,8 +66,8 @@ def host_pieces(trace: Trace, intervals: pd.DataFrame, is_idle: bool = False) ->
 
     Args:
         trace: the trace.
-        intervals: `start_ns`, `end_ns`, and the `thread` whose events go before the main thread's; those of one `device`
-            do not overlap.
+        intervals: `start_ns`, `end_ns`, and the `thread` whose events go before the main thread's; those of one
+            `device` do not overlap.
         is_idle: whether the device idled meanwhile: a short interval that began in a synchronize has this cause.
 
     Returns:

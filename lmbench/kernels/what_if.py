@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -24,20 +25,25 @@ from lmbench.kernels.waits import DATA, LAUNCHING
 
 #: The changes that are tried where none is named, where the trace has what they change.
 USUAL: Final = (
-    "collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused", "device=2x", "host=2x",
+    "collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused", "device=2x",
+    "host=2x",
 )  # fmt: skip
 #: The changes whose effect is kept in run.json, for reports and for the tuner.
-RECORDED: Final = (*USUAL, "layers=0.5", "part:attention=0", "part:loss=0", "phase:optimizer=0")
+RECORDED: Final = (*USUAL, "layers=0.5", "attention=0", "part:loss=0", "phase:optimizer=0")
 # Parts that are outside of the blocks, which `layers` does not change.
 _OUTSIDE_BLOCKS = ("", "embedding", "head", "loss", "data", "comm", "optimizer", "unclassified")
-# AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2,
-# addcdiv 4, decay 2); fused, it reads weight, gradient and both moments, and writes all but the gradient.
+# AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2,
+# add 2, addcdiv 4, decay 2); fused, it reads weight, gradient and both moments, and writes all but the gradient.
 _FUSED_FRACTION = 7 / 20
+# Parts of attention; a fused one has no kernels for two of those that are written out.
+_ATTENTION_PARTS, _FUSED_AWAY = ("attention", "scores", "mask", "softmax", "values"), ("mask", "softmax")
 # Phases that get a batch to the device.
 _LOADING_PHASES = ("data", "transfer")
+# Phases whose work goes with the number of parameters.
+_UPDATE_PHASES = ("clip", "optimizer", "zero_grad")
 _FORMS = (
-    "collectives=F or =N GB/s, launches=0, data=0, rank=median, optimizer=fused, attention=fused, layers=F, host=F, "
-    "device=F, kind:K=F, part:P=F, phase:P=F; F: a factor on the time, such as 0.5, or a speed, such as 2x"
+    "collectives=F or =NGB/s, launches=0, data=0, rank=median, optimizer=fused, attention=fused or =F, layers=F, "
+    "host=F, device=F, kind:K=F, part:P=F, phase:P=F; F: a factor on the time, such as 0.5, or a speed, such as 2x"
 )
 
 
@@ -62,16 +68,16 @@ def read_changes(text: str) -> list[Change]:
 def _read_change(words: str) -> Change:
     target, _, value = words.partition("=")
     axis, _, name = target.partition(":")
-    if named := {"kind": KINDS, "part": PARTS, "phase": PHASE_ORDER}.get(axis):
-        if name not in named:
-            raise unknown(f"--what_if {axis}", name, named)
-    fixed = {"launches": "0", "data": "0", "rank": "median", "optimizer": "fused", "attention": "fused"}
-    is_known = named or (not name and axis in (*fixed, "collectives", "layers", "host", "device"))
+    named = {"kind": KINDS, "part": PARTS, "phase": PHASE_ORDER}.get(axis)
+    if named and name not in named:
+        raise unknown(f"--what_if {axis}", name, named)
+    fixed = {"launches": "0", "data": "0", "rank": "median", "optimizer": "fused"}
+    is_known = named or (not name and axis in (*fixed, "attention", "collectives", "layers", "host", "device"))
     try:
         if not is_known or value != fixed.get(axis, value):
             raise ValueError
-        if axis in fixed:
-            return Change(words, axis)
+        if axis in fixed or words == "attention=fused":
+            return Change(words, axis, "" if axis in fixed else "fused")
         if axis == "collectives" and value.endswith("GB/s"):
             return Change(words, axis, gb_per_s=_positive(value.removesuffix("GB/s")))
         if value.endswith("x"):
@@ -107,12 +113,18 @@ class WhatIf:
         """The critical path of the recording, as `path_pieces` returns it."""
         return path_pieces(self.graph, self.graph.measured, self.host, self.device)
 
-    def change_s(self, changes: Sequence[Change]) -> float | None:
-        """How much longer the step is with all of these changes; None if one changes nothing in these traces."""
-        try:
-            return self.ask(changes)[0] - self.measured_s
-        except UsageError:
-            return None
+    def recorded(self) -> dict[str, float]:
+        """How much longer the step is, in s, with each change of `RECORDED`; 0 if the traces have nothing to change.
+
+        One trace knows nothing of a straggler.
+        """
+        changes_s = dict.fromkeys(RECORDED, 0.0)
+        if len(self.graph.traces) == 1:
+            del changes_s["rank=median"]
+        for words in changes_s:
+            with suppress(UsageError):
+                changes_s[words] = self.ask(read_changes(words))[0] - self.measured_s
+        return changes_s
 
     def ask(self, changes: Sequence[Change]) -> tuple[float, pd.DataFrame]:
         """The step with all of these changes, and its critical path as `path_pieces` returns it.
@@ -120,11 +132,7 @@ class WhatIf:
         Raises:
             UsageError: the trace does not have what a change needs.
         """
-        factors = np.ones(len(self.device)), np.ones(len(self.device)), np.ones(len(self.host))
-        for change in changes:
-            for total, factor in zip(factors, self._factors(change), strict=True):
-                total *= factor
-        kernel, launch, host = factors
+        kernel, launch, host = (np.prod(factors, axis=0) for factors in zip(*map(self._factors, changes), strict=True))
         links, ns = self.graph.links, self.graph.links.ns.to_numpy(np.float64).copy()
         kind = links.kind[self.device.index].to_numpy()
         # A link into a kernel's start shrinks as its launches do; what is unexplained stays.
@@ -139,6 +147,13 @@ class WhatIf:
         solution = self.graph.simulate(ns, any(change.axis == "rank" for change in changes))
         step_s = self.measured_s + (solution.length_ns - self.base.length_ns) / 1e9 / self.graph.steps
         return float(step_s), path_pieces(self.graph, solution, host, self.device)
+
+    def _block_fraction(self) -> float:
+        """The share of the blocks in the parameters; 0 if the trace has no run of lmbench's model."""
+        model = next(iter(self.graph.traces.values())).record.model
+        if not (model.parameter_count and model.vocab_size and model.d_model):
+            return 0.0
+        return 1 - 2 * model.vocab_size * model.d_model / model.parameter_count
 
     def _of_calls(self, launch: Any) -> Any:
         """The factor on each piece of launching: the mean of those of the kernels that its call launches."""
@@ -163,7 +178,8 @@ class WhatIf:
             )
         is_changed, is_computed = _selected(self.device, change), _selected(self.host, change)
         kernel, launch = np.where(is_changed, factor, 1.0), np.ones(len(self.device))
-        host = np.where(is_computed & (self.host.kind != ""), factor, 1.0)
+        # On a CPU operators compute; the host's other time in a block goes with the block alone.
+        host = np.where(is_computed & ((self.host.kind != "") | (axis == "layers")), factor, 1.0)
         if change.gb_per_s is not None:
             kernel = np.where(
                 is_changed, self.device.bus_bytes / change.gb_per_s / self.graph.links.ns[self.device.index], 1.0
@@ -172,6 +188,10 @@ class WhatIf:
         elif not factor or axis in ("layers", "optimizer"):
             # Kernels that are gone need no launches, and half as many layers half as many.
             launch[is_changed] = 0.0 if axis == "optimizer" else factor
+        if axis == "layers":
+            # Updates and gradients go with the parameters, of which embedding and head keep theirs.
+            kept = self.device.phase.isin(_UPDATE_PHASES) | (self.device.kind == "comm")
+            kernel[kept] = launch[kept] = 1 - self._block_fraction() * (1 - factor)
         is_host = np.zeros(len(host), dtype=bool)
         if axis == "data":
             is_host = ((self.host.cause == DATA) | self.host.phase.isin(_LOADING_PHASES)).to_numpy()
@@ -187,19 +207,18 @@ def _selected(rows: pd.DataFrame, change: Change) -> Any:
     """A flag for each kernel, or operator on a CPU: whether a change acts on it."""
     axis, is_comm = change.axis, rows.kind == "comm"
     if axis in ("kind", "part", "phase"):
-        return (rows[axis] == change.name).to_numpy()
-    if axis == "collectives":
-        return is_comm.to_numpy()
-    if axis == "device":
-        return ~is_comm.to_numpy()
-    if axis == "attention":
-        return rows.part.isin(("mask", "softmax")).to_numpy()
-    if axis == "layers":
-        return ~rows.part.isin(_OUTSIDE_BLOCKS).to_numpy()
-    if axis == "optimizer":
-        is_fused = rows.get("name", rows.get("call")).astype(str).str.contains(FUSED_OPTIMIZER)
-        return ((rows.phase == "optimizer") & ~is_comm & ~is_fused).to_numpy()
-    return (rows.phase.isin(_LOADING_PHASES) & (axis == "data")).to_numpy()
+        is_selected = rows[axis] == change.name
+    elif axis in ("collectives", "device"):
+        is_selected = is_comm == (axis == "collectives")
+    elif axis == "attention":
+        is_selected = rows.part.isin(_FUSED_AWAY if change.name else _ATTENTION_PARTS)
+    elif axis == "layers":
+        is_selected = ~rows.part.isin(_OUTSIDE_BLOCKS)
+    elif axis == "optimizer":
+        is_selected = (rows.phase == "optimizer") & ~is_comm & ~rows.name.astype(str).str.contains(FUSED_OPTIMIZER)
+    else:
+        is_selected = rows.phase.isin(_LOADING_PHASES) & (axis == "data")
+    return is_selected.to_numpy(dtype=bool)
 
 
 @cache

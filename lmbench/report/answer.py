@@ -177,7 +177,8 @@ class Answer:
 
     `charts` builds the charts, which only pages and SVG files need. `figures` are numbers for JSON that stand in
     sentences and in no table. `data` builds the table that CSV holds instead of the first one; JSON has it too.
-    `sections` are parts of a longer answer, each with its own title. `exit_code` is the command's.
+    `trace` builds the file that `--output NAME.json.gz` writes, for Perfetto. `sections` are parts of a longer answer,
+    each with its own title. `exit_code` is the command's.
     """
 
     headline: Sequence[Line] = ()
@@ -187,6 +188,7 @@ class Answer:
     title: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
     data: Callable[[], Table] | None = None
+    trace: Callable[[], bytes] | None = None
     first: Sequence[str] | None = None
     sections: Sequence[Answer] = ()
     exit_code: int = 0

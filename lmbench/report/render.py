@@ -66,8 +66,10 @@ def give(answer: Answer, output: Output) -> int:
     """
     chosen = _chosen(answer, output)
     if output.output is not None:
+        is_trace = answer.trace is not None and output.output.name.endswith(".json.gz")
+        content = answer.trace() if answer.trace and is_trace else render(chosen, output.form).encode()
         try:
-            output.output.write_text(render(chosen, output.form), encoding="utf-8")
+            output.output.write_bytes(content)
         except OSError as error:
             reason = f"{error.strerror}; choose another file"
             raise UsageError(f"--output {str(output.output)!r} cannot be written: {reason}") from error

@@ -327,6 +327,7 @@ def details(run: RunRecord) -> list[Line]:
         *labelled("peak is", history.peak_phase and f"in {history.peak_phase}"),
         *labelled("kernels", kernels.reason and f"none: {kernels.reason}"),
         *_kernels(kernels),
+        *labelled("path", what_sets(kernels)),
         *_ranks(run),
         *labelled("dtypes", run.dtypes and run.dtypes.reason and f"none: {run.dtypes.reason}"),
         *_cost(run),
@@ -344,6 +345,24 @@ def _cost(run: RunRecord) -> list[Line]:
         return []
     devices = f"{duration(1e9 / rate)} on {run.world_size or 1} device(s)"
     return labelled("cost", f"{1e9 * price:,.2f} for 10^9 tokens", devices)
+
+
+def what_sets(kernels: KernelSummary) -> str:
+    """One sentence on what takes most of the chain that sets a traced step, and on the change that saves most of it.
+
+    Empty without a path. Twice the speed of the whole device or host is no change that anybody can make.
+    """
+    if not kernels.path or not kernels.path_s:
+        return ""
+    name, time_s = next(iter(kernels.path.items()))
+    cause = name.removesuffix("_s").replace("_", " ")
+    taken = f"{milliseconds(time_s)} of {milliseconds(kernels.path_s)} ms"
+    text = f"{cause} takes {taken} of the chain that sets the traced step"
+    changes_s = {words: change_s for words, change_s in kernels.what_if.items() if not words.endswith("x")}
+    words = min(changes_s, key=changes_s.__getitem__, default="")
+    if not words or changes_s[words] >= 0:
+        return text
+    return f"{text}; {words} would save {milliseconds(-changes_s[words])} ms"
 
 
 def _kernels(kernels: KernelSummary) -> list[Line]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 
 import pytest
@@ -159,7 +158,7 @@ def test_on_real_traces_the_path_sums_to_the_step_and_no_change_saves_more_than_
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("collectives=2GB", "is no change; give collectives=F or =N GB/s"),
+        ("collectives=2GB", "is no change; give collectives=F or =NGB/s"),
         ("kind:gem=0", "did you mean gemm?"),
         ("device=-1", "is no change"),
         ("rank=median", "needs the traces of several ranks"),
