@@ -211,7 +211,7 @@ def numerics() -> Answer:
     return measure_numerics()
 
 
-def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, settings: list[str]) -> Answer:
+def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, do_bench: bool = False, settings: list[str]) -> Answer:
     """Measures what the harness costs.
 
     It trains the same model three ways: in a plain PyTorch loop, in Lightning's Trainer with everything off, and in
@@ -220,15 +220,17 @@ def overhead(*, rounds: Annotated[int, Meta(ge=2)] = 5, settings: list[str]) -> 
 
     Args:
         rounds: processes of each of the three; an interval takes 2
+        do_bench: also time the plain loop as triton.testing.do_bench times a function
         settings: options of `lmbench fit`
     """
     from lmbench.files import ScratchFolder
     from lmbench.overhead import measure_overhead
 
     check_options(settings)
-    repeat = shlex.join(masked_words(["lmbench", "overhead", "--rounds", str(rounds), *settings]))
+    words = ["lmbench", "overhead", "--rounds", str(rounds), *(["--do_bench"] if do_bench else []), *settings]
+    repeat = shlex.join(masked_words(words))
     with ScratchFolder("overhead") as folder:
-        return measure_overhead(settings, rounds, Path(folder), repeat)
+        return measure_overhead(settings, rounds, Path(folder), repeat, with_do_bench=do_bench)
 
 
 def selfcheck(device: Literal["cpu", "cuda"] | None = None) -> Answer:

@@ -23,12 +23,17 @@ from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.run import banner
 from lmbench.report.units import MS, PERCENT
 
-Arm = Literal["bare", "trainer", "harness"]
+Arm = Literal["bare", "trainer", "harness", "do_bench"]
 #: The arms and their meanings, in the order of the first round.
 ARMS: dict[Arm, str] = {
     "bare": "plain PyTorch loop",
     "trainer": "Lightning's Trainer with everything off",
     "harness": "lmbench fit without probe steps",
+}
+#: The arm that `--do_bench` adds.
+DO_BENCH: dict[Arm, str] = {
+    "do_bench": "the plain loop timed as triton.testing.do_bench does: events around each step, after a write that "
+    "empties the L2 cache; the time between steps is not in it, nor the host's while the device writes"
 }
 
 #: One arm's window in one round, with the keys `arm`, `round`, `steps`, `step_s` and `first_loss`.
@@ -58,9 +63,10 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[ArmMeasurement], co
         measurements: of every arm in every round.
         command: repeats the measurement.
     """
-    times_s = {arm: [window["step_s"] for window in measurements if window["arm"] == arm] for arm in ARMS}
+    arms = {arm: ARMS.get(arm) or DO_BENCH[arm] for arm in dict.fromkeys(window["arm"] for window in measurements)}
+    times_s = {arm: [window["step_s"] for window in measurements if window["arm"] == arm] for arm in arms}
     rows: list[list[Value | Cell]] = [["bare", fmean(times_s["bare"]), None, None]]
-    for arm in list(ARMS)[1:]:
+    for arm in list(arms)[1:]:
         pairs = list(zip(times_s[arm], times_s["bare"], strict=True))
         over_s = _interval([step_s - bare_s for step_s, bare_s in pairs], "+.3f", 1e3)
         # The interval of logarithms cannot reach below -100 %.
@@ -74,7 +80,7 @@ def overhead_answer(pilot: RunRecord, measurements: Sequence[ArmMeasurement], co
     title = f"{rounds} rounds of {steps} steps (warm-up {pilot.window.warmup_steps})"
     caption = "time a step, [95 % interval] of the mean over rounds"
     return Answer(
-        headline=[*banner(pilot), *(Line(arm, meaning) for arm, meaning in ARMS.items())],
+        headline=[*banner(pilot), *(Line(arm, meaning) for arm, meaning in arms.items())],
         tables=[Table("arms", title, columns, rows, caption)],
         notes=[Line("repeat", command, is_whole=True)],
         figures={"rounds": rounds, "steps": steps, "measurements": measurements, "run": pilot},
@@ -92,7 +98,9 @@ def _interval(values: Sequence[float], form: str, scale: float, convert: Callabl
 LOSS_TOLERANCE_FRACTION = 1e-3
 
 
-def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command: str) -> Answer:
+def measure_overhead(
+    fit_options: list[str], rounds: int, folder: Path, command: str, with_do_bench: bool = False
+) -> Answer:
     """Measure every arm in each round; the first arm rotates from round to round.
 
     Args:
@@ -100,12 +108,14 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         rounds: number of rounds.
         folder: folder for the results of the processes.
         command: repeats the measurement.
+        with_do_bench: measure the arm `do_bench` too.
 
     Raises:
         UsageError: the options are wrong.
         ProcessFailed: a process failed, or did not do the same work as the first one.
     """
-    with progress("overhead", 1 + rounds * len(ARMS)) as task:
+    arms = [*ARMS, *(DO_BENCH if with_do_bench else ())]
+    with progress("overhead", 1 + rounds * len(arms)) as task:
         task.begin("a first run")
         pilot = run_fit(fit_options, folder / "pilot", task.note)
         steps = pilot.window.steps
@@ -114,8 +124,8 @@ def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command:
         options = [*fit_options, *fixed.split()]
         measurements = []
         for index in range(rounds):
-            turn = index % len(ARMS)
-            for arm in [*ARMS, *ARMS][turn : turn + len(ARMS)]:
+            turn = index % len(arms)
+            for arm in [*arms[turn:], *arms[:turn]]:
                 task.begin(arm)
                 record = measure_arm(arm, options, folder / f"{arm}-{index}", task.note)
                 measurements.append(measurement_of(arm, index, record))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lmbench.device import synchronize
+from lmbench.device import device_of, synchronize
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.data_parallel import DataParallel
@@ -101,6 +101,35 @@ class ControlWindow(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         trainer.should_stop = self.micro_batch_ended(outputs["loss"])
+
+
+class DoBenchWindow(ControlWindow):
+    """Times each step as `triton.testing.do_bench` times a function (triton-lang/triton:python/triton/testing.py).
+
+    Events stand around each step, and the window's `wall_s` is the sum of their spans. Before each step 256 MiB are
+    written, which empties the L2 cache; the host goes on meanwhile, as it does in the time between steps.
+    """
+
+    def __init__(self, schedule: Schedule, trainer: Trainer, options: CompileOptions | None) -> None:
+        super().__init__(schedule, trainer, options)
+        self._clock = device_of(self._device).clock("events")
+        self._cache = torch.empty(2**26, dtype=torch.int32, device=self._device)
+        self._spans = list[tuple[Any, Any]]()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        super().on_train_batch_start()
+        if not self._losses:
+            self._cache.zero_()
+            self._start = self._clock.stamp()
+
+    def micro_batch_ended(self, loss: Tensor) -> bool:
+        if len(self._losses) + 1 == self._micro_batches:
+            self._spans.append((self._start, self._clock.stamp()))
+        is_complete = super().micro_batch_ended(loss)
+        if is_complete:
+            spans = self._spans[-self._steps :]
+            self.record.window.wall_s = sum(self._clock.seconds(*span) for span in spans)
+        return is_complete
 
 
 class _Step(nn.Module):
@@ -225,7 +254,8 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
 
     Args:
         arm: `trainer` runs Lightning's Trainer with everything off and Lightning's order of zeroing gradients. `bare`
-            builds the Trainer too, to read the flags and find the device, but trains in a plain loop.
+            builds the Trainer too, to read the flags and find the device, but trains in a plain loop, as `do_bench`
+            does, which times it in another way.
         words: the configuration as words of `lmbench fit`.
     """
     line = CommandLine("fit", words)
@@ -240,7 +270,8 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     trainer = BenchTrainer(**{**flags, **off})
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     # The window replaces the Compiler callback, which would start a measuring session.
-    window = callbacks[0] = ControlWindow(settings, trainer, callbacks[0].options)
+    kind = DoBenchWindow if arm == "do_bench" else ControlWindow
+    window = callbacks[0] = kind(settings, trainer, callbacks[0].options)
     if arm == "trainer":
         apply_mode(module, plan.mode, "native")
         trainer.fit(module, datamodule=data)

@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import shlex
+import time
 from functools import partial
 from statistics import fmean, stdev
 
@@ -15,6 +16,7 @@ import torch
 from tables import rows
 
 from lmbench.cli import main
+from lmbench.data.datamodule import TokenData
 from lmbench.errors import ExitCode
 from lmbench.fit.ranks import run_ranks
 from lmbench.overhead import ARMS, check_same_work, measure_arm, measurement_of, overhead_answer
@@ -68,6 +70,20 @@ def test_the_bare_loop_of_several_ranks_trains_as_the_trainer_does(strategy, tmp
 def test_the_harness_trains_the_same_as_the_bare_loop(tmp_path):
     bare, harness = (measure_arm(arm, TINY, tmp_path / arm) for arm in ("bare", "harness"))
     assert losses(bare) == (harness.loss.first, harness.loss.last)
+
+
+def test_do_bench_trains_the_same_and_leaves_out_the_time_between_steps(monkeypatch):
+    loader = TokenData.train_dataloader
+
+    def slow_batches(data):
+        for batch in loader(data):
+            time.sleep(0.3)
+            yield batch
+
+    monkeypatch.setattr(TokenData, "train_dataloader", slow_batches)
+    (bare, _), (spans, _) = (measure_control(arm, TINY) for arm in ("bare", "do_bench"))
+    assert losses(bare) == (spans.loss.first, spans.loss.last)
+    assert 0 < spans.window.wall_s < 4 * 0.3 <= bare.window.wall_s
 
 
 def record_of(arm, costs_s, index=0):
@@ -125,11 +141,13 @@ def test_every_arm_is_measured_in_every_round_and_the_first_arm_rotates(monkeypa
 
     def measure(arm, *_):
         order.append(arm)
-        return record_of(arm, dict.fromkeys(ARMS, 0.01))
+        return record_of(arm, dict.fromkeys([*ARMS, "do_bench"], 0.01))
 
     monkeypatch.setattr("lmbench.overhead.measure_arm", measure)
     monkeypatch.setattr("lmbench.overhead.run_fit", lambda *_: record_of("harness", dict.fromkeys(ARMS, 0.01)))
-    assert main(["overhead", "--rounds=2", "--json"]) == 0
-    answer, (first, *others) = json.loads(capsys.readouterr().out), ARMS
-    assert [record["arm"] for record in answer["measurements"]] == order == [*ARMS, *others, first]
-    assert [row["arm"] for row in answer["tables"]["arms"]] == list(ARMS)
+    for options, arms in (([], [*ARMS]), (["--do_bench"], [*ARMS, "do_bench"])):
+        order.clear()
+        assert main(["overhead", "--rounds=2", "--json", *options]) == 0
+        answer, (first, *others) = json.loads(capsys.readouterr().out), arms
+        assert [record["arm"] for record in answer["measurements"]] == order == [*arms, *others, first]
+        assert [row["arm"] for row in answer["tables"]["arms"]] == arms
