@@ -80,11 +80,9 @@ def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
         }  # fmt: skip
 
     for size in dict.fromkeys((sizes[0], small)):
-        add("none", fewer, size)
         add("none", more, size)
-    for name in TREATMENTS:
-        if name != "none":
-            add(name, fewer, sizes[0])
-    if len(whole) < len(plan.chains):
-        add("none", fewer, sizes[0], **{"model.loss": "chunked"})
+        for name in TREATMENTS:
+            add(name, fewer, size)
+        if len(whole) < len(plan.chains):
+            add("none", fewer, size, **{"model.loss": "chunked"})
     return points

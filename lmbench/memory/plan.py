@@ -7,6 +7,7 @@ these the peak of any recipe follows by walking through the blocks, forward and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -172,12 +173,7 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
     """
     fewer, more = FEW_BLOCKS
     first, second = samples["none", fewer], samples["none", more]
-    per_block_work = (second.work - first.work) / (more - fewer)
-    blocks = {}
-    for (name, kept), sample in samples.items():
-        if kept == fewer:
-            work = per_block_work + (sample.work - first.work) / fewer
-            blocks[name] = block_facts(sample)._replace(work=work)
+    blocks = {name: block_facts(sample) for (name, kept), sample in samples.items() if kept == fewer}
     none = blocks["none"]
 
     def levels(sample: ChainSample) -> tuple[float, float]:
@@ -199,11 +195,13 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
         held[backward : start + 1].max() - held[backward], held[start] - held[backward],
         held[end:].max() - held[end],
         first.gradient_bytes - fewer * (none.change + none.saved),
-        first.work - per_block_work * fewer,
+        0,
         FLOPS_PER_BYTE * _MOVED_PER_WRITTEN
         * (first.gradient_bytes + (count - fewer) * (none.change + none.saved)),
     )  # fmt: skip
-    return Chain(batch_size, is_chunked, count, ChainFacts(*map(float, figures)), blocks)
+    chain = Chain(batch_size, is_chunked, count, ChainFacts(*map(float, figures)), blocks)
+    works = {key: sample.work for key, sample in samples.items()}
+    return with_works(chain, works, works)
 
 
 class Recipe(Struct, frozen=True):
@@ -306,56 +304,51 @@ class BlockTime(Struct):
     update_s: float
 
 
-def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
-    """The chains with seconds as work, from times of few blocks for one or two sizes of the micro-batch.
+#: The work of steps of few blocks, by treatment and number of blocks.
+Works = Mapping[tuple[str, int], float]
 
-    A treatment without a time is left out.
+
+def with_works(chain: Chain, works: Works, whole: Works) -> Chain:
+    """The chain with the work that steps of few blocks tell; `whole` are those without chunks, which tell of blocks."""
+    fewer, more = FEW_BLOCKS
+    few = whole["none", fewer]
+    per_block = (whole["none", more] - few) / (more - fewer)
+    blocks = {
+        name: facts._replace(work=per_block + (whole[name, fewer] - few) / fewer)
+        for name, facts in chain.blocks.items()
+        if (name, fewer) in whole
+    }
+    facts = chain.facts._replace(work=works["none", fewer] - per_block * fewer)
+    return Chain(chain.batch_size, chain.is_chunked, chain.count, facts, blocks)
+
+
+def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
+    """The chains with seconds as work, on the lines through one or two sizes of the micro-batch that were measured.
 
     Raises:
-        UsageError: a time of blocks that are not recomputed is missing.
+        UsageError: no size has times of blocks that are not recomputed.
     """
     fewer, more = FEW_BLOCKS
-    by_key = {(row.treatment, row.blocks, row.batch_size, row.is_chunked): row for row in times}
-    plain = [
-        (row, by_key["none", more, size, False])
-        for (name, blocks, size, is_chunked), row in by_key.items()
-        if (name, blocks, is_chunked) == ("none", fewer, False) and ("none", more, size, False) in by_key
-    ]
-    if not plain:
-        raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
-    few, many = plain[0]
-    update_s = (many.update_s - few.update_s) / (more - fewer)
-    sizes = [row.batch_size for row, _ in plain]
-    block_s = [(b.micro_batch_s - a.micro_batch_s) / (more - fewer) for a, b in plain]
-    rest_s = [a.micro_batch_s - fewer * each_s for (a, _), each_s in zip(plain, block_s, strict=True)]
-
-    def at(size: int, values: Sequence[float]) -> float:
-        """The value of a size, on the line through the measured ones, or in proportion to the only one."""
-        if len(values) == 1:
-            return values[0] * size / sizes[0]
-        return values[0] + (values[1] - values[0]) / (sizes[1] - sizes[0]) * (size - sizes[0])
-
-    def added_s(name: str, is_chunked: bool) -> float | None:
-        """The time that a treatment adds to that of few blocks."""
-        row = by_key.get((name, fewer, sizes[0], is_chunked))
-        return None if row is None else row.micro_batch_s - few.micro_batch_s
-
-    timed = []
+    seconds = defaultdict[tuple[int, bool], dict[tuple[str, int], BlockTime]](dict)
+    for row in times:
+        seconds[row.batch_size, row.is_chunked][row.treatment, row.blocks] = row
+    known = defaultdict[bool, list[Chain]](list)
     for chain in chains:
-        none, size = chain.blocks["none"], chain.batch_size
-        none_s, chunks_s = at(size, block_s), added_s("none", chain.is_chunked)
-        blocks = {}
-        for name, facts in chain.blocks.items():
-            if (again_s := added_s(name, is_chunked=False)) is not None:
-                blocks[name] = facts._replace(work=none_s * (1 + again_s / fewer / block_s[0]))
-        facts = chain.facts._replace(
-            work=at(size, rest_s) + (chunks_s or 0.0) * size / sizes[0],
-            adding_work=chain.facts.adding_work * none_s / none.work,
-            update_work=few.update_s + update_s * (chain.count - fewer),
+        whole, own = (seconds[chain.batch_size, is_chunked] for is_chunked in (False, chain.is_chunked))
+        if not {("none", fewer), ("none", more)} <= whole.keys() or ("none", fewer) not in own:
+            continue
+        works, own_works = ({key: row.micro_batch_s for key, row in rows.items()} for rows in (whole, own))
+        timed, none = with_works(chain, own_works, works), chain.blocks["none"]
+        update_s, more_s = (whole["none", count].update_s for count in FEW_BLOCKS)
+        facts = timed.facts._replace(
+            adding_work=chain.facts.adding_work * timed.blocks["none"].work / none.work,
+            update_work=update_s + (more_s - update_s) / (more - fewer) * (chain.count - fewer),
         )
-        if chunks_s is not None:
-            timed.append(Chain(size, chain.is_chunked, chain.count, facts, blocks))
-    return timed
+        known[chain.is_chunked].append(Chain(chain.batch_size, chain.is_chunked, chain.count, facts, timed.blocks))
+    if not known:
+        raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
+    sizes = dict.fromkeys(chain.batch_size for chain in chains)
+    return [ends[0].at(size, ends[-1]) for ends in known.values() for size in sizes]
 
 
 def recipes_of(chain: Chain, samples: int) -> Iterator[Recipe]:

@@ -104,9 +104,8 @@ def main(folder, seconds, names):
                 target = replace(gpu, total_bytes=budget * GIB + CONTEXT_BYTES)
                 asked.append(pool.submit(ask_quietly, words_of(stage), PlanRequest(target, times, plan.chains)))
             plans = [each.result() for each in asked]
-            points = {
-                str(budget): each.best.options for budget, each in zip(MODELS[name][1], plans, strict=True) if each.best
-            }
+            by_budget = dict(zip(MODELS[name][1], plans, strict=True))
+            points = {str(budget): each.best.options for budget, each in by_budget.items() if each.best}
             samples = plan.points[0].recipe.batch_size * plan.points[0].recipe.micro_batches
             cells = grid(plan, gpu, samples)
             with result_alone(), stage.cache:
@@ -115,7 +114,7 @@ def main(folder, seconds, names):
             stage.executor.end()
             grid_rows = [{"model": name, "recipe": key, **row_of(runs[0])} for key, runs in measured.items() if runs]
             swept += grid_rows
-            for budget, each in zip(MODELS[name][1], plans, strict=True):
+            for budget, each in by_budget.items():
                 runs = proven.get(str(budget))
                 if not runs:
                     reason = "not run" if each.best else "nothing fits"
