@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast, Shortage
+from lmbench.memory.fragmentation import expandable_bytes, gaps
 from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.examined import SavedPerBlock
@@ -71,6 +72,7 @@ def history_answer(findings: Findings) -> Answer:
         table("memory/phases", findings.phases[["peak_bytes", *used]].rename(columns=_KEYS).reset_index()),
         _part_table(findings),
         _largest_table(findings),
+        table("memory/gaps", _short_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
         table("memory/segments", segments),
         table("memory/saved", saved),
     ]
@@ -120,6 +122,9 @@ def _headline(findings: Findings) -> list[Line]:
     if reserved >= peak_bytes:
         unused = f"{gib(reserved - peak_bytes)} ({percent((reserved - peak_bytes) / (reserved or 1))})"
         lines.append(Line("reserved", f"{gib(reserved)} at the peak, {unused} of it in no block"))
+    if (expandable := expandable_bytes(findings)) is not None and expandable < reserved:
+        saved = f"{gib(expandable)}, {gib(reserved - expandable)} less (simulated)"
+        lines.append(Line("expandable", f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would reserve {saved}"))
     largest = sizes.idxmax() if len(sizes) else ""
     if largest in _REMEDIES:
         also = "; a smaller batch changes nothing" if findings.is_batch_free else ""
@@ -145,9 +150,13 @@ def _largest_table(findings: Findings) -> Table:
     """The largest allocations at the peak, with the first frame of the user's code."""
     rows = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
     rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
-    # Keep the file's name and line, without the folder and the function.
-    rows["line"] = rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.split(" ").str[0]
-    return table("memory/largest", rows.loc[:, (rows != "").any()])
+    return table("memory/largest", _short_lines(rows))
+
+
+def _short_lines(rows: Any) -> Any:
+    """Rows with the `line` of their `user_frame`, without folder and function, and without empty columns."""
+    rows = rows.assign(line=rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.split(" ").str[0])
+    return rows.loc[:, (rows != "").any()]
 
 
 # a run that ran out of memory

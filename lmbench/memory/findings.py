@@ -90,9 +90,13 @@ class Findings:
 
     @cached_property
     def held(self) -> Any:
-        """The blocks that are held at the peak; `owner` has `*` for indices, so that it is a part of the model."""
-        held = held_at(self.blocks, self.peak["entry"])
-        return held.assign(owner=held["owner"].map(collapsed))
+        """The blocks that are held at the peak, each with the user's line in `user_frame`.
+
+        `owner` has `*` for indices, so that it is a part of the model.
+        """
+        held, stacks = held_at(self.blocks, self.peak["entry"]), self.played.stacks
+        lines = {stack: user_frame(stacks[stack], self.folders) for stack in held["stack"].unique().tolist()}
+        return held.assign(owner=held["owner"].map(collapsed), user_frame=held["stack"].map(lines).astype(object))
 
     @cached_property
     def by_category(self) -> dict[Category, int]:
@@ -137,11 +141,8 @@ class Findings:
 
         Blocks of a group agree in size, category, part, phase, step, operator and line of the user's code.
         """
-        stacks = self.played.stacks
-        lines = {stack: user_frame(stacks[stack], self.folders) for stack in self.held["stack"].unique().tolist()}
-        held = self.held.assign(user_frame=self.held["stack"].map(lines).astype(object))
         keys = ["size_bytes", "category", "owner", "phase", "step", "operator", "user_frame"]
-        rows = held.groupby(keys, sort=False).size().rename("count").reset_index()
+        rows = self.held.groupby(keys, sort=False).size().rename("count").reset_index()
         rows.insert(0, "total_bytes", rows["size_bytes"] * rows["count"])
         return rows.sort_values("total_bytes", ascending=False, kind="stable", ignore_index=True)
 

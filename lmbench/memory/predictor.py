@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pandas as pd
 import scipy  # type: ignore[import-untyped]
@@ -26,13 +26,11 @@ from lmbench.records.vocabulary import PHASES, Phase
 
 _MIB = 2**20
 #: Small requests, up to the first size (kSmallSize), share segments of the second size (kSmallBuffer).
-_SMALL_BYTES, _SMALL_SEGMENT_BYTES = _MIB, 2 * _MIB
+_SMALL_BYTES, SMALL_SEGMENT_BYTES = _MIB, 2 * _MIB
 #: Larger requests, below the first size (kMinLargeAlloc), share segments of the second size (kLargeBuffer).
-_LARGE_FROM_BYTES, _LARGE_SEGMENT_BYTES = 10 * _MIB, 20 * _MIB
+_LARGE_FROM_BYTES, LARGE_SEGMENT_BYTES = 10 * _MIB, 20 * _MIB
 #: Every other request gets a segment of its own, of a multiple of this size (kRoundLarge).
 _SEGMENT_MULTIPLE_BYTES = 2 * _MIB
-#: A block is split if at least this much of it is left: for small requests (True), and for others.
-_LEAST_REST_BYTES = {True: 512, False: _MIB + 1}
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +54,8 @@ class CachingAllocator:
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
+    #: A block is split if at least this much of it is left: for small requests (True), and for others.
+    least_rest_bytes: ClassVar[dict[bool, int]] = {True: 512, False: _MIB + 1}
     _free: dict[bool, list[tuple[int, int, CachedBlock]]] = field(default_factory=lambda: {True: [], False: []})
 
     def allocate(self, size_bytes: int) -> CachedBlock:
@@ -68,20 +68,25 @@ class CachingAllocator:
             block = free.pop(smallest_fit)[2]
             block.is_free = False
         else:
-            segment_size = rounded_bytes(size, _SEGMENT_MULTIPLE_BYTES)
-            if size < _LARGE_FROM_BYTES:
-                segment_size = _SMALL_SEGMENT_BYTES if is_small else _LARGE_SEGMENT_BYTES
-            # The model puts each segment behind the ones before.
-            block = CachedBlock(self.reserved_bytes, segment_size, is_small)
-            self.reserved_bytes += segment_size
+            block = self.reserve(size, is_small)
         rest_size = block.size_bytes - size
-        if rest_size >= _LEAST_REST_BYTES[is_small]:
+        if rest_size >= self.least_rest_bytes[is_small]:
             rest = CachedBlock(block.address + size, rest_size, is_small, True, block, block.behind)
             if block.behind is not None:
                 block.behind.before = rest
             block.behind, block.size_bytes = rest, size
             insort(free, (rest_size, rest.address, rest))
         self.allocated_bytes += block.size_bytes
+        return block
+
+    def reserve(self, size_bytes: int, is_small: bool) -> CachedBlock:
+        """A block with room for a request, in a new segment."""
+        segment_size = rounded_bytes(size_bytes, _SEGMENT_MULTIPLE_BYTES)
+        if size_bytes < _LARGE_FROM_BYTES:
+            segment_size = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
+        # The model puts each segment behind the ones before.
+        block = CachedBlock(self.reserved_bytes, segment_size, is_small)
+        self.reserved_bytes += segment_size
         return block
 
     def free(self, block: CachedBlock) -> None:
@@ -95,6 +100,8 @@ class CachingAllocator:
                 block, joined = (neighbour, block) if neighbour is block.before else (block, neighbour)
                 block.size_bytes = block.size_bytes + joined.size_bytes
                 block.behind = joined.behind
+                # A block without a size is a part of the one before.
+                joined.size_bytes, joined.before = 0, block
                 if joined.behind is not None:
                     joined.behind.before = block
         block.is_free = True

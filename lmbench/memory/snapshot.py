@@ -219,14 +219,14 @@ def read_snapshot(path: Path) -> Snapshot:
 class Replay:
     """One device's history, as frames.
 
-    - `entries`: `action`, `stack` (an index into `stacks`), `time_us`, `size_bytes` and `device_free_bytes` of each
-      entry; and the memory after it, `allocated_bytes` with the allocator's rounding, `requested_bytes` without it, and
-      `reserved_bytes`.
+    - `entries`: `action`, `address`, `stack` (an index into `stacks`), `time_us`, `size_bytes` and `device_free_bytes`
+      of each entry; and the memory after it, `allocated_bytes` with the allocator's rounding, `requested_bytes` without
+      it, and `reserved_bytes`.
     - `blocks`: as in `lmbench.memory.blocks`, with `address`, `requested_bytes` and `stack`. Their moments are indexes
       of entries.
     - `holes`: the number of allocations and frees that must have happened, and are missing in the history.
-    - `segments`: those reserved at the end, with `kind`, a `count` of 1, `total_bytes`, the `free_bytes` that are in no
-      block, and the `largest_free_bytes` in one piece.
+    - `segments`: those reserved at the end, with `address`, `kind`, a `count` of 1, `total_bytes`, the `free_bytes` in
+      no block, and the `largest_free_bytes` in one piece.
     """
 
     device: int
@@ -262,14 +262,15 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     blocks, holes = _blocks(log, held.drop(columns=["state", "history"]).astype(np.int64))
     free = [[block.size_bytes for block in segment.blocks if block.state == "inactive"] for segment in segments]
     reserved = pd.DataFrame({
-        "count": 1, "kind": ["expandable" if segment.is_expandable else segment.segment_type for segment in segments],
+        "count": 1, "address": [segment.address for segment in segments],
+        "kind": ["expandable" if segment.is_expandable else segment.segment_type for segment in segments],
         "total_bytes": [segment.total_size for segment in segments], "free_bytes": [*map(sum, free)],
         "largest_free_bytes": [max(sizes, default=0) for sizes in free],
     })  # fmt: skip
     # Segments are known at the end: reserved bytes at other entries follow from how they grew and shrank.
     signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     grown = (log["requested_bytes"] * log["action"].map(signs).fillna(0).astype(np.int64)).cumsum()
-    log = log[["action", "stack", "time_us", "size_bytes", "device_free_bytes"]].assign(
+    log = log[["action", "address", "stack", "time_us", "size_bytes", "device_free_bytes"]].assign(
         allocated_bytes=held_bytes(blocks, len(log)),
         requested_bytes=held_bytes(blocks, len(log), "requested_bytes"),
         reserved_bytes=reserved["total_bytes"].sum() + grown - grown.iloc[-1],
