@@ -67,6 +67,8 @@ def history_answer(findings: Findings) -> Answer:
     segments = played.segments.groupby("kind", as_index=False).agg(sums)
     saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
     saved["total_bytes"] = saved["count"] * saved["each_bytes"]
+    saved["gradient_bytes"] = saved["first"].map(findings.gradient_bytes)
+    operators = findings.saved_operators
     tables = [
         table("memory/peak", contents),
         table("memory/phases", findings.phases[["peak_bytes", *used]].rename(columns=_KEYS).reset_index()),
@@ -75,6 +77,7 @@ def history_answer(findings: Findings) -> Answer:
         table("memory/gaps", _short_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
         table("memory/segments", segments),
         table("memory/saved", saved),
+        table("memory/saved_operators", operators, block=next(iter(operators["block"]), "")),
     ]
     keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
     history = f"device {played.device}, {entry_count:,} entries, {len(findings.bands[STEP].names)} steps"

@@ -168,6 +168,25 @@ class Findings:
             rows.append(SavedPerBlock(names[0], names[-1], len(names), int(size)))
         return rows
 
+    @property
+    def saved_operators(self) -> Any:
+        """What the first of the most alike blocks saves: `block`, `operator`, `count`, `total_bytes` and their share.
+
+        The operator with the most comes first. Empty where no block of the model saves anything.
+        """
+        blocks = [row for row in self.saved if row.first != OUTSIDE]
+        name = max(blocks, key=lambda row: row.count * row.each_bytes).first if blocks else ""
+        storages = self.saved_storages[self.saved_storages["block"] == name].groupby("operator")["size_bytes"]
+        rows = storages.agg(count="size", total_bytes="sum").sort_values("total_bytes", ascending=False).reset_index()
+        return rows.assign(block=name, share_fraction=rows["total_bytes"] / rows["total_bytes"].sum())
+
+    @property
+    def gradient_bytes(self) -> Any:
+        """The bytes of gradients by block of the model, in the step of `saved_storages`."""
+        gradients = self.blocks[self.blocks["category"] == "gradients"]
+        gradients = gradients[gradients["step"].isin(self.saved_storages["step"])]
+        return gradients["size_bytes"].groupby([block_of(owner) or OUTSIDE for owner in gradients["owner"]]).sum()
+
     @cached_property
     def cuts(self) -> list[str]:
         """The ways in which the history is not complete, each as a clause."""

@@ -14,7 +14,7 @@ from paths import MEMORY
 from recorded_memory import GOLDEN, printed, unpack
 
 from lmbench.cli import main
-from lmbench.memory.findings import examine
+from lmbench.memory.findings import OUTSIDE, examine
 
 MIB = 1 << 20
 #: Batch x context x d_model in float32, which the residual stream keeps under autocast.
@@ -86,6 +86,12 @@ def test_saved_storages_are_the_memory_that_a_forward_leaves(findings, plain):
     blocks = max(findings.saved, key=lambda row: row.count)
     assert (blocks.first, blocks.last, blocks.count) == ("network.blocks.0", "network.blocks.11", 12)
     assert blocks.each_bytes > 0.9 * saved / 12
+    operators = findings.saved_operators
+    assert operators["total_bytes"].sum() == blocks.each_bytes
+    assert operators["share_fraction"].is_monotonic_decreasing
+    # A block of `small` has 4 d² + 3 d d_ff weights and two norms, in float32.
+    gradients = 4 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768)
+    assert set(findings.gradient_bytes.drop(OUTSIDE)) == {gradients}
 
 
 def test_the_tables_are_the_golden_file_and_fit_80_columns(run):
