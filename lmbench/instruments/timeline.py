@@ -25,9 +25,8 @@ from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import BORDERS, CHECKPOINT, PAUSES, PHASES, VALIDATION, Phase
 
-
-#: The beginning of a phase: stamp of the clock, host time in nanoseconds, and the phase. A dozen are made in each step of
-#: the window, so it is a plain tuple, which takes the host a fifth of the time of a NamedTuple.
+#: The beginning of a phase: stamp of the clock, host time in nanoseconds, and the phase. A dozen are made in each step
+#: of the window, so it is a plain tuple, which takes the host a fifth of the time of a NamedTuple.
 Mark = tuple[Any, int, str]
 #: The fields of a StepRecord by phase: device span and host span.
 _SPAN_FIELDS = [(phase, f"{phase}_s", f"{phase}_host_s") for phase in PHASES]

@@ -106,7 +106,7 @@ def _page_section(section: Section, catalogue: Catalogue) -> Answer:
 
 def _by_cell(frame: Frame) -> Frame:
     """The frame whose facts also name the versions, commits and hosts of each cell's runs."""
-    stated = {cell: facts | _environment(frame.rows[cell]) for cell, facts in frame.facts.items()}
+    stated = {cell: {**facts, **_environment(frame.rows[cell])} for cell, facts in frame.facts.items()}
     return replace(frame, facts=stated)
 
 
@@ -116,7 +116,7 @@ def _by_run(frame: Frame) -> Frame:
     for cell, runs in frame.rows.items():
         for row in runs:
             if row.is_shown and row.run.outcome == "ok":
-                facts[len(rows)] = frame.facts[cell] | _environment([row]) | {"repeat": row.repeat}
+                facts[len(rows)] = {**frame.facts[cell], **_environment([row]), "repeat": row.repeat}
                 rows[len(rows)] = [row]
     return Frame(rows, facts)
 

@@ -9,6 +9,7 @@ from paths import ROOT
 from runs import make_sweep
 
 from lmbench.cli import main
+from lmbench.precision import named_gpu
 from lmbench.reference import FOLDER
 
 PAGES = {path.name: path.read_text() for path in FOLDER.glob("*.md") if path.with_suffix(".csv").is_file()}
@@ -38,6 +39,21 @@ def is_of_one_commit(page, rows):
     commits = {row.get("commit") for row in rows if row["outcome"] == "ok"}
     named = set(re.findall(r"lmbench commit (\w+)(?!, with changes)", page))
     return len(commits) == 1 and commits == named
+
+
+def test_the_mfu_of_others_trainings_follows_from_their_figures_by_one_definition():
+    rows = read_rows(FOLDER / "trainings.csv")
+    assert without_row((FOLDER / "README.md").read_text(), rows) == set()
+    for row in rows:
+        if "parameters" in row:
+            parameters, layers, width, context = (
+                int(row[name]) for name in ("parameters", "layers", "width", "context")
+            )
+            assert int(row["flops_per_token"]) == 6 * parameters + 12 * layers * width * context
+        if "mfu_fraction" in row:
+            flops_per_s = float(row["flops_per_token"]) * float(row["tokens_per_s"])
+            peak_flops_per_s = named_gpu("H100 80GB HBM3").flops_per_s("bf16")
+            assert float(row["mfu_fraction"]) == pytest.approx(flops_per_s / peak_flops_per_s, abs=1e-4)
 
 
 def first_screen():
