@@ -12,7 +12,7 @@ from lmbench.records.codec import as_dict
 from lmbench.records.named import find_result
 from lmbench.records.schema import recorded
 from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
-from lmbench.report.answer import Answer, Line
+from lmbench.report.answer import Answer, Line, labelled
 from lmbench.report.page import notebook_html
 from lmbench.report.render import render
 from lmbench.report.run import run_answer
@@ -72,9 +72,7 @@ def notes(run: _load.StoredRun) -> list[Line]:
     if run.outcome in (RUNNING, KILLED, DAMAGED):
         summary = "" if run.outcome == DAMAGED else ", without a summary: the run was not closed"
         lines.append(Line("steps", f"{len(run.steps)} recorded{summary}"))
-    if run.damage is not None:
-        lines.append(Line("damage", run.damage))
-    return lines
+    return [*lines, *labelled("damage", run.damage)]
 
 
 def to_frame(runs: _load.StoredRun | Iterable[_load.StoredRun], *, steps: bool = False) -> pandas.DataFrame:

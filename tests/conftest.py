@@ -41,6 +41,14 @@ for _signum, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_signum, _default)
 
 
+#: Files of tests that take a minute or so each. One that began last would leave the other workers idle.
+LONG = ("test_slurm.py", "test_tune.py", "test_guide.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 def pytest_collection_finish():
     # A window begins with a full collection; of all that was imported it would take 0.3 s, hundreds of times.
     gc.collect()

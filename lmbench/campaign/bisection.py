@@ -21,7 +21,7 @@ from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, int
 from lmbench.errors import ExitCode, tell
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import Values
-from lmbench.report.answer import Answer, Line
+from lmbench.report.answer import Answer, Line, labelled
 from lmbench.report.units import change_percent, percent_short
 from lmbench.sweep.file import CONFIG, Options
 
@@ -86,8 +86,7 @@ class Bisection:
         """The answer with what the first bad suspect changed: its comparison with the one before it."""
         between = [suspect.name for suspect in self.row[self.row.index(before) + 1 : self.row.index(found)]]
         comparison = self._rounds(before, found, f"found-{self.row.index(found)}").measure()
-        if between:
-            lines.append(Line("or", f"one of those that do not run: {', '.join(between)}"))
+        lines += labelled("or", between and f"one of those that do not run: {', '.join(between)}")
         lines.append(Line("by itself", f"{_shown(comparison)} than {before.name}"))
         own = comparison_answer(comparison)
         figures |= {"before": before.name, "or": between, "comparison": own.figures}

@@ -122,7 +122,7 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
     if len(ranks) < 2:
         return None
     # Under DDP ranks wait for each other in the backward pass, under other strategies already in the forward pass.
-    strategy = value_at(run, "config.trainer.strategy") if run.config is not None else None
+    strategy = value_at(run, "config.trainer.strategy")
     name = strategy.get("class_path", "") if isinstance(strategy, Mapping) else str(strategy)
     is_ddp = name.startswith("ddp") or name.endswith(("DataParallel", "DDPStrategy", "DDP", "ShardedOptimizer"))
     phases = ("data", "transfer", "forward") if is_ddp else ("data", "transfer")
@@ -142,7 +142,7 @@ def _throughput(run: RunRecord) -> Throughput:
     """
     tokens, wall_s, energy_j, flops = run.window.tokens, run.window.wall_s, run.device_state.energy_j, run.flops
     rate = tokens / wall_s if tokens and wall_s else None
-    price = None if run.config is None else value_at(run, "config.measure.price_per_hour")
+    price = value_at(run, "config.measure.price_per_hour")
     # Share of the peak for each FLOP per token. Each rank has a device with this peak.
     per_flop = rate / flops.peak_flops_per_s / (run.world_size or 1) if rate and flops.peak_flops_per_s else None
     per_token, recomputed = flops.per_token_flops, flops.recomputed_per_token_flops

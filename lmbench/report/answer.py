@@ -33,14 +33,22 @@ class Line(NamedTuple):
     is_whole: bool = False
 
 
+def listed(*parts: object, separator: str = ", ") -> str:
+    """The parts that are not empty or zero, separated by commas."""
+    return separator.join(str(part) for part in parts if part)
+
+
+def labelled(label: str, first: object, *more: object, separator: str = ", ") -> list[Line]:
+    """A line of the parts that are not empty or zero; no line without the first one."""
+    return [Line(label, listed(first, *more, separator=separator))] if first else []
+
+
 def guard_lines(guards: Iterable[Guard], prefix: str = "") -> list[Line]:
     """The messages of guards that failed or warned, failures first, each with its advice; `prefix` starts each."""
     lines = []
     for guard in sorted(guards, key=lambda guard: guard.status != "fail"):
         if guard.status in ("warn", "fail"):
-            lines.append(Line(guard.status.upper(), f"{prefix}{guard.message}"))
-            if guard.advice:
-                lines.append(Line("", guard.advice))
+            lines += [Line(guard.status.upper(), f"{prefix}{guard.message}"), *labelled("", guard.advice)]
     return lines
 
 

@@ -14,7 +14,7 @@ from lmbench.records.named import Result, given_names, results_in, shown_path, s
 from lmbench.records.passes import pass_of
 from lmbench.records.schema import recorded
 from lmbench.records.store import RESULTS
-from lmbench.report.answer import Answer, Cell, Column, Line, Table
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, labelled
 from lmbench.report.columns import MEASURED
 from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
 from lmbench.report.frame import Frame, frame_of, read_sweep
@@ -78,7 +78,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     rows = [_row(entry, [name for name in _FACTS if name not in common]) for entry in entries]
     table = Table("results", "Results, the newest first", _COLUMNS, rows, caption).without_empty_columns()
     older = len(newest) - age - 1
-    more = [Line("more", f"{older} older; --limit {limit + older} looks at them too")] if older else []
+    more = labelled("more", older and f"{older} older; --limit {limit + older} looks at them too")
     return Answer(tables=[table], notes=[*more, Line("see one", f"lmbench show {entries[0].name}", is_whole=True)])
 
 

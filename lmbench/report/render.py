@@ -18,7 +18,7 @@ from lmbench.masking import masked_message, one_line, shown, shown_json
 from lmbench.records.codec import indented_json
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
-from lmbench.report.answer import BLANK, Answer, Column, Line, Table
+from lmbench.report.answer import BLANK, Answer, Column, Line, Table, labelled
 from lmbench.report.page import page, svg, template
 from lmbench.standard_output import write_result
 
@@ -97,7 +97,7 @@ def _chosen(answer: Answer, output: Output) -> Answer:
     if answer.first is None:
         return answer
     first_tables = [table for table in answer.tables if table.name in answer.first]
-    hint = [Line("tables", f"{', '.join(names)}; --table NAME or --all")] if names else []
+    hint = labelled("tables", names and f"{', '.join(names)}; --table NAME or --all")
     return replace(answer, tables=first_tables, notes=hint)
 
 

@@ -19,7 +19,7 @@ from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
 from lmbench.report import answer
-from lmbench.report.answer import Answer, Line, Table
+from lmbench.report.answer import Answer, Line, Table, labelled
 from lmbench.report.charts import build_charts
 from lmbench.report.frame import (
     Frame,
@@ -148,7 +148,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     return Answer(
         title=view.title if group.name in ("", view.name) else group.name,
         headline=[
-            *([Line("question", view.question)] if view.question else []),
+            *labelled("question", view.question),
             *(Line("answer", text) for text in chain.from_iterable(answers)),
             *(Line("WARN", text) for text in headline_warnings),
             Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),

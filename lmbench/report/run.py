@@ -18,10 +18,9 @@ from lmbench.records.passes import PASS, pass_of, recording_of
 from lmbench.records.run import AttentionCheck, Flops, Fp8Layers, RunEnvironment, RunRecord
 from lmbench.records.summary import host_bound_fraction, late_rank
 from lmbench.records.vocabulary import PHASES, SPANS
-from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines
-from lmbench.report.endurance import endurance_lines
+from lmbench.report.answer import BLANK, Answer, Cell, Chart, Column, Line, Table, guard_lines, labelled, listed
+from lmbench.report.beside import endurance_lines, input_lines, owner_lines
 from lmbench.report.facts import choices_of
-from lmbench.report.host_time import input_lines, owner_lines
 from lmbench.report.units import (
     GIB,
     MS,
@@ -45,16 +44,6 @@ _STATISTICS = ("mean", "std", "median", "min", "max")
 #: Whether a graph is for one shape, by torch.compile's option `dynamic`.
 _SHAPES = {None: "dynamic once shapes change", True: "dynamic shapes", False: "static shapes"}
 _CLOCKS = {"host": "time", "sync": "synchronized time (not the step's own speed)"}
-
-
-def listed(*parts: object, separator: str = ", ") -> str:
-    """The parts that are not empty or zero, separated by commas."""
-    return separator.join(str(part) for part in parts if part)
-
-
-def labelled(label: str, first: object, *more: object, separator: str = ", ") -> list[Line]:
-    """A line of the parts that are not empty or zero; no line without the first one."""
-    return [Line(label, listed(first, *more, separator=separator))] if first else []
 
 
 def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), with_banner: bool = True) -> Answer:

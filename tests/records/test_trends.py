@@ -9,7 +9,7 @@ from lmbench.records.endurance import Saving, leak_limit
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.records.trends import changes_of, growth_of, saving_of
-from lmbench.report.endurance import endurance_lines
+from lmbench.report.beside import endurance_lines
 
 MB = 1e6
 COUNT = 120
