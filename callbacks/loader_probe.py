@@ -103,7 +103,8 @@ class LoaderProbe(Observer):
             facts.fixed_step_s = step_s if facts.fix else None
             return
         others = host_state(self._began, ended).other_cpu_fraction or 0.0
-        free_cores = ended.cores * (1 - others)
+        # Others that take all cores give some away to whoever asks.
+        free_cores = ended.cores * max(1 - others, 0.1)
         self._alone.append(ModelAlone(step_s * steps / batches, cpu_s / batches, free_cores, ended.cores))
         facts.resident_step_s = facts.resident_step_s or step_s
         if facts.fix and self._made is not None:

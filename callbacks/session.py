@@ -414,10 +414,10 @@ class MeasurementSession(LeanCallback):
         self.stage = Stage.WINDOW
         for observer in self.observers:
             observer.window_opened()
+        self._window_start_ns = time.perf_counter_ns()
         reach("window_opened")
         self.run.window.first_step = self.steps_done
         self._first_epoch = trainer.current_epoch
-        self._window_start_ns = time.perf_counter_ns()
 
     def _close_window(self) -> None:
         synchronize(self.device)

@@ -18,7 +18,7 @@ from lmbench.campaign.suspects import Suspect
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
 from lmbench.compare.comparison import INVALID, SAME, UNDECIDED, Comparison, interval
-from lmbench.errors import ExitCode, tell
+from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Line, labelled
@@ -137,9 +137,15 @@ class Bisection:
         return _differences(self._rounds(self.row[0], suspect, name).compare())
 
     def _measure(self, suspect: Suspect) -> None:
-        """Measure one more round of a suspect, or leave it out if it does not run."""
-        rounds = self._rounds(self.row[0], suspect, self._folder(suspect), more=1)
-        differences = _differences(rounds.measure())
+        """Measure one more round of a suspect, or leave it out if it does not run, or its environment cannot be made."""
+        try:
+            rounds = self._rounds(self.row[0], suspect, self._folder(suspect), more=1)
+            differences = _differences(rounds.measure())
+        except UsageError as error:
+            # The ends ran with the same options, so that the fault is the suspect's own.
+            del self._differences[suspect]
+            tell(f"bisect: {suspect.name} is left out: {error}")
+            return
         if len(differences) > len(self._differences[suspect]):
             self._differences[suspect] = differences
             tell(f"bisect: {suspect.name}: {change_percent(math.exp(differences[-1]) - 1)}")

@@ -25,6 +25,8 @@ from lmbench.records.process import load_per_core
 from lmbench.records.run import HostFacts
 from lmbench.records.step import StepRecord
 
+#: The variable with the process id of the command that measures two sides in turns, in the processes of both.
+PAIR = "LMBENCH_PAIR"
 _REPEATS = 5
 _LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
 #: Shares of the cores' time need at least this long, since it is counted in ticks of 10 ms.
@@ -139,10 +141,15 @@ def read_host() -> HostReading:
     usable = _usable_cores() or list(range(os.cpu_count() or 1))
     by_core = psutil.cpu_times(percpu=True)
     cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
-    this_process, own_s = psutil.Process(), 0.0
-    # Other ranks on this host count as own processes too: one launcher is the parent of them all.
-    launcher = this_process.parent() if "LOCAL_RANK" in os.environ else None
-    for process in {this_process, *(launcher or this_process).children(recursive=True)}:
+    this_process = top = psutil.Process()
+    own_s = 0.0
+    # Other ranks on this host count as own processes too, and so does the side of a comparison that takes turns.
+    with suppress(psutil.Error):
+        if PAIR in os.environ:
+            top = psutil.Process(int(os.environ[PAIR]))
+        elif "LOCAL_RANK" in os.environ:
+            top = this_process.parent() or top
+    for process in {this_process, *top.children(recursive=True)}:
         with suppress(psutil.Error):
             # User and system time of the process and of its children that have ended.
             own_s += sum(process.cpu_times()[:4])

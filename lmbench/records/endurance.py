@@ -62,8 +62,8 @@ class Saving:
         "Size of a checkpoint divided by the time until it is written.", "rate"
     )
     slowed_fraction: Fraction = lower(
-        "How much longer steps take while a checkpoint is written in the background than the other steps up to the "
-        "next one: mean of the logarithms of one ratio per checkpoint; null below two.",
+        "How much longer steps take while a checkpoint is written in the background than the steps before and after "
+        "them: mean of the logarithms of one ratio per checkpoint; null below two.",
         "slowed",
     )
     slowed_interval: list[float] | None = about("95 % interval of `slowed_fraction`, by Student's t.")

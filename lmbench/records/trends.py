@@ -15,6 +15,9 @@ from lmbench.records.step import StepRecord
 
 #: A slope takes at least so many readings, half of them in each half of the window.
 _LEAST_READINGS = 12
+#: Steps before and after those beside a checkpoint's writing that they are compared with. On a busy CPU, whose steps
+#: spread by 30 %, +10 % in three steps was found in 90 % of 20 checkpoints, and in 75 % by medians of whole cycles.
+_LEAST_AROUND = 4
 #: Changes of pace are looked for in the medians of at most so many blocks of steps, each of at least `_BLOCK_STEPS`.
 _MAX_BLOCKS, _BLOCK_STEPS = 200, 5
 #: Changes of pace are told in windows of this length, from this size on.
@@ -46,10 +49,15 @@ def saving_of(steps: Sequence[StepRecord], saving: Saving) -> None:
     ratios, costs = list[float](), list[float]()
     for first, end in pairwise([*saves, len(steps)]):
         cycle = steps[first:end]
-        beside_s = [step.step_s or 0.0 for step in cycle[1:] if step.is_saving]
         alone_s = [step.step_s or 0.0 for step in cycle[1:] if not step.is_saving]
-        if beside_s and alone_s:
-            ratios.append(math.log(statistics.median(beside_s) / statistics.median(alone_s)))
+        beside = [index for index in range(first + 1, end) if steps[index].is_saving]
+        if beside:
+            reach = max(_LEAST_AROUND, 2 * len(beside))
+            around = steps[max(0, beside[0] - reach) : beside[-1] + 1 + reach]
+            logs = [(step.is_saving, math.log(step.step_s or 1.0)) for step in around]
+            ends = [[log for is_saving, log in logs if bool(is_saving) == is_beside] for is_beside in (False, True)]
+            if ends[0]:
+                ratios.append(statistics.fmean(ends[1]) - statistics.fmean(ends[0]))
         if alone_s and (end < len(steps) or len(saves) == 1):
             taken_s = sum((step.step_s or 0.0) + (step.checkpoint_s or 0.0) for step in cycle)
             costs.append(taken_s / (len(cycle) * statistics.median(alone_s)) - 1)

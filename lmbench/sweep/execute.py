@@ -244,6 +244,8 @@ class Execution:
         if pipe is not None:
             # The coins' seed, and which process this is.
             variables["LMBENCH_TURNS"] = f"{self.plan.file.coin_seed}-{job.repeat} {self.plan.position(job)}"
+            # The sides do not count each other as load of the machine.
+            variables["LMBENCH_PAIR"] = str(os.getpid())
         self.folder.begin(job)
         nodes, devices = self.plan.ranks(job.cell)
         # Ranks on several nodes need srun, in a SLURM job that has these nodes. Ranks of one node are forked here.

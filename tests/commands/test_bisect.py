@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from repository import git
 from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
+from lmbench.errors import UsageError
 from lmbench.sweep.outcome import End
 
 CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
@@ -87,6 +89,26 @@ def test_suspects_that_do_not_run_are_left_out_and_named_beside_the_answer(bisec
     assert servers.figures["or"] == ["model.option_9=9", "model.option_10=10"]
 
 
+def test_a_version_that_cannot_be_installed_is_left_out(bisect, monkeypatch):
+    def pip(python, *words):
+        if "thing==1.2" in words:
+            raise UsageError("pip install thing==1.2: No matching distribution found")
+        return "Available versions: 1.4, 1.3, 1.2, 1.1, 1.0\n"
+
+    def link_python(folder, with_pip):
+        for part in ("bin", "lib/python3/site-packages"):
+            (folder / part).mkdir(parents=True)
+        (folder / "bin" / "python").symlink_to(sys.executable)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").resolve()))
+    monkeypatch.setattr("lmbench.campaign.suspects._pip", pip)
+    monkeypatch.setattr("venv.create", link_python)
+    Path("own.yaml").write_text(CONFIG)
+    servers = bisect("thing==1.0", "thing==1.4", "--config", "own.yaml", last=4, first_bad=3)
+    assert (servers.code, servers.figures["first"], servers.figures["or"]) == (0, "thing==1.3", ["thing==1.2"])
+    assert "thing==1.2 is left out: pip install thing==1.2: No matching" in servers.err
+
+
 def test_the_same_command_goes_on_where_it_ended(bisect):
     begun = bisect("good.yaml", "bad.yaml", "--budget", "0.001s")
     assert begun.code == 11
@@ -103,6 +125,7 @@ def test_commits_are_searched_along_first_parents(bisect):
         git("add", ".")
         git("commit", "-q", "-m", f"step {number}")
     servers = bisect("HEAD~16", "HEAD", "--config", "own.yaml")
+    assert servers.code == 0, servers.err
     assert git("log", "-1", "--format=%s", servers.figures["first"]).strip() == "step 11"
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
 
 import pytest
 
-from lmbench.instruments.host import host_state, read_host
+from lmbench.instruments.host import PAIR, host_state, read_host
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 
@@ -37,6 +38,26 @@ def test_what_this_process_and_its_children_take_is_not_of_others(work):
     # Busy time of all processes but this one; each core's time is uncertain by a tick of 10 ms at both ends.
     others = max(0.0, after.busy_s - before.busy_s - own_s) / all_s
     assert host_state(before, after).other_cpu_fraction == pytest.approx(others, abs=0.15)
+
+
+def own_seconds(pipe):
+    before = read_host()
+    time.sleep(0.6)
+    pipe.send(read_host().own_s - before.own_s)
+
+
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_the_other_side_that_takes_turns_counts_as_own(is_pair, monkeypatch):
+    if is_pair:
+        monkeypatch.setenv(PAIR, str(os.getpid()))
+    here, there = multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork").Process
+    sides = [fork(target=spin, args=(1.0,)), fork(target=own_seconds, args=(there,))]
+    for side in sides:
+        side.start()
+    assert (here.recv() > 0.03) == is_pair
+    for side in sides:
+        side.join()
 
 
 def test_a_stranger_is_seen():
