@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
@@ -86,11 +86,11 @@ def shard(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
     kind = type(optimizer)
     defaults = {name: value for name, value in optimizer.defaults.items() if name in signature(kind).parameters}
     try:
-        sharded = ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **defaults)
-    except TypeError as error:
+        sharded: Any = ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **defaults)
+    except (TypeError, AttributeError) as error:
         raise UsageError(
             f"ddp_zero1 cannot make {kind.__name__} again for a share of the parameters: {error}"
         ) from error
-    # Whoever looks for the state, such as `lmbench memory`, finds this rank's.
-    sharded.state = sharded.optim.state
-    return sharded
+    # Whoever looks for name and state, such as records and `lmbench memory`, finds those of this rank's share.
+    sharded.label, sharded.state = kind.__name__, sharded.optim.state
+    return cast(ZeroRedundancyOptimizer, sharded)

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -285,7 +286,9 @@ def act_as_one_rank(strategy: ParallelStrategy, tracker: Tracker) -> None:
         def configure_ddp() -> None:
             with tracker.making("buckets"):
                 configure()
-            _Buckets(strategy.model, tracker, bool(rebuilds))
+            # The strategies that teach do without DistributedDataParallel.
+            if isinstance(strategy.model, DistributedDataParallel):
+                _Buckets(strategy.model, tracker, bool(rebuilds))
 
         patched.configure_ddp = configure_ddp
 

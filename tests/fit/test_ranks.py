@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lmbench.version
 from lmbench.cli import main
+from lmbench.model.language_model import LanguageModel
 
 WORDS = [
     "--trainer.accelerator=cpu", "--trainer.devices=2", "--measure.warmup_steps=2", "--measure.steps=8",
@@ -165,6 +166,23 @@ def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, 
     assert all([step["gradient_norm"] for step in steps[:8]] == figures[1::2] for steps in ranks)
     # The warm-up's norm is computed parameter by parameter in its last step, however ranks share the parameters.
     assert record.warmup.gradient_norm == pytest.approx(figures[3], rel=1e-4)
+
+
+class TellsState(LanguageModel):
+    """Writes how many numbers of AdamW's first moments its rank holds."""
+
+    def on_train_end(self):
+        state = self.trainer.optimizers[0].state.values()
+        Path(f"state{self.global_rank}").write_text(str(sum(values["exp_avg"].numel() for values in state)))
+
+
+def test_zero_1_shards_the_optimizers_state_over_the_ranks(tmp_path):
+    model = TINY[0].replace("{", "{class_path: test_ranks.TellsState, init_args: {") + "}"
+    code, run = fit(model, TINY[1], "--trainer.strategy=ddp_zero1")
+    shares = [int((tmp_path / f"state{rank}").read_text()) for rank in range(2)]
+    assert (code, run.record.model.optimizer) == (0, "AdamW fused")
+    assert sum(shares) == run.record.model.trainable_parameter_count
+    assert min(shares) > 0.4 * sum(shares)
 
 
 def test_in_fp8_shards_train_as_whole_layers_do():
