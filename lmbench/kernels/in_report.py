@@ -123,9 +123,9 @@ COLUMNS: tuple[Quantity, ...] = (
 
 def _path_or_reason(frame: Frame, cell: int) -> list[str]:
     """What sets the step of a cell by its trace, or the reasons why it has no kernels to show, each once."""
-    runs = [run.record for run in frame.runs_of(cell, "ok", is_shown=None) if run.record.kernels is not None]
-    reasons = [run.kernels.reason for run in runs if run.is_profiled and run.kernels.reason]
-    return list(dict.fromkeys(filter(None, [*reasons, *(what_sets(run.kernels) for run in runs[:1])])))
+    runs = [run.record for run in frame.runs_of(cell, "ok", is_shown=None)]
+    summaries = [run.kernels for run in runs if run.kernels is not None]
+    return list(dict.fromkeys(filter(None, [summary.reason or what_sets(summary) for summary in summaries])))
 
 
 KERNELS = Feature(columns=COLUMNS, row_notes=_path_or_reason)
