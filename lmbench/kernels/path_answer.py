@@ -107,7 +107,8 @@ def _slack_lines(simulation: WhatIf) -> list[Line]:
     """A line with the chains that are left if the device, or the host, took no time."""
     if simulation.device.empty:
         return []
-    chains = {"the host": "device=0,collectives=1e-9", "the device": "host=0"}
+    has_collectives = (simulation.device.kind == "comm").any()
+    chains = {"the host": f"device=0{',collectives=1e-9' if has_collectives else ''}", "the device": "host=0"}
     texts = [f"{name} alone {milliseconds(simulation.ask(read_changes(free))[0])} ms" for name, free in chains.items()]
     return [Line("slack", f"the next chains: {', '.join(texts)}")]
 
