@@ -186,7 +186,7 @@ def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_th
     rows = rows_of(make_sweep(tmp_path / "checked", cells, view="what_if", change=change))
     (row,) = [row for row in rows if row["measure.what_if"] == "layers=0.5"]
     assert row["predicted_step_s"] == pytest.approx(0.075)
-    assert row["prediction_error_fraction"] == pytest.approx(0.075 / 0.08 - 1)
+    assert row["step_prediction_error_fraction"] == pytest.approx(0.075 / 0.08 - 1)
 
 
 def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, capsys):
