@@ -27,7 +27,7 @@ from lmbench.files import ScratchFolder
 from lmbench.fit.trainer import TRAINER_DEFAULTS
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.window import Schedule
-from lmbench.kernels.ranks import match_collectives
+from lmbench.kernels.matching import match_collectives
 from lmbench.kernels.trace import load_trace
 from lmbench.progress import progress
 from lmbench.python_process import run_python

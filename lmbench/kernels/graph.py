@@ -21,7 +21,7 @@ import pandas as pd
 from lmbench.kernels.events import each, take, where
 from lmbench.kernels.names import NAMES, reader
 from lmbench.kernels.trace import Trace
-from lmbench.records.intervals import NONE, Flags, Integers
+from lmbench.records.intervals import NONE, Integers
 
 #: What a link is: the host between two calls (`program`) and in one (`call`); from a launch to its kernel; from a
 #: kernel to the next of its stream (`order`) or of another one (`wait`); a kernel or collective itself; from a kernel
@@ -114,6 +114,17 @@ class Graph:
         starts = self.links[self.links.is_binding & self.links.kind.isin(START_LINKS)]
         return starts.set_index(["rank", "owner"])[["kind", "unexplained_ns"]]
 
+    @cached_property
+    def _repeated(self) -> tuple[Integers, list[int], list[tuple[int, int, int]]]:
+        """The links that repeat, by target; their sources, of which those of the repetition before come first; and
+        each target with the first of its links and the one past the last."""
+        rows = np.flatnonzero((self.links.from_moment != NONE) & self.moments.is_inside.to_numpy()[self.links.target])
+        links = self.links.iloc[rows]
+        sources = links.from_moment + np.where(links.is_lapped, 0, len(self.moments))
+        targets, firsts = np.unique(links.target, return_index=True)
+        spans = zip(targets.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(links)], strict=True)
+        return rows, sources.tolist(), [*spans]
+
     def simulate(self, ns: npt.NDArray[np.float64] | None = None, without_stragglers: bool = False) -> Solution:
         """The steps with other times on the links, repeated until their length is steady.
 
@@ -121,32 +132,25 @@ class Graph:
             ns: the time of each link; by default that of the trace.
             without_stragglers: a collective begins when half of the ranks have come, rather than all of them.
         """
-        number, is_inside = len(self.moments), self.moments.is_inside.to_numpy()
-        rows = np.flatnonzero((self.links.from_moment != NONE) & is_inside[self.links.target])
-        links = self.links.iloc[rows]
-        weights = (links.ns.to_numpy(np.float64) if ns is None else ns[rows]).tolist()
-        # The times of the repetition before stand in front of those of the current one.
-        sources = (links.from_moment + np.where(links.is_lapped, 0, number)).tolist()
-        targets, firsts = np.unique(links.target, return_index=True)
-        spans = [*zip(targets.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(links)], strict=True)]
+        number, (rows, sources, spans) = len(self.moments), self._repeated
+        weights = (self.links.ns.to_numpy(np.float64) if ns is None else ns)[rows].tolist()
         joins = set(np.flatnonzero(self.moments.is_join)) if without_stragglers else set()
         ends = np.flatnonzero(self.moments.is_end)
         times, bindings, ends_ns = [[0.0] * number], [], [0.0]
         while len(times) <= _MAX_LAPS:
             time, binding = times[-1] + [ends_ns[-1]] * number, [NONE] * number
             for target, first, past in spans:
-                link = first
+                link, moment = first, time[sources[first]] + weights[first]
                 if target in joins:
-                    ordered = sorted(range(first, past), key=lambda link: time[sources[link]])
-                    link = ordered[(past - first - 1) // 2]
-                moment = time[sources[link]] + weights[link]
-                if target not in joins:
+                    link = sorted(range(first, past), key=lambda link: time[sources[link]])[(past - first - 1) // 2]
+                    moment = time[sources[link]] + weights[link]
+                elif past > first + 1:
                     for other in range(first + 1, past):
                         if (later := time[sources[other]] + weights[other]) > moment:
                             moment, link = later, other
-                time[number + target], binding[target] = moment, int(rows[link])
+                time[number + target], binding[target] = moment, link
             times.append(time[number:])
-            bindings.append(binding)
+            bindings.append(take(rows, np.array(binding), NONE))
             order = ends[np.argsort(np.array(times[-1])[ends], kind="stable")]
             end = int(order[(len(ends) - 1) // 2 if without_stragglers else -1])
             ends_ns.append(times[-1][end])
@@ -160,16 +164,19 @@ class Graph:
         """The critical path, from its end back: each `link` with `start_ns` and `end_ns`, which tile the steps."""
         number = len(self.moments)
         is_measured = len(solution.time_ns) == number
-        sources = self.links["source" if is_measured else "from_moment"].to_numpy()
-        laps = np.where(is_measured, 0, self.links.is_lapped.to_numpy())
-        begins_ns = self.moments.begin_ns.to_numpy()
+        sources = self.links["source" if is_measured else "from_moment"].tolist()
+        laps = [0] * len(sources) if is_measured else self.links.is_lapped.astype(int).tolist()
+        begins_ns, time_ns, binding = (
+            self.moments.begin_ns.tolist(),
+            solution.time_ns.tolist(),
+            solution.binding.tolist(),
+        )
         rows, moment, begin_ns = [], solution.end, solution.start_ns
-        while (end_ns := solution.time_ns[moment]) > begin_ns and (link := solution.binding[moment]) != NONE:
+        while (end_ns := time_ns[moment]) > begin_ns and (link := binding[moment]) != NONE:
             moment = sources[link] + number * (moment // number - laps[link])
             if is_measured:
                 begin_ns = begins_ns[moment]
-            start_ns = solution.time_ns[moment] if moment >= 0 else begin_ns
-            rows.append((link, max(start_ns, begin_ns), end_ns))
+            rows.append((link, max(time_ns[moment], begin_ns) if moment >= 0 else begin_ns, end_ns))
         return pd.DataFrame(rows, columns=["link", "start_ns", "end_ns"])
 
 
@@ -213,11 +220,11 @@ def _settled(moments: pd.DataFrame, links: pd.DataFrame) -> pd.DataFrame:
         ns=np.where(is_binding, measured_ns, ns),
         is_binding=is_binding,
         unexplained_ns=np.where(is_binding, np.minimum(links.unexplained_ns, measured_ns), 0),
-        from_moment=np.select(
-            # The mark at the end of the steps is before the one at their begin.
-            [is_lapped | is_inside[source], links.kind == "program"],
-            [source, NONE],
-            moments.next.to_numpy()[source],
+        # The host's marks close its circle, and a launch queue that was full before the steps is not known again.
+        from_moment=np.where(
+            is_lapped | is_inside[source],
+            source,
+            np.where(links.kind.isin(("program", "queue")), NONE, moments.next.to_numpy()[source]),
         ),
         is_lapped=is_lapped | ~is_inside[source],
     )
@@ -239,22 +246,16 @@ def _joined(
     is_waiting = moments.time_ns.to_numpy()[arrivals.end] >= arrivals.last_ns
     arrivals = arrivals[is_waiting & (groups.transform("size") > 1)]
     join = len(moments) + arrivals.groupby("collective").ngroup().to_numpy()
-    rows = pd.DataFrame({"moment": join, "time_ns": arrivals.last_ns, "rank": arrivals["rank"]}).drop_duplicates(
-        "moment"
+    rows = (
+        pd.DataFrame({"time_ns": arrivals.last_ns, "rank": arrivals["rank"]}).set_index(join).groupby(level=0).first()
     )
-    rows = rows.sort_values("moment").drop(columns="moment").assign(
-        owner_ns=lambda joins: joins.time_ns, stage=1, is_inside=True, next=NONE, is_end=False, is_join=True, begin_ns=0
+    rows = rows.assign(
+        owner_ns=rows.time_ns, stage=1, is_inside=True, next=NONE, is_end=False, is_join=True, begin_ns=0
     )  # fmt: skip
     links = links[~((links.kind == "kernel") & links.source.isin(arrivals.start))]
-    columns = {
-        "rank": arrivals["rank"],
-        "owner": arrivals.kernel,
-        "ns": _MEASURED,
-        "is_lapped": False,
-        "unexplained_ns": 0,
-    }
-    joins = pd.DataFrame({"source": arrivals.start, "target": join, "kind": "join", **columns, "ns": 0})
-    costs = pd.DataFrame({"source": join, "target": arrivals.end, "kind": "kernel", **columns})
+    owned = arrivals[["rank"]].assign(owner=arrivals.kernel, ns=_MEASURED, is_lapped=False, unexplained_ns=0)
+    joins = owned.assign(source=arrivals.start, target=join, kind="join", ns=0)
+    costs = owned.assign(source=join, target=arrivals.end, kind="kernel")
     return pd.concat([moments, rows], ignore_index=True), pd.concat([links, joins, costs], ignore_index=True)
 
 
@@ -312,30 +313,25 @@ class _RankGraph:
 
     def _moments(self) -> pd.DataFrame:
         """Rows as `Graph` describes them; what orders them, and the `next` that replaces one when steps repeat."""
-        calls, is_mark = self.calls, (self.calls.name == "").to_numpy()
-        is_inside = calls.index >= np.flatnonzero(is_mark)[0]
-        next_call = np.full(len(calls), NONE)
-        next_call[~is_mark] = take(
-            np.flatnonzero(~is_mark), _next(np.zeros((~is_mark).sum()), is_inside[~is_mark]), NONE
-        )
-        next_kernel = _next(self._lane, self._is_clocked)
-        start_ns, end_ns, call_ns = self._start_ns, self._end_ns, calls.start_ns.to_numpy()
-        finish_ns = np.array([max(end_ns.max(initial=0), self._finish_ns)])
+        call_ns, last = self.calls.start_ns.to_numpy(), np.full(self._lane.max(initial=NONE) + 1, NONE)
+        begin = np.flatnonzero(self.calls.name == "")[0]
+        # A kernel before the steps is replaced by the last one of its stream in the repetition before.
+        clocked = np.flatnonzero(self._is_clocked)
+        last[self._lane[clocked]] = clocked + self._end
+        finish_ns = max(self._end_ns.max(initial=0), self._finish_ns)
         rows = [
-            (call_ns, call_ns, 0, is_inside, next_call, self._call_start),
-            (calls.end_ns.to_numpy(), call_ns, 2, is_inside, next_call, self._call_end),
-            (start_ns, start_ns, 0, self._is_clocked, next_kernel, self._start),
-            (end_ns, start_ns, 2, self._is_clocked, next_kernel, self._end),
-            (finish_ns, finish_ns, 3, True, np.array([NONE]), 0),
+            (call_ns, call_ns, 0, self.calls.index >= begin, NONE),
+            (self.calls.end_ns, call_ns, 2, self.calls.index >= begin, NONE),
+            (self._start_ns, self._start_ns, 0, self._is_clocked, NONE),
+            (self._end_ns, self._start_ns, 2, self._is_clocked, last[self._lane]),
+            ([finish_ns], [finish_ns], 3, True, NONE),
         ]
-        begin_ns = end_ns[~self._is_clocked].max(initial=self._begin_ns) + self._trace.shift_ns
-        frame = pd.concat([
-            pd.DataFrame({
-                "time_ns": time + self._trace.shift_ns, "owner_ns": owner + self._trace.shift_ns, "stage": stage,
-                "is_inside": inside, "next": np.where(later == NONE, NONE, later + first),
-            }) for time, owner, stage, inside, later, first in rows
-        ], ignore_index=True)  # fmt: skip
-        return frame.assign(is_end=frame.stage == 3, is_join=False, begin_ns=begin_ns)
+        names = ("time_ns", "owner_ns", "stage", "is_inside", "next")
+        frame = pd.concat([pd.DataFrame(dict(zip(names, row, strict=True))) for row in rows], ignore_index=True)
+        shift_ns = self._trace.shift_ns
+        times = {name: frame[name] + shift_ns for name in names[:2]}
+        begin_ns = self._end_ns[~self._is_clocked].max(initial=self._begin_ns) + shift_ns
+        return frame.assign(**times, is_end=frame.stage == 3, is_join=False, begin_ns=begin_ns)
 
     def _add(
         self, kind: LinkKind, source: Any, target: Any, owner: Any, ns: Any = _MEASURED, unexplained_ns: Any = 0,
@@ -397,8 +393,7 @@ class _RankGraph:
         first, last = (
             clocked[~pd.Series(lane[clocked]).duplicated(keep=keep).to_numpy()] for keep in ("first", "last")
         )
-        is_new = ~np.isin(first, after)
-        self._add("order", self._end + last[is_new], self._start + first[is_new], first[is_new], gap_ns, is_lapped=True)
+        self._add("order", self._end + last, self._start + first, first, gap_ns, is_lapped=True)
         self._add("end", self._end + last, self._finish, last, 0)
 
     def _stream_waits(self) -> tuple[Integers, Integers]:
@@ -438,9 +433,8 @@ class _RankGraph:
         is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
         is_launch, is_waiting = (calls.launch != NONE).to_numpy(), calls.is_sync.to_numpy(copy=True)
         call = pd.Series(position[is_launch], calls.launch[is_launch])
-        copies = np.flatnonzero(
-            (kernels.kind == "memcpy") & (kernels.launch != NONE) & (kernels.end_ns <= kernels.returned_ns)
-        )
+        is_copied = (kernels.category == "gpu_memcpy") & (kernels.end_ns <= kernels.returned_ns)
+        copies = np.flatnonzero(is_copied & (kernels.launch != NONE))
         copying = call[kernels.launch.iloc[copies]].to_numpy()
         last[copying], is_held[copying], is_waiting[copying] = copies, True, True
         depth = np.searchsorted(launched, start_ns) - np.searchsorted(ended_ns, start_ns)
@@ -452,11 +446,10 @@ class _RankGraph:
         is_idle = is_waiting & ~is_held & (launch_ns[newest] < start_ns) & (self._end_ns[newest] <= end_ns)
         least_ns[is_waiting & is_held] = 0
         least_ns[is_full] = usual_ns
-        for kind, is_kind, source, ns in (
-            ("return", is_waiting & is_held, last, _MEASURED), ("return", is_idle, newest, 0),
-            ("queue", is_full, last, _MEASURED),
-        ):  # fmt: skip
-            self._add(kind, self._end + source[is_kind], self._call_end + position[is_kind], position[is_kind], ns)
+        held, idle, full = (np.flatnonzero(is_kind) for is_kind in (is_waiting & is_held, is_idle, is_full))
+        self._add("return", self._end + last[held], self._call_end + held, held)
+        self._add("return", self._end + newest[idle], self._call_end + idle, idle, 0)
+        self._add("queue", self._end + last[full], self._call_end + full, full)
         self._add("call", self._call_start + position, self._call_end + position, position, least_ns)
         # The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
         is_held &= is_waiting | is_full
@@ -467,16 +460,3 @@ def _median(times_ns: Integers, limit_ns: int, default: int) -> int:
     """The median of the times between 0 and a limit; the default without such times."""
     times_ns = times_ns[(times_ns >= 0) & (times_ns <= limit_ns)]
     return int(np.median(times_ns)) if len(times_ns) else default
-
-
-def _next(lane: Any, is_inside: Flags) -> Integers:
-    """For each row before those inside, the one inside of its lane that takes its place when steps repeat, or NONE.
-
-    The last row before the inside ones of its lane is replaced by the last inside one, and so on backwards.
-    """
-    rows = pd.DataFrame({"lane": lane, "is_inside": is_inside})
-    order = rows.groupby("lane").cumcount()
-    wanted = order + rows.groupby("lane").is_inside.transform("sum")
-    keys = pd.MultiIndex.from_arrays([rows.lane, order])
-    place = keys.get_indexer(pd.MultiIndex.from_arrays([rows.lane, wanted]))
-    return np.where(is_inside | (place < 0) | ~take(is_inside, place, False), NONE, place)

@@ -98,7 +98,7 @@ COLUMNS: tuple[Quantity, ...] = (
         Unit("", 100.0, units.percent_number), None,
     ),
     Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),
-    Quantity("prediction_error_fraction", "predicted / step", _prediction_error, CHANGE, None),
+    Quantity("step_prediction_error_fraction", "predicted - step", _prediction_error, CHANGE, None),
     Quantity("trace_host_wait_fraction", "waits for host", _wait_fraction, PERCENT),
     Quantity("unhidden_communication_fraction", "unhidden communication", _unhidden_fraction, PERCENT),
     *(
@@ -123,9 +123,10 @@ COLUMNS: tuple[Quantity, ...] = (
 
 def _path_or_reason(frame: Frame, cell: int) -> list[str]:
     """What sets the step of a cell by its trace, or the reasons why it has no kernels to show, each once."""
-    runs = [run.record for run in frame.runs_of(cell, "ok", is_shown=None) if run.record.kernels is not None]
-    reasons = [run.kernels.reason for run in runs if run.is_profiled and run.kernels.reason]
-    return list(dict.fromkeys(filter(None, [*reasons, *(what_sets(run.kernels) for run in runs[:1])])))
+    shown, every = (frame.runs_of(cell, "ok", is_shown) for is_shown in (True, None))
+    reasons = [run.record.kernels.reason for run in shown if run.record.is_profiled and run.record.kernels is not None]
+    paths = [what_sets(run.record.kernels) for run in every if run.record.kernels is not None]
+    return list(dict.fromkeys(filter(None, [*paths, *reasons])))
 
 
 KERNELS = Feature(columns=COLUMNS, row_notes=_path_or_reason)

@@ -62,6 +62,14 @@ def device_time(graph: Graph) -> pd.DataFrame:
     ) if len(owned) else pd.DataFrame(columns=[*columns, "rank", "kernel"])  # fmt: skip
 
 
+def link_causes(links: pd.DataFrame, device: pd.DataFrame) -> pd.Series:
+    """The cause of each of these links of the device: of a kernel its kind, of a collective `exposed` and its name."""
+    links = links[~links.kind.isin((*HOST_LINKS, "join", "end"))]
+    kernels = device.reindex(links.index)
+    kind = kernels.kind.where(kernels.kind != "comm", "exposed " + kernels.collective)
+    return links.kind.map(_CAUSES).fillna(kind)
+
+
 def path_pieces(graph: Graph, solution: Solution, host: pd.DataFrame, device: pd.DataFrame) -> pd.DataFrame:
     """The critical path of a solution in pieces of one cause each, from its end back.
 
@@ -90,9 +98,9 @@ def path_pieces(graph: Graph, solution: Solution, host: pd.DataFrame, device: pd
     )  # fmt: skip
     others = path[~path.kind.isin(HOST_LINKS)]
     kernels = device.reindex(others.link).set_axis(others.index)
-    own = kernels.kind.where(kernels.kind != "comm", "exposed " + kernels.collective)
+    cause = link_causes(graph.links.loc[others.link], device).set_axis(others.index)
     others = kernels[["phase", "part", "name", "around"]].assign(
-        rank=others["rank"], link=others.link, cause=others.kind.map(_CAUSES).fillna(own), start_ns=others.start_ns,
+        rank=others["rank"], link=others.link, cause=cause, start_ns=others.start_ns,
         ns=others.ns, hidden_ns=np.minimum(others.unexplained_ns, others.ns),
     ).fillna({"phase": OUTSIDE, "part": "", "name": ""})  # fmt: skip
     hidden = others.assign(

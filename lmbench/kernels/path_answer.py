@@ -15,7 +15,7 @@ from lmbench.kernels.matching import graph_of
 from lmbench.kernels.names import short_name
 from lmbench.kernels.path import UNEXPLAINED, late_pieces
 from lmbench.kernels.waits import LAUNCHING, name_places
-from lmbench.kernels.what_if import USUAL, Change, WhatIf, checked_fraction, read_changes
+from lmbench.kernels.what_if import USUAL, GraphChange, WhatIf, checked_fraction, read_changes
 from lmbench.records.intervals import NONE
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.described import table
@@ -82,8 +82,8 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     """A line for the synchronize after which most of the launching on the path comes: the device was idle then."""
     graph, after, call = simulation.graph, {}, NONE
     links = graph.links
-    for link in graph.path(graph.measured).link[::-1]:
-        kind = links.kind[link]
+    path = graph.path(graph.measured).link.to_numpy()[::-1]
+    for link, kind in zip(path.tolist(), links.kind.to_numpy()[path], strict=True):
         if kind in ("return", "launch"):
             call = link if kind == "return" else NONE
         after[link] = call
@@ -107,29 +107,29 @@ def _slack_lines(simulation: WhatIf) -> list[Line]:
     """A line with the chains that are left if the device, or the host, took no time."""
     if simulation.device.empty:
         return []
-    chains = {"the host": "device=0", "the device": "host=0"}
+    has_collectives = (simulation.device.kind == "comm").any()
+    chains = {"the host": f"device=0{',collectives=1e-9' if has_collectives else ''}", "the device": "host=0"}
     texts = [f"{name} alone {milliseconds(simulation.ask(read_changes(free))[0])} ms" for name, free in chains.items()]
     return [Line("slack", f"the next chains: {', '.join(texts)}")]
 
 
-def _what_if_table(simulation: WhatIf, changes: Sequence[Change] | None) -> Table:
+def _what_if_table(simulation: WhatIf, changes: Sequence[GraphChange] | None) -> Table:
     """Each change alone and all together; without changes the usual ones that the trace has something of."""
     sets = [[change] for change in changes] if changes else [read_changes(words) for words in USUAL]
     rows = []
     for together in [*sets, *([changes] if changes and len(changes) > 1 else [])]:
         try:
-            step_s, pieces = simulation.ask(together)
+            step_s, shares = simulation.ask(together)
         except UsageError:
             if changes:
                 raise
             continue
-        causes = pieces.groupby("cause").ns.sum().nlargest(_TOP_LIMITS) / max(pieces.ns.sum(), 1)
         checked = checked_fraction(together)
         rows.append({
             "change": ", ".join(change.words for change in together), "step_s": step_s,
             "change_s": step_s - simulation.measured_s, "share_fraction": step_s / simulation.measured_s - 1,
             "band_s": None if checked is None else max(checked, abs(simulation.residual_fraction)) * step_s,
-            "limit": ", ".join(f"{cause} {percent(share)}" for cause, share in causes.items()),
+            "limit": ", ".join(f"{cause} {percent(share)}" for cause, share in shares[:_TOP_LIMITS].items()),
         })  # fmt: skip
     return table("kernels/what_if", pd.DataFrame(rows))
 

@@ -161,7 +161,7 @@ def _events(trace: Trace) -> pd.DataFrame:
         pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls, functions)
     )
     # A copy that ended before its call returned made the host wait.
-    is_blocking = (linked.end_ns <= linked.returned_ns) & (linked.kind == "memcpy")
+    is_blocking = (linked.end_ns <= linked.returned_ns) & (linked.category == "gpu_memcpy")
     is_copied = calls.start_ns.isin(linked.launch_ns[is_blocking])
     # The first launch of a kernel may load its module.
     is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)

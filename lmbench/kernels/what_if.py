@@ -18,7 +18,7 @@ import pandas as pd
 from lmbench.errors import UsageError, unknown
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import KINDS, PARTS
-from lmbench.kernels.path import device_time, host_time, path_pieces
+from lmbench.kernels.path import device_time, host_time, link_causes, path_pieces
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import FUSED_OPTIMIZER
 from lmbench.kernels.waits import DATA, LAUNCHING
@@ -47,7 +47,7 @@ _FORMS = (
 )
 
 
-class Change(NamedTuple):
+class GraphChange(NamedTuple):
     """A change of the graph: what is changed, which one of several, and the factor on its time.
 
     `gb_per_s` is the bus bandwidth of collectives instead of a factor.
@@ -60,12 +60,12 @@ class Change(NamedTuple):
     gb_per_s: float | None = None
 
 
-def read_changes(text: str) -> list[Change]:
+def read_changes(text: str) -> list[GraphChange]:
     """The changes in a list with commas, such as `collectives=0,kind:elementwise=0.5`. Raises UsageError for others."""
     return [_read_change(words.strip()) for words in text.split(",")]
 
 
-def _read_change(words: str) -> Change:
+def _read_change(words: str) -> GraphChange:
     target, _, value = words.partition("=")
     axis, _, name = target.partition(":")
     named = {"kind": KINDS, "part": PARTS, "phase": PHASE_ORDER}.get(axis)
@@ -77,12 +77,12 @@ def _read_change(words: str) -> Change:
         if not is_known or value != fixed.get(axis, value):
             raise ValueError
         if axis in fixed or words == "attention=fused":
-            return Change(words, axis, "" if axis in fixed else "fused")
+            return GraphChange(words, axis, "" if axis in fixed else "fused")
         if axis == "collectives" and value.endswith("GB/s"):
-            return Change(words, axis, gb_per_s=_positive(value.removesuffix("GB/s")))
+            return GraphChange(words, axis, gb_per_s=_positive(value.removesuffix("GB/s")))
         if value.endswith("x"):
-            return Change(words, axis, name, 1 / _positive(value.removesuffix("x")))
-        return Change(words, axis, name, float(value) and _positive(value))
+            return GraphChange(words, axis, name, 1 / _positive(value.removesuffix("x")))
+        return GraphChange(words, axis, name, float(value) and _positive(value))
     except ValueError:
         raise UsageError(f"--what_if {words[:60]!r} is no change; give {_FORMS}") from None
 
@@ -126,8 +126,14 @@ class WhatIf:
                 changes_s[words] = self.ask(read_changes(words))[0] - self.measured_s
         return changes_s
 
-    def ask(self, changes: Sequence[Change]) -> tuple[float, pd.DataFrame]:
-        """The step with all of these changes, and its critical path as `path_pieces` returns it.
+    @cached_property
+    def _causes(self) -> pd.Series:
+        """The cause of each link of the graph; of a link of the host that of most of its time."""
+        host = self.host.sort_values("ns").drop_duplicates("interval", keep="last").set_index("interval").cause
+        return host.combine_first(link_causes(self.graph.links, self.device))
+
+    def ask(self, changes: Sequence[GraphChange]) -> tuple[float, pd.Series]:
+        """The step with all of these changes, and the shares of causes in its critical path, the largest first.
 
         Raises:
             UsageError: the trace does not have what a change needs.
@@ -141,12 +147,13 @@ class WhatIf:
         ns[self.device.index] = np.where(kind == "kernel", ns[self.device.index] * kernel, scaled_ns)
         if any(change.axis == "launches" for change in changes):
             ns[links.kind == "launch"] = links.unexplained_ns[links.kind == "launch"]
-        host = self.host.assign(ns=self.host.ns * host * self._of_calls(launch))
-        sums = host.groupby("interval").ns.sum()
+        sums = (self.host.ns * host * self._of_calls(launch)).groupby(self.host.interval).sum()
         ns[sums.index] = sums
         solution = self.graph.simulate(ns, any(change.axis == "rank" for change in changes))
         step_s = self.measured_s + (solution.length_ns - self.base.length_ns) / 1e9 / self.graph.steps
-        return float(step_s), path_pieces(self.graph, solution, host, self.device)
+        path = self.graph.path(solution)
+        shares = ((path.end_ns - path.start_ns) / solution.length_ns).groupby(path.link.map(self._causes)).sum()
+        return float(step_s), shares.sort_values(ascending=False)
 
     def _block_fraction(self) -> float:
         """The share of the blocks in the parameters; 0 if the trace has no run of lmbench's model."""
@@ -169,7 +176,7 @@ class WhatIf:
             factor[is_rank] = by_launch.get(rank, pd.Series(dtype=float)).reindex(launches).fillna(1.0)
         return factor
 
-    def _factors(self, change: Change) -> tuple[Any, Any, Any]:
+    def _factors(self, change: GraphChange) -> tuple[Any, Any, Any]:
         """The factors that a change has on the time of each kernel, of its launch, and of each piece of the host's."""
         axis, factor = change.axis, _FUSED_FRACTION if change.axis == "optimizer" else change.factor
         if axis == "rank" and len(self.graph.traces) == 1:
@@ -185,7 +192,7 @@ class WhatIf:
                 is_changed, self.device.bus_bytes / change.gb_per_s / self.graph.links.ns[self.device.index], 1.0
             )
             kernel = np.nan_to_num(kernel, nan=1.0)
-        elif not factor or axis in ("layers", "optimizer"):
+        elif (not factor and axis != "device") or axis in ("layers", "optimizer"):
             # Kernels that are gone need no launches, and half as many layers half as many.
             launch[is_changed] = 0.0 if axis == "optimizer" else factor
         if axis == "layers":
@@ -203,7 +210,7 @@ class WhatIf:
         return kernel, launch, host
 
 
-def _selected(rows: pd.DataFrame, change: Change) -> Any:
+def _selected(rows: pd.DataFrame, change: GraphChange) -> Any:
     """A flag for each kernel, or operator on a CPU: whether a change acts on it."""
     axis, is_comm = change.axis, rows.kind == "comm"
     if axis in ("kind", "part", "phase"):
@@ -231,7 +238,7 @@ def _checked() -> dict[str, float]:
     return errors
 
 
-def checked_fraction(changes: Sequence[Change]) -> float | None:
+def checked_fraction(changes: Sequence[GraphChange]) -> float | None:
     """The largest error of these changes where they were made true, as a share of the step; None if one never was."""
     errors = [_checked().get(change.axis) for change in changes]
     return None if None in errors else max(filter(None, errors), default=0.0)

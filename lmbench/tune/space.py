@@ -12,7 +12,6 @@ from msgspec import Struct
 from lmbench.configs import converted, read_yaml
 from lmbench.errors import UsageError, unknown
 from lmbench.precision import find_precision
-from lmbench.records.examined import PhaseKernels
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Values
@@ -33,8 +32,8 @@ _LACKING = object()
 class SpaceFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a space file.
 
-    `axes` has the values of each axis; null removes an axis of the shipped space. `acts_on` has the part of a step that
-    an axis can shorten. With `only`, the space has no axes but these.
+    `axes` has the values of each axis; null removes an axis of the shipped space. `acts_on` has the what-if that
+    bounds what an axis can save. With `only`, the space has no axes but these.
     """
 
     axes: dict[str, list[Any] | None] = {}
@@ -148,14 +147,7 @@ def micro_batches(batch_size: int, accumulated: int) -> list[Options]:
 
 
 def share_of(axis: Axis, profiled: RunRecord | None) -> float | None:
-    """The largest fraction of the step that an axis can save, by a kernel profile; None where it is unknown."""
-    if profiled is None or profiled.kernels is None or axis.acts_on is None:
-        return None
-    step = profiled.kernels.phases.step
-    if step is None or not step.window_s:
-        return None
-    if axis.acts_on == "host_wait":
-        return (step.host_wait_s or 0.0) / step.window_s
-    phase: PhaseKernels | None = getattr(profiled.kernels.phases, axis.acts_on, None)
-    times = [step.kinds.get(f"{axis.acts_on}_s"), step.parts.get(f"{axis.acts_on}_s"), phase and phase.kernel_s]
-    return max((time for time in times if time), default=0.0) / step.window_s
+    """The largest fraction of the step that an axis can save, by the what-if of a trace; None where it is unknown."""
+    kernels = profiled.kernels if profiled else None
+    change_s = kernels.what_if.get(axis.acts_on or "") if kernels else None
+    return None if kernels is None or change_s is None or not kernels.path_s else max(-change_s / kernels.path_s, 0.0)

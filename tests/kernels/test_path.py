@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 from paths import TRACES
+from runs import make_sweep, rows_of
 from trace_events import HandWritten
 
 from lmbench.cli import main
@@ -169,3 +171,31 @@ def test_a_change_that_is_none_is_one_line(change, problem, tmp_path, capsys):
     assert main(["kernels", str(two_streams().write(tmp_path / "t.json")), "--what_if", change]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line
+
+
+def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_the_measured_one(tmp_path):
+    def change(run, _):
+        place = run["sweep"]["axes"]
+        times = {"phases.step.mean_s": {"nothing": 0.1, "layers=0.5": 0.08}[place["measure.what_if"]]}
+        # The profiler doubles the step, so that a quarter of it is what counts.
+        traced = {"kernels": {"path_s": 0.2, "what_if": {"layers=0.5": -0.05}}, "is_profiled": True}
+        return times | (traced if "pass" in place else {})
+
+    cells = [{"measure.what_if": "nothing"}, {"measure.what_if": "layers=0.5"}]
+    cells.append({"measure.what_if": "nothing", "pass": "kernels"})
+    rows = rows_of(make_sweep(tmp_path / "checked", cells, view="what_if", change=change))
+    (row,) = [row for row in rows if row["measure.what_if"] == "layers=0.5"]
+    assert row["predicted_step_s"] == pytest.approx(0.075)
+    assert row["step_prediction_error_fraction"] == pytest.approx(0.075 / 0.08 - 1)
+
+
+def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, capsys):
+    write_ranks(tmp_path, offset_us=70_000)
+    fused = tmp_path / "fused.json.gz"
+    assert main(["kernels", str(tmp_path), "--path", "--output", str(fused)]) == 0
+    events = json.loads(gzip.decompress(fused.read_bytes()))["traceEvents"]
+    ends = {event["ts"] + event["dur"] for event in events if "AllReduce" in event["name"]}
+    assert max(ends) - min(ends) == pytest.approx(0, abs=1e-3)
+    path = [event for event in events if event.get("cat") == "path"]
+    assert sum(event["dur"] for event in path) == pytest.approx(1_562)
+    assert {event["args"]["rank"] for event in path} == {0, 1}

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 import yaml
 
-from lmbench.records.examined import KernelSummary, PhaseKernels
+from lmbench.records.examined import KernelSummary
 from lmbench.records.run import RunRecord
 from lmbench.tune.answer import Tuning, tune_answer, tuned_config
 from lmbench.tune.search import GOALS, Candidate, Choice, Trial, finalists, search, spread_of, standing
@@ -132,13 +132,12 @@ def test_micro_batches_keep_the_tokens_of_a_step(batch_size, accumulated, expect
     assert {tuple(value.values()) for value in micro_batches(batch_size, accumulated)} == expected
 
 
-def test_an_axis_can_shorten_what_it_acts_on():
-    step = PhaseKernels(window_s=0.2, host_wait_s=0.01, kinds={"attention_s": 0.04}, parts={"loss_s": 0.001})
-    run = RunRecord(1, "ok", kernels=KernelSummary())
-    run.kernels.phases.step, run.kernels.phases.optimizer = step, PhaseKernels(kernel_s=0.02)
-    shares = {"attention": 0.2, "loss": 0.005, "optimizer": 0.1, "host_wait": 0.05, "elsewhere": 0.0, None: None}
+def test_an_axis_can_save_what_the_what_if_that_it_acts_on_saves():
+    summary = KernelSummary(path_s=0.2, what_if={"attention=0": -0.04, "part:loss=0": -0.001, "launches=0": 0.002})
+    run = RunRecord(1, "ok", kernels=summary)
+    shares = {"attention=0": 0.2, "part:loss=0": 0.005, "launches=0": 0.0, "elsewhere=0": None, None: None}
     assert {name: share_of(Axis("", [], name), run) for name in shares} == pytest.approx(shares)
-    assert share_of(Axis("", [], "loss"), None) is None
+    assert share_of(Axis("", [], "part:loss=0"), None) is None
 
 
 def test_choices_are_words_and_fallbacks_begin_with_those_of_a_dtype():
