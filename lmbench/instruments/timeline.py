@@ -109,11 +109,11 @@ class Timeline:
     def _resolve(self, step: Step, marks: list[Mark]) -> None:
         """Fill in the spans and lags of a finished step."""
         clock, record, lags_s = self.clock, step.record, step.lags_s
-        device_s, host_s = dict[str, float](), dict[str, float]()
+        device_s, host_s = defaultdict[str, float](float), defaultdict[str, float](float)
         for (stamp, host_ns, phase), (end_stamp, end_ns, _) in pairwise(marks):
             span_s = clock.seconds(stamp, end_stamp)
-            device_s[phase] = device_s.get(phase, 0.0) + span_s
-            host_s[phase] = host_s.get(phase, 0.0) + (end_ns - host_ns) * 1e-9
+            device_s[phase] += span_s
+            host_s[phase] += (end_ns - host_ns) * 1e-9
             if clock.has_lag:
                 lag_s = self._lag_s(host_ns)
                 self._device_s += span_s

@@ -189,8 +189,11 @@ def _escaped(value: Any) -> Any:
 
 def encode_step(step: StepRecord) -> bytes:
     """A line of steps.jsonl, including its line feed."""
-    values = zip(_STEP_FIELDS, _step_values(step), strict=True)
-    nonfinite = {name: str(value) for name, value in values if type(value) is float and not math.isfinite(value)}
+    values, nonfinite = _step_values(step), dict[str, str]()
+    # Hardly any step has such a number, and a sum with one is none that is finite.
+    if not math.isfinite(sum([value for value in values if type(value) is float])):
+        named = zip(_STEP_FIELDS, values, strict=True)
+        nonfinite = {name: str(value) for name, value in named if type(value) is float and not math.isfinite(value)}
     if step.scalars:
         step = replace(step, scalars=_changed(step.scalars, _readable))
         nonfinite |= _nonfinite(step.scalars, ".scalars")

@@ -18,6 +18,7 @@ from msgspec import Struct
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Column, Line, Table
@@ -129,11 +130,13 @@ def _environment(rows: Iterable[RunRow]) -> dict[str, Value]:
 
 def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
     """What a reader of the files could object to."""
-    commits = sorted({str(row.facts.get("commit")) for section in sections for row in section.frame.runs})
+    runs = [row for section in sections for row in section.frame.runs]
+    commits = sorted({str(row.facts.get("commit")) for row in runs})
     if len(commits) > 1:
         yield Line("WARN", f"runs of {len(commits)} commits: {', '.join(commits)}; a page is of one")
-    elif not commits[0].isalnum() or commits == ["None"]:
-        yield Line("WARN", "the runs' code had no commit or uncommitted changes, so nobody can repeat them")
+    states = [f"environment.code.{code}.is_dirty" for code in ("project", "lmbench")]
+    if "None" in commits or any(value_at(row.run.record, state) for row in runs for state in states):
+        yield Line("WARN", "the code of some runs had no commit or uncommitted changes, so nobody can repeat them")
     for section in sections:
         few = sum(len(runs) < MIN_REPEATS for runs in section.frame.ok.values())
         if few:
