@@ -23,7 +23,6 @@ from lmbench.instruments.training import (
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
-
 #: Steps that the fp16 scaler may skip before one of them is checked.
 _MOST_SKIPPED = 5
 
