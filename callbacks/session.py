@@ -456,6 +456,11 @@ class MeasurementSession(LeanCallback):
             self.stop_requested = True
             trainer.should_stop = True
 
+    def repeat_probe(self) -> None:
+        """Take one more probe step of the running kind."""
+        if self.probe_kind is not None:
+            self._probe_plan.insert(0, self.probe_kind)
+
     def _switch_probe(self, kind: ProbeKind | None) -> None:
         """End the running probe steps, if any, and begin those of `kind`, if any."""
         if self.probe_kind is not None:

@@ -23,6 +23,9 @@ from lmbench.instruments.training import (
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
+#: Steps that the fp16 scaler may skip before one of them is checked.
+_MOST_SKIPPED = 5
+
 
 class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and parameters that it did not move.
@@ -45,7 +48,7 @@ class TrainingCheck(Observer):
     - `has_new_batch`: whether this step had another batch than the step before it.
     - `depends_on_batch`: whether the weights give both batches different losses; null with manual optimization, on
       several ranks, or if `training_step` cannot be called outside of the loop.
-    - `is_skipped`: whether the fp16 scaler skipped the step.
+    - `is_skipped`: whether the fp16 scaler skipped the step, and the steps that were then checked in its place.
     """
 
     def prepare(self) -> None:
@@ -61,12 +64,16 @@ class TrainingCheck(Observer):
         self._is_probing = kind is ProbeKind.TRAINING and self.module.training
         if self._is_probing:
             self.listen(True)
-            # Taken between two steps: inside a step `toggle_optimizer` makes parameters look frozen.
-            self._trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-            self._gradient_norms: dict[str, float] = {}
-            #: Norms of parameters before their optimizer stepped.
-            self._norms_before: dict[str, float] = {}
-            self._stepped: set[str] = set()
+            self._left = _MOST_SKIPPED
+            self._begin()
+
+    def _begin(self) -> None:
+        # Taken between two steps: inside a step `toggle_optimizer` makes parameters look frozen.
+        self._trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self._gradient_norms: dict[str, float] = {}
+        #: Norms of parameters before their optimizer stepped.
+        self._norms_before: dict[str, float] = {}
+        self._stepped: set[str] = set()
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         training = self.session.run.probe.training
@@ -75,7 +82,8 @@ class TrainingCheck(Observer):
             if training.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
                 losses = losses_of(self.trainer, (self._earlier_batch, batch))
                 training.depends_on_batch = None if losses is None else losses[0] != losses[1]
-        self._earlier_batch = batch if self.session.probe_kind is ProbeKind.SYNC else None
+        is_next_checked = self.session.probe_kind in (ProbeKind.SYNC, ProbeKind.TRAINING)
+        self._earlier_batch = batch if is_next_checked else None
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
@@ -121,13 +129,20 @@ class TrainingCheck(Observer):
         self._gradient_norms |= norms({name: self._trainable[name].grad for name in names})
         self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms, scale)
 
-    def probe_ended(self, kind: ProbeKind) -> None:
+    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
         training = self.session.run.probe.training
-        if self._is_probing and self._norms_before and training is not None:
-            after = norms({name: self._trainable[name].detach() for name in self._norms_before}, torch.float64)
-            training.unmoved_parameters = [name for name, norm in self._norms_before.items() if after[name] == norm]
-            # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-            training.is_skipped = self._loss_scale() < self._scale
+        if not self._is_probing or not self._norms_before or training is None:
+            return
+        after = norms({name: self._trainable[name].detach() for name in self._norms_before}, torch.float64)
+        training.unmoved_parameters = [name for name, norm in self._norms_before.items() if after[name] == norm]
+        # The scaler lowers its scale exactly when it found an infinity and skipped the update.
+        training.is_skipped = self._loss_scale() < self._scale
+        if training.is_skipped and self._left:
+            self._left -= 1
+            self._begin()
+            self.session.repeat_probe()
+
+    def probe_ended(self, kind: ProbeKind) -> None:
         self._is_probing = False
         self.listen(False)
 

@@ -19,6 +19,8 @@ from lmbench.errors import ExitCode, Failure, UsageError
 _LAST_LINES = 3
 # Options of Linux's prctl: the signal that the process gets when its parent ends, and whether it adopts orphans.
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+#: The word for a guard on this module's command line, and the variable that tells whose programs it ends.
+_GUARD, _STARTED_BY = "guard", "LMBENCH_STARTED_BY"
 
 
 class ProcessFailed(Failure):
@@ -75,19 +77,44 @@ def run_python(*words: str, heard: Callable[[str], None] = lambda text: None) ->
 
 def die_with_parent() -> None:
     """Let Linux kill this process when its parent ends for any reason; does nothing on other systems."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
     with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def leave_no_process() -> None:
     """Let every process below this one end when this process exits, also with a session of its own or without a parent.
 
+    Even after a SIGKILL a guard, which is another process, ends the programs that this one started, by a variable that
+    they inherit. It does not know forks that run no other program: they are not told of the variable.
+
     Call it before anything else is registered with `atexit`, since then it comes last. W&B's hook, for example, waits
     for a process that sends the rest of a run.
     """
-    with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
     atexit.register(_end_processes_below)
+    if sys.platform != "linux":
+        return
+    os.environ[_STARTED_BY] = str(os.getpid())
+    subprocess.Popen(
+        [sys.executable, "-P", "-m", "lmbench.python_process", _GUARD, str(os.getpid())],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
+def _guard(parent: int) -> None:
+    """Wait for the parent's end, and end what it started."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGUSR1)
+    if os.getppid() == parent:
+        signal.sigwait({signal.SIGUSR1})
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(_STARTED_BY) == str(parent):
+                process.kill()
 
 
 def _end_processes_below() -> None:
@@ -96,7 +123,9 @@ def _end_processes_below() -> None:
             process.kill()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == _GUARD:
+    _guard(int(sys.argv[2]))
+elif __name__ == "__main__":
     die_with_parent()
     if os.getppid() == int(sys.argv[1]):
         os.execv(sys.executable, [sys.executable, "-P", *sys.argv[2:]])

@@ -137,7 +137,7 @@ class Bisection:
         return _differences(self._rounds(self.row[0], suspect, name).compare())
 
     def _measure(self, suspect: Suspect) -> None:
-        """Measure one more round of a suspect, or leave it out if it does not run, or its environment cannot be made."""
+        """Measure one more round of a suspect, or leave it out if it, or its environment, cannot be made to run."""
         try:
             rounds = self._rounds(self.row[0], suspect, self._folder(suspect), more=1)
             differences = _differences(rounds.measure())

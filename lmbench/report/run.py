@@ -213,14 +213,15 @@ def _speed(run: RunRecord) -> list[Line]:
         rank, phase, wait_s = late
         waits = f"and the others wait for it for {milliseconds(wait_s)} ms of each step"
         lines.append(Line("waits", f"for other ranks: rank {rank} takes longer in {phase}, {waits}"))
+    padding = run.data.padding_fraction
     if rate.tokens_per_s:
-        padding = run.data.padding_fraction
         useful = (
             padding and f"{percent(padding)} of them padding: {whole(rate.tokens_per_s * (1 - padding))} that train"
         )
         lines += labelled("throughput", f"{whole(rate.tokens_per_s)} tokens/s", useful)
     elif step.mean_s and run.window.tokens_reason:
-        lines.append(Line("throughput", f"no tokens/s: {run.window.tokens_reason}"))
+        padded = f"; {percent(padding)} of the labels are padding" if padding else ""
+        lines.append(Line("throughput", f"no tokens/s: {run.window.tokens_reason}{padded}"))
     causal = rate.mfu_causal_fraction and f"{percent(rate.mfu_causal_fraction)} with causal attention counted half"
     if rate.mfu_fraction:
         hardware = rate.hfu_fraction if run.flops.recomputed_per_token_flops else None

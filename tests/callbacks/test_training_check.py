@@ -1,12 +1,14 @@
-"""The gradient norm at the last warm-up step, which does not depend on the length of the window."""
+"""Which steps are checked: the last one of the warm-up for its gradient norm, and one that the scaler does not skip."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from fit_process import SMALL, bench
+from fit_process import SMALL, bench, measure_here
 
+from lmbench.callbacks import Observer
 from lmbench.instruments.training import norms
+from lmbench.instruments.window import ProbeKind
 
 
 @pytest.mark.parametrize("mode", ["train_step", "forward_backward"])
@@ -26,3 +28,25 @@ def test_the_smallest_step_of_one_element_changes_the_norm_of_a_large_parameter(
     assert norms({"weight": weight}, torch.float64) == before
     weight[1, 3] = torch.nextafter(weight[1, 3], torch.tensor(9.0))
     assert norms({"weight": weight}, torch.float64) != before
+
+
+class Overflow(Observer):
+    """Makes the gradients of the first steps that are checked infinite."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def on_after_backward(self, trainer, module):
+        if self.session.probe_kind is ProbeKind.TRAINING and self.left:
+            self.left -= 1
+            for parameter in module.parameters():
+                parameter.grad.fill_(float("inf"))
+
+
+@pytest.mark.parametrize(("skipped", "is_checked"), [(0, True), (2, True), (100, False)])
+def test_after_steps_that_the_scaler_skipped_the_next_one_is_checked(skipped, is_checked):
+    trainer = {"precision": "16-mixed", "callbacks": [Overflow(skipped)]}
+    record = measure_here(trainer=trainer, probe_steps=1).record
+    assert record.probe.training.is_skipped == (not is_checked)
+    statuses = {guard.name: guard.status for guard in record.guards}
+    assert [statuses[name] for name in ("inputs", "trained")] == ["pass", "pass" if is_checked else "n/a"]

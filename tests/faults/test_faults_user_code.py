@@ -65,12 +65,10 @@ def test_code_that_exits_or_says_nothing_is_an_error(deed, message, tmp_path):
     assert (run.outcome, len(run.steps), message in run.record.error.message) == ("error", 8, True)
 
 
-@pytest.mark.parametrize(("more", "code"), [([], 0), (["--trainer.callbacks+=planted_faults.Planted"], 143)])
-def test_no_process_of_a_step_outlives_the_run(more, code, tmp_path):
-    settings = (
-        [f"--trainer.callbacks.{name}" for name in ("hook=on_train_batch_end", "deed=sigterm", "at=9")] if more else []
-    )
-    process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "daemons", 8), *more, *settings)
+@pytest.mark.parametrize(("end", "code"), [(None, 0), ("sigterm", 143), ("sigkill", 137)])
+def test_no_process_of_a_step_outlives_the_run(end, code, tmp_path):
+    ending = plant("on_train_batch_end", end, 9) if end else []
+    process = start_fit(tmp_path, *QUICK.split(), *plant("on_train_batch_end", "daemons", 8), *ending)
     assert process.wait() == code, (tmp_path / "err").read_text()
     pids = [int(pid) for pid in (tmp_path / "daemons").read_text().split()]
     assert len(pids) == 3

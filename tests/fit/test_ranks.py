@@ -401,7 +401,9 @@ def test_under_torchrun_the_rank_that_failed_is_the_reason_too(deed, error, monk
 def test_an_unused_parameter_under_ddp_is_one_line_that_says_what_to_do():
     words = [f"--model={__name__}.Uneven", "--model.deed=spare"]
     code, run = fit(*words, "--trainer.strategy=ddp")
-    assert (code, "ddp_find_unused_parameters_true" in run.record.error.message) == (5, True)
+    message = run.record.error.message
+    assert (code, "ddp_find_unused_parameters_true" in message) == (5, True)
+    assert "(spare.weight, spare.bias)" in message
     assert fit(*words, "--trainer.strategy=ddp_find_unused_parameters_true", "--measure.run_id=found")[0] == 0
 
 
