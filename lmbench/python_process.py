@@ -87,13 +87,15 @@ def leave_no_process() -> None:
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
-    atexit.register(_end_processes_below)
+    atexit.register(kill_processes_below)
 
 
-def _end_processes_below() -> None:
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.kill()
+def kill_processes_below(pid: int | None = None) -> None:
+    """Kill all processes below a process, by default below this one, also those with a session of their own."""
+    with suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                process.kill()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from lmbench.compare.sides import (
     turn_differences,
 )
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.load import StoredRun
+from lmbench.records.load import StoredRun, guards_by_name
 from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
@@ -224,7 +224,7 @@ def _compare_cell(
     invalid = []
     for side, members, sample, left_out in zip("AB", runs, (a, b), (left_out_a, left_out_b), strict=True):
         ended = [run for run in members if run.outcome == "ok"]
-        failed = [run for run in ended if any(guard.status == "fail" for guard in run.record.guards)]
+        failed = [run for run in ended if guards_by_name([run], "fail")]
         if in_rounds and len(ended) >= MIN_REPEATS and len(failed) > _ACCIDENTS_FRACTION * len(ended):
             invalid += failed_guards(side, ended)
         if not sample:
