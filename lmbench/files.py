@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
+import hashlib
 import os
 import shutil
 import stat
@@ -116,6 +117,11 @@ def is_file(path: Path) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether the path is a folder, and not a link to one."""
     return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114 (which raise on some paths)
+
+
+def short_digest(text: str, digits: int = 8) -> str:
+    """The first hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 def cache_folder() -> Path:

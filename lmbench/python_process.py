@@ -95,7 +95,7 @@ def leave_no_process() -> None:
     for a process that sends the rest of a run.
     """
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    atexit.register(_end_processes_below)
+    atexit.register(kill_processes_below)
     if sys.platform != "linux":
         return
     os.environ[_STARTED_BY] = str(os.getpid())
@@ -117,10 +117,12 @@ def _guard(parent: int) -> None:
                 process.kill()
 
 
-def _end_processes_below() -> None:
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.kill()
+def kill_processes_below(pid: int | None = None) -> None:
+    """Kill all processes below a process, by default below this one, also those with a session of their own."""
+    with suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                process.kill()
 
 
 if __name__ == "__main__" and sys.argv[1] == _GUARD:

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from lmbench.errors import UsageError, suggest
-from lmbench.records.load import StoredRun
-from lmbench.records.measured import BUSY_MACHINE, Status
+from lmbench.records.load import StoredRun, guards_by_name
+from lmbench.records.measured import BUSY_MACHINE
 from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import CHOSEN, as_text, brief, chosen_differences, is_named, settings, values_at
 from lmbench.records.statistics import Ratio, lag1_autocorrelation
@@ -125,19 +125,11 @@ def _alternatives(texts: Iterable[str]) -> str:
     return " or ".join(map(brief, sorted(texts)))
 
 
-def _messages(runs: Sequence[StoredRun], status: Status) -> dict[str, list[str]]:
-    """The messages of all guards with this status, by the guard's name."""
-    messages: dict[str, list[str]] = {}
-    for guard in (guard for run in runs for guard in run.record.guards if guard.status == status):
-        messages.setdefault(guard.name, []).append(guard.message)
-    return messages
-
-
 def failed_guards(side: str, runs: Sequence[StoredRun]) -> list[str]:
     """The guards that failed in runs of a side, a line each."""
     return [
-        f"guard {name} failed in {len(messages)} of {len(runs)} runs of {side}: {messages[0]}"
-        for name, messages in _messages(runs, "fail").items()
+        f"guard {name} failed in {len(guards)} of {len(runs)} runs of {side}: {guards[0].message}"
+        for name, guards in guards_by_name(runs, "fail").items()
     ]
 
 
@@ -147,11 +139,11 @@ def busy_reason(sides: Mapping[str, Sequence[StoredRun]]) -> str | None:
     Load is an explanation if most runs of a side shared the machine, and the host's speed is part of the measurement.
     """
     for side, runs in sides.items() if counts_host([*chain(*sides.values())]) else ():
-        messages = _messages(runs, "warn").get(BUSY_MACHINE, [])
-        if 2 * len(messages) > len(runs):
-            signs = messages[0].partition(": ")[2]
+        guards = guards_by_name(runs, "warn").get(BUSY_MACHINE, [])
+        if 2 * len(guards) > len(runs):
+            signs = guards[0].message.partition(": ")[2]
             advice = "measure again when it is quiet, or both sides in turn (lmbench compare --run)"
-            return f"busy machine in {len(messages)} of {len(runs)} {side} ({signs}): {advice}"
+            return f"busy machine in {len(guards)} of {len(runs)} {side} ({signs}): {advice}"
     return None
 
 
@@ -180,6 +172,6 @@ def notes(a: Sequence[StoredRun], b: Sequence[StoredRun], step: Ratio) -> list[s
             f"the differences of successive rounds are alike (autocorrelation {persistence:.2f}): if a side's own "
             "noise outlives a round, its verdict is less sure"
         )
-    if warned := sorted({*_messages(a, "warn"), *_messages(b, "warn")}):
+    if warned := sorted(guards_by_name([*a, *b], "warn")):
         lines.append(f"guards that warned: {', '.join(warned)}")
     return lines

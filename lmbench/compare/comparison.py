@@ -37,19 +37,19 @@ from lmbench.compare.sides import (
     turn_differences,
 )
 from lmbench.errors import ExitCode, UsageError
-from lmbench.records.load import StoredRun
+from lmbench.records.load import StoredRun, guards_by_name
 from lmbench.records.named import shown_path
 from lmbench.records.schema import value_at
 from lmbench.records.settings import SettingDifference, differences
 from lmbench.records.statistics import (
     CONFIDENCE,
-    STD_PER_MAD,
     Ratio,
     detectable_fraction,
     geometric_mean,
     holm,
     ratio_from,
     ratio_of,
+    robust_std,
 )
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.units import change_percent, change_range, percent_short
@@ -224,7 +224,7 @@ def _compare_cell(
     invalid = []
     for side, members, sample, left_out in zip("AB", runs, (a, b), (left_out_a, left_out_b), strict=True):
         ended = [run for run in members if run.outcome == "ok"]
-        failed = [run for run in ended if any(guard.status == "fail" for guard in run.record.guards)]
+        failed = [run for run in ended if guards_by_name([run], "fail")]
         if in_rounds and len(ended) >= MIN_REPEATS and len(failed) > _ACCIDENTS_FRACTION * len(ended):
             invalid += failed_guards(side, ended)
         if not sample:
@@ -323,7 +323,7 @@ def slow_processes(a: Sequence[StoredRun], b: Sequence[StoredRun], ratio: Ratio)
         return []
     # In an outlying round, the slow process is the one of the side that took longer than usual against the other.
     excess = np.array(ratio.differences) - np.median(ratio.differences)
-    limit = max(_SLOW_STDS * STD_PER_MAD * np.median(np.abs(excess)), math.log1p(_SLOW_FRACTION))
+    limit = max(_SLOW_STDS * robust_std(ratio.differences), math.log1p(_SLOW_FRACTION))
     slow = []
     for index in np.flatnonzero(np.abs(excess) > limit).tolist():
         side, run = ("B", b[index]) if excess[index] > 0 else ("A", a[index])
@@ -336,7 +336,7 @@ def round_std(a: Sequence[StoredRun], b: Sequence[StoredRun], differences: Seque
     """The standard deviation of a round's difference: from the rounds, and before there are `_SLOW_ROUNDS` from the
     turns of the last one, as the standard error of their median. None without turns."""
     if len(differences) >= _SLOW_ROUNDS:
-        return float(STD_PER_MAD * np.median(np.abs(np.array(differences) - np.median(differences))))
+        return robust_std(differences)
     turns = turn_differences(a[-1], b[-1])
     return float(math.sqrt(math.pi / 2 / turns.size) * turns.std()) if turns.size >= _SLOW_ROUNDS else None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +29,7 @@ from lmbench.compare.sides import (
     turn_differences,
 )
 from lmbench.errors import UsageError, tell
-from lmbench.files import Unreadable, read_file
+from lmbench.files import Unreadable, read_file, short_digest
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
@@ -45,7 +44,8 @@ from lmbench.records.statistics import (
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_NOISE_REPEATS, MIN_REPEATS, SIDE
 from lmbench.report.answer import Answer, Column, Line, Table, Value
-from lmbench.report.facts import describe, is_notable, read_facts
+from lmbench.report.facts import describe, is_notable
+from lmbench.report.frame import frame_of
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
@@ -122,7 +122,7 @@ def _entry_of(record: RunRecord) -> NoiseEntry:
     key = NoiseKey(
         host=value_at(record, "environment.host.hostname"),
         device=value_at(record, "environment.gpu.name") or value_at(record, "environment.host.cpu_model"),
-        settings_digest=sha256(json.dumps(texts).encode()).hexdigest()[:16],
+        settings_digest=short_digest(json.dumps(texts), 16),
     )
     return NoiseEntry(key, texts, {})
 
@@ -139,7 +139,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     for name, (repeats, _) in join_cells(runs, []).items():
         for run in repeats:
             groups.setdefault((name, noise_key(run.record)), []).append(run)
-    entries, problems, facts = list[tuple[str, NoiseEntry]](), list[Line](), list[dict[str, Value]]()
+    entries, problems, firsts = list[tuple[str, NoiseEntry]](), list[Line](), list[StoredRun]()
     for (name, _), group in groups.items():
         usable, left_out = split_usable(group, takes_failed=False)
         if len(usable) < MIN_NOISE_REPEATS:
@@ -151,7 +151,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
             noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
             days = {(run.record.started_at or "")[:10] for run in usable}
             entries.append((name, replace(_entry_of(usable[0].record), metrics=noises, days=len(days))))
-            facts.append(read_facts(usable[0].record))
+            firsts.append(usable[0])
             if reason := busy_reason({"repeats": usable}):
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
             continue
@@ -161,7 +161,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
         raise UsageError("; ".join(line.text for line in problems[:3]))
     path = store_noise(home or home_of(runs), [entry for _, entry in entries])
     tell(f"noise: stored in {path}")
-    shared = {name: value for name, value in facts[0].items() if all(other.get(name) == value for other in facts)}
+    shared = frame_of(firsts, None).shared()
     names = [name for name, value in shared.items() if name in ("gpu", "host") or is_notable(name, value)]
     return _answer(entries, [Line("holds for", f"{describe(shared, names)}; not for other settings"), *problems])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 from lmbench.errors import UsageError, suggest
 from lmbench.files import Unreadable, open_file, read_file
 from lmbench.records.codec import DamagedRecord, OtherSchema, decode_run, decode_step
+from lmbench.records.measured import Guard, Status
 from lmbench.records.process import is_running
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
@@ -82,6 +84,14 @@ def load_known(folder: Path) -> StoredRun:
         # Messages about damage stand beside their run, and so do not repeat its path.
         damage = str(error).replace(repr(str(folder / RUN_FILE)), RUN_FILE)
         return StoredRun(folder, RunRecord(SCHEMA_VERSION, DAMAGED), [], DAMAGED, damage)
+
+
+def guards_by_name(runs: Iterable[StoredRun], status: Status) -> dict[str, list[Guard]]:
+    """The guards of runs that have this status, by name; names and guards are in the order of the runs."""
+    guards = defaultdict[str, list[Guard]](list)
+    for guard in (guard for run in runs for guard in run.record.guards if guard.status == status):
+        guards[guard.name].append(guard)
+    return guards
 
 
 def is_run_folder(path: Path) -> bool:

@@ -91,6 +91,11 @@ def outlier_count(values: Sequence[float], median: float) -> int:
     return int((deviations > OUTLIER_SCORE * scale).sum())
 
 
+def robust_std(values: Sequence[float]) -> float:
+    """The standard deviation of normal values by their median absolute deviation, which few outliers do not move."""
+    return float(STD_PER_MAD * np.median(np.abs(np.asarray(values) - np.median(values))))
+
+
 def trend(values: Sequence[float]) -> tuple[float, float] | None:
     """The drift from the first to the last value as a fraction of the first, and its p value; None below six values.
 

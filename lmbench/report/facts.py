@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from lmbench.records.codec import as_dict
 from lmbench.records.passes import PASS
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.settings import NOT_MEASURED, is_named
+from lmbench.records.settings import NOT_MEASURED, as_text, is_named
 from lmbench.records.vocabulary import MODES, Values
 from lmbench.sizes import SIZES
 
@@ -267,7 +266,7 @@ def plain(value: Any) -> Value:
         return str(value).lower()
     if value is None or isinstance(value, int | float):
         return value
-    return shown(value) if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return shown(as_text(value))
 
 
 def is_notable(name: str, value: Value) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -24,6 +23,7 @@ from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import value_at
+from lmbench.records.settings import as_text
 from lmbench.records.store import MAX_SWEEP_BYTES, SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT, Values
 from lmbench.report.facts import (
@@ -164,7 +164,7 @@ def _row(run: StoredRun, group: Group) -> RunRow:
     row = RunRow(
         run,
         read_facts(record, plan) | (other_axes(axes) if group.home else other_settings(config)),
-        json.dumps(row_axes, sort_keys=True, default=str) if axes else cell,
+        as_text(row_axes) if axes else cell,
         place.repeat or 0,
         None if None in seeds else (*seeds, record.data.source),
         is_profiled=bool(profiler if record.is_profiled is None else record.is_profiled),
@@ -324,7 +324,7 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     rows, cell_facts = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
     for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
         facts = {"gpu": default_gpu, **row.facts}
-        identity = row.row if group.home else json.dumps(facts, sort_keys=True)
+        identity = row.row if group.home else as_text(facts)
         cell = cells.setdefault((facts["gpu"], identity), len(cells))
         rows[cell].append(row._replace(is_shown=row.is_profiled) if is_profiled else row)
         # Within a sweep, runs on another host or commit belong to the same cell.

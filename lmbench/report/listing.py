@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from lmbench.report.answer import Answer, Cell, Column, Line, Table, labelled
 from lmbench.report.columns import MEASURED
 from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
 from lmbench.report.frame import Frame, frame_of, read_sweep
+from lmbench.report.units import tally
 
 #: The facts that describe a run. The first two are in every line, the others only if they differ between lines.
 _FACTS = ("size", "precision", *(name for name in FACT if name not in ("size", "precision", "warmup", "zero_grad")))
@@ -93,8 +93,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
             label = run_pass.label
     else:
         count = f"{len(frame.rows)} cells, " if len(frame.rows) > 1 else f"{len(runs)} x "
-        not_ok = Counter(run.outcome for run in runs if run.outcome != "ok")
-        outcomes = ", ".join(f"{number} {outcome}" for outcome, number in not_ok.most_common()) or "ok"
+        outcomes = tally(run.outcome for run in runs if run.outcome != "ok") or "ok"
     if failed := sum(guard.status == "fail" for run in runs for guard in run.record.guards):
         outcomes += f", guards failed: {failed}"
     if missing := read_sweep(entry.result.path).missing(len(entry.result.runs)):

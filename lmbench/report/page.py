@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from lmbench.files import cache_folder
+from lmbench.files import cache_folder, short_digest
 from lmbench.masking import masked_message, shown, shown_json, shown_lines
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Values
@@ -107,7 +107,7 @@ def _themed(spec: Spec) -> Values:
 def javascript() -> str:
     """The script of a page with charts: the libraries, and vega.js, which draws the charts."""
     loader = shipped("vega.js")
-    key = hashlib.sha256(f"{version('vl-convert-python')} {loader}".encode()).hexdigest()[:16]
+    key = short_digest(f"{version('vl-convert-python')} {loader}", 16)
     cached = cache_folder() / f"vega-{key}.js"
     with suppress(OSError):
         return cached.read_text("utf-8")

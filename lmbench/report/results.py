@@ -13,8 +13,7 @@ from msgspec import structs
 
 from lmbench.errors import UsageError
 from lmbench.masking import masked_message
-from lmbench.records.load import StoredRun
-from lmbench.records.measured import Guard
+from lmbench.records.load import guards_by_name
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
@@ -34,6 +33,7 @@ from lmbench.report.frame import (
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import environment_text
 from lmbench.report.tables import failed_guards, sentences, view_tables
+from lmbench.report.units import tally
 from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Most cells that are named with one failure, and most environments that are listed.
@@ -133,7 +133,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     runs = [run for runs in frame.ok.values() for run in runs]
     # A warning that all runs have goes into the headline, another into the notes.
     headline_warnings, note_warnings = list[str](), list[str]()
-    for guards in _warned(runs).values():
+    for guards in guards_by_name(runs, "warn").values():
         warnings = headline_warnings if len(guards) == len(runs) else note_warnings
         worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
         warnings.append(f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}")
@@ -141,8 +141,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     if unfinished and group.home is not None:
         unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
     copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
-    outcomes = Counter(outcome_word(row.run.outcome) for row in frame.runs)
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    counts = tally(outcome_word(row.run.outcome) for row in frame.runs)
     days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
     dates = f", measured on {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     return Answer(
@@ -205,16 +204,6 @@ def _notes(frame: Frame) -> Iterator[str]:
             yield f"{_count(passes[run_pass.name], 'run')} {run_pass.label}: in no timing table{hint}"
 
 
-def _warned(runs: Iterable[StoredRun]) -> dict[str, list[Guard]]:
-    """The guards that warn, by name."""
-    guards = defaultdict[str, list[Guard]](list)
-    for run in runs:
-        for guard in run.record.guards:
-            if guard.status == "warn":
-                guards[guard.name].append(guard)
-    return guards
-
-
 def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
     """The cells of all sections as one table: sweep, facts, outcome, and the columns of the view and of references."""
     names = in_order({name for section in sections for facts in section.frame.facts.values() for name in facts})
@@ -233,7 +222,7 @@ def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
                 "runs": len(runs),
                 "ok_runs": len(ok),
                 "failed_guards": "; ".join(failed_guards(frame, cell)) or None,
-                "warnings": "; ".join(sorted(_warned(ok))) or None,
+                "warnings": "; ".join(sorted(guards_by_name(ok, "warn"))) or None,
                 "run_ids": " ".join(run.run_id for run in runs),
                 **{name: cells.get(cell) for name, cells in figures.items() if cells},
                 "baseline": frame.base_name or None,

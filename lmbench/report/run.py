@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from lmbench.report.units import (
     milliseconds,
     percent,
     plain,
+    tally,
     whole,
 )
 
@@ -290,7 +290,6 @@ def details(run: RunRecord) -> list[Line]:
     breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
     unseen, ends, restart_s = listed(*run.unseen_phases or ()), run.window.loader_end_count, run.window.loader_restart_s
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
-    tally = Counter[str](guard.status for guard in run.guards).most_common()
     return [
         *labelled(
             "loader",
@@ -324,7 +323,7 @@ def details(run: RunRecord) -> list[Line]:
         *endurance_lines(run),
         *labelled("power", power_w and f"{whole(power_w)} W", joules and f"{millijoules(joules)} mJ/token"),
         *labelled("loss", loss.first and f"{loss.first:.4f} first", loss.last and f"{loss.last:.4f} last"),
-        *labelled("guards", listed(*(f"{number} {status}" for status, number in tally))),
+        *labelled("guards", tally(guard.status for guard in run.guards)),
     ]
 
 

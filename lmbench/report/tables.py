@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import CONFIDENCE, ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report import answer, units
@@ -20,7 +21,7 @@ from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.run import disputed_peak
-from lmbench.report.units import TIMES, Unit, change_percent, change_range
+from lmbench.report.units import TIMES, Unit, change_percent, change_range, tally
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: The rows of a table: each a cell of the frame with its figures, the facts left out.
@@ -100,10 +101,9 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequen
     """Notes on failed guards, runs that are not counted, attention that was fused, and ratios that may be 1."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
     notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
-    not_ok = Counter(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
+    not_ok = tally(outcome_label(run) for run in frame.runs_of(cell) if run.outcome != "ok")
     if runs and not_ok:
-        outcomes = ", ".join(f"{count} {label}" for label, count in sorted(not_ok.items()))
-        notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {outcomes}")
+        notes.append(f"of {len(frame.runs_of(cell))} runs, not counted: {not_ok}")
     if skipped := sum(run.record.window.skipped_count or 0 for run in runs):
         notes.append(f"the fp16 scaler skipped {skipped} steps, which are in no statistic")
     if any(run.record.compile.is_attention_fused for run in runs):
@@ -126,8 +126,8 @@ def _may_be_one(ratio: Cell) -> bool:
 
 def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
     """The guards that failed in the cell's ok runs, by name, each with its first message."""
-    guards = [guard for run in reversed(frame.runs_of(cell, "ok")) for guard in run.record.guards]
-    return {guard.name: guard.message for guard in guards if guard.status == "fail"}
+    failed = guards_by_name(frame.runs_of(cell, "ok"), "fail")
+    return {name: guards[0].message for name, guards in failed.items()}
 
 
 def spread_text(runs: Iterable[int]) -> str:

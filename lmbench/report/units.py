@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 MISSING = "-"
@@ -92,6 +93,11 @@ def count(number: int | None) -> str:
 def instances(value: float) -> str:
     """A mean count over steps, which may differ: a whole number as such, another with one decimal."""
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
+
+
+def tally(words: Iterable[str]) -> str:
+    """How often each word occurs, the most frequent first: `3 ok, 1 timeout`; empty without words."""
+    return ", ".join(f"{number} {word}" for word, number in Counter(words).most_common())
 
 
 def change_range(low: float, high: float) -> str:

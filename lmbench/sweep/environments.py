@@ -6,10 +6,8 @@ A git revision is checked out into a folder of the user's cache, from which Pyth
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -17,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmbench.errors import UsageError
-from lmbench.files import cache_folder
+from lmbench.files import cache_folder, short_digest
+from lmbench.git import git
 from lmbench.masking import MASK, to_fill_in
 from lmbench.sweep.file import EnvironmentSpec
-
-_TIMEOUT_S = 300.0
 
 
 class ServerLost(Exception):
@@ -105,9 +102,9 @@ def resolve_revision(revision: str) -> tuple[Path, str]:
         UsageError: the working directory is in no repository, or the revision does not exist.
     """
     here = Path.cwd()
-    root = Path(_git(here, "rev-parse", "--show-toplevel", problem=f"{str(here)!r} is in no git repository"))
+    root = Path(git(here, "rev-parse", "--show-toplevel", problem=f"{str(here)!r} is in no git repository"))
     names = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
-    return root, _git(root, *names, problem=f"{revision!r} is no revision of {root}")
+    return root, git(root, *names, problem=f"{revision!r} is no revision of {root}")
 
 
 def commits_between(good: str, bad: str) -> list[str]:
@@ -118,8 +115,8 @@ def commits_between(good: str, bad: str) -> list[str]:
     """
     (root, first), (_, last) = resolve_revision(good), resolve_revision(bad)
     problem = f"{good} is no ancestor of {bad}; give the good one first"
-    _git(root, "merge-base", "--is-ancestor", first, last, problem=problem)
-    return [first, *_git(root, "rev-list", "--reverse", "--first-parent", f"{first}..{last}", problem=problem).split()]
+    git(root, "merge-base", "--is-ancestor", first, last, problem=problem)
+    return [first, *git(root, "rev-list", "--reverse", "--first-parent", f"{first}..{last}", problem=problem).split()]
 
 
 def check_out(root: Path, commit: str) -> Path:
@@ -132,10 +129,9 @@ def check_out(root: Path, commit: str) -> Path:
     Raises:
         UsageError: git fails, or the folder cannot be written.
     """
-    digest = hashlib.sha256(str(root).encode()).hexdigest()[:8]
-    folder = cache_folder() / "checkouts" / f"{root.name}-{digest}" / commit[:16]
+    folder = cache_folder() / "checkouts" / f"{root.name}-{short_digest(str(root))}" / commit[:16]
     try:
-        _git(folder, "diff", "--quiet", commit, problem="")
+        git(folder, "diff", "--quiet", commit, problem="")
         return folder
     except UsageError:
         shutil.rmtree(folder, ignore_errors=True)
@@ -144,8 +140,8 @@ def check_out(root: Path, commit: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
             clone = Path(scratch) / "clone"
             words = ["clone", "--quiet", "--shared", "--no-checkout", "--", str(root), str(clone)]
-            _git(root, *words, problem=f"{root} cannot be cloned")
-            _git(clone, "checkout", "--quiet", "--detach", commit, problem=f"commit {commit} cannot be checked out")
+            git(root, *words, problem=f"{root} cannot be cloned")
+            git(clone, "checkout", "--quiet", "--detach", commit, problem=f"commit {commit} cannot be checked out")
             # One move, so that another sweep never sees a part of the clone.
             clone.rename(folder)
     except OSError as error:
@@ -153,17 +149,3 @@ def check_out(root: Path, commit: str) -> Path:
         if error.errno != errno.ENOTEMPTY:
             raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
     return folder
-
-
-def _git(folder: Path, *words: str, problem: str) -> str:
-    """Run git in a folder and return its output. Raises UsageError with the problem and git's own message."""
-    command = ["git", "-C", str(folder), *words]
-    try:
-        process = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{problem}: git: {error}") from error
-    if process.returncode:
-        raise UsageError(f"{problem} ({' '.join(process.stderr.split())})")
-    return process.stdout.strip()

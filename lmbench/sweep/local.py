@@ -22,9 +22,8 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from lmbench.interruption import Terminated, held
+from lmbench.python_process import kill_processes_below
 from lmbench.records.process import clock_s
 from lmbench.sweep import fork_server
 from lmbench.sweep.environments import Environment, ServerLost
@@ -113,10 +112,7 @@ class Server:
         When their parent ends, the server adopts them.
         """
         _kill_group(pid)
-        with suppress(psutil.Error):
-            for process in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.Error):
-                    process.kill()
+        kill_processes_below(self.process.pid)
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """The server's next message, None if none comes in time. Raises ServerLost where the server has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import random
@@ -14,6 +13,7 @@ from typing import Any
 
 from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError
+from lmbench.files import short_digest
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.passes import TIMING
@@ -23,7 +23,6 @@ from lmbench.sweep.environments import HERE, Environment, resolve
 from lmbench.sweep.file import CONFIG, ENVIRONMENT, MODE, PASS, Options, SweepFile
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
-_DIGEST_DIGITS = 8
 _MAX_NAME = 70
 _COMPILED_ALIKE = (PASS, SIDE, "seed_everything")
 
@@ -132,7 +131,7 @@ def as_json(value: object) -> str:
 
 def digest(*parts: object) -> str:
     """A short digest of values that JSON can hold."""
-    return hashlib.sha256(as_json(parts).encode()).hexdigest()[:_DIGEST_DIGITS]
+    return short_digest(as_json(parts))
 
 
 def make_plan(name: str, file: SweepFile, chosen: str | None = None) -> Plan:

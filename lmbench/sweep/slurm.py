@@ -6,7 +6,6 @@ and waits for ever on the many clusters without accounting.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert, to_builtins
 
 from lmbench.errors import UsageError, check_one_line
+from lmbench.files import short_digest
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.engine import Needs, TaskState
 
@@ -126,7 +126,7 @@ class Slurm:
 
 def _name(folder: Path) -> str:
     """The name of the jobs of a sweep's folder."""
-    return f"lmbench-{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
+    return f"lmbench-{folder.name}-{short_digest(str(folder.resolve()))}"
 
 
 def _run(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:

@@ -35,7 +35,7 @@ from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import MAX_RUN_BYTES, is_run_folder
 from lmbench.records.run import RunRecord
 from lmbench.records.store import MAX_SWEEP_BYTES, RUN_FILE, RUNS_FOLDER, write_whole
-from lmbench.report.units import duration
+from lmbench.report.units import duration, tally
 from lmbench.sweep.engine import Engine, Needs, OnInterrupt, TaskState
 from lmbench.sweep.file import Options
 from lmbench.sweep.folder import FolderTaken
@@ -156,8 +156,7 @@ class TaskExecution:
                         self.engine.cancel([*alive], self._path)
                         return
             states = dict(self.engine.states([*alive], self._path))
-            words = [state.word for state in states.values()]
-            progress.note(", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words)))
+            progress.note(tally(state.word for state in states.values()))
             progress.show()
 
     def _close_finished(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from lmbench.files import short_digest
 from lmbench.records.passes import TIMING
 from lmbench.report import logged
 from lmbench.report.answer import Answer, Column, Line, Table
@@ -164,7 +164,7 @@ def _save(board: Board, entity: str, project: str) -> str:
         entity=entity, project=project, name=board.name, sections=sections, settings=settings, runset_settings=runs
     )
     # The address depends on lmbench's own name of the board, so that it is found again after a user renamed it.
-    address = sha256(f"lmbench {entity} {project} board {board.name}".encode()).hexdigest()[:11]
+    address = short_digest(f"lmbench {entity} {project} board {board.name}", 11)
     workspace._internal_name = f"nw-{address}-v"
     try:
         workspace._internal_id = get_view_dict(entity, project, address)["id"]

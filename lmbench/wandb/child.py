@@ -16,12 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lmbench.files import short_digest
 from lmbench.masking import masked, masked_words, shown
 from lmbench.records.codec import as_dict
 from lmbench.records.load import load_run
@@ -220,8 +220,7 @@ def artifact_files(result: Path) -> list[Path]:
 
 def stable_id(record: RunRecord) -> str:
     """W&B's id of a run: the same at every upload, and different for another run of the same name."""
-    process = f"{record.run_id} {record.started_at} {record.boot_id} {record.pid}"
-    return sha256(process.encode()).hexdigest()[:16]
+    return short_digest(f"{record.run_id} {record.started_at} {record.boot_id} {record.pid}", 16)
 
 
 if __name__ == "__main__":
