@@ -59,6 +59,7 @@ def memory(
     *,
     device: int | None = None,
     gpu: str | None = None,
+    gpus: str | None = None,
     fit: str | None = None,
     run: Path | None = None,
     results_dir: Path = Path("results"),
@@ -88,6 +89,7 @@ def memory(
             For the name of a configuration it predicts, as with --config
         device: the device to show, if a snapshot has histories of several
         gpu: name of the GPU to predict for, such as H200; by default the one here
+        gpus: several GPUs, parted by commas, or all that lmbench knows: one table of what fits on each
         fit: plan for so much memory, such as 80GiB, or for a GPU of this name
         run: the folder of a `lmbench tune CONFIG --for memory`, whose times of blocks the plan takes
         results_dir: where the plan's folder goes
@@ -100,9 +102,10 @@ def memory(
     if source is None and settings:
         check_options(settings)
         from lmbench.memory.answer import forecast_answer
-        from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+        from lmbench.memory.forecast import Request, ask_forecast, gpu_for, gpus_for
 
-        return forecast_answer(ask_forecast(settings, Request(gpu_for(gpu), finds_largest=True)))
+        request = Request(gpu_for(gpu), finds_largest=True) if gpus is None else Request(None, False, gpus_for(gpus))
+        return forecast_answer(ask_forecast(settings, request))
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
     from lmbench.memory.answer import history_answer, shortage_answer

@@ -307,6 +307,9 @@ def forecast_answer(forecast: Forecast) -> Answer:
     rows = [{"option": name, **asdict(border)} for name, border in borders.items() if border]
     if rows:
         tables.append(table("memory/borders", pd.DataFrame(rows), name="largest"))
+    if forecast.on_gpus:
+        targets = pd.DataFrame([{**asdict(target), **asdict(target.gpu)} for target in forecast.on_gpus])
+        tables.append(table("memory/on_gpus", targets.replace({"fits": {True: "yes", False: "no"}})))
     highest, gpu = forecast.highest, forecast.gpu
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, such as --gpu H200, to see whether this fits and what would"
@@ -314,6 +317,8 @@ def forecast_answer(forecast: Forecast) -> Answer:
         ranks, size = forecast.world_size, gib(gpu.total_bytes)
         gpus = f"{ranks} {gpu.name} ({size} each)" if ranks > 1 else f"{gpu.name} ({size})"
         fits = f"{'fits' if forecast.fits else 'does not fit'} on {gpus}{_enough(forecast)}"
+    if forecast.on_gpus:
+        fits = f"fits on {sum(target.fits for target in forecast.on_gpus)} of {len(forecast.on_gpus)} GPUs"
     if forecast.run_peak_bytes > highest.total_bytes:
         peak += f"; up to {gib(forecast.run_peak_bytes)} in the second step, while NCCL holds DDP's first buckets"
     return Answer(
