@@ -37,7 +37,7 @@ _FORECAST_PHASES = ("forward", "backward", "optimizer")
 #: The column of each category.
 _KEYS = {name: f"{name}_bytes" for name in CATEGORIES}
 #: The folder in the text of a frame, such as `/home/me/model.py:88 forward`.
-_FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
+FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
 #: The advice on how to reduce each category, as a clause.
 _REMEDIES = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
@@ -115,7 +115,7 @@ def _headline(findings: Findings) -> list[Line]:
     parts = findings.parts.sum(axis=1)
     if not any(parts.index):
         by_line = findings.largest.groupby("user_frame")["total_bytes"].sum()
-        parts = by_line.rename(index=lambda line: _FOLDER.sub("", line))
+        parts = by_line.rename(index=lambda line: FOLDER.sub("", line))
     if any(parts.index):
         lines.append(Line("most", shares(parts.drop("", errors="ignore"), 1)))
     # A snapshot that lmbench did not record may lack segments, and so reserved bytes.
@@ -155,7 +155,7 @@ def _largest_table(findings: Findings) -> Table:
 
 def _short_lines(rows: Any) -> Any:
     """Rows with the `line` of their `user_frame`, without folder and function, and without empty columns."""
-    rows = rows.assign(line=rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.split(" ").str[0])
+    rows = rows.assign(line=rows["user_frame"].str.replace(FOLDER, "", regex=True).str.split(" ").str[0])
     return rows.loc[:, (rows != "").any()]
 
 
