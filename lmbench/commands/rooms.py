@@ -55,10 +55,10 @@ def kernels(*results: Result, path: bool = False, what_if: str | None = None) ->
 
 
 def memory(
-    source: Result | None = None,
-    *,
+    *sources: Result,
     device: int | None = None,
     gpu: str | None = None,
+    gpus: str | None = None,
     fit: str | None = None,
     run: Path | None = None,
     results_dir: Path = Path("results"),
@@ -77,32 +77,42 @@ def memory(
     `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. For several GPUs (`--trainer.devices 8
     --trainer.strategy fsdp2`) it shows the memory of rank 0, and how many GPUs are enough.
 
+    Of two sources, each a recording or a configuration, it shows what the second one holds more, by category, line and
+    phase.
+
     With `--fit 80GiB` (or `--fit RTX4090`) it plans how the same step takes the least time in that memory: which blocks
     the backward computes again, in what groups, what they keep, a loss in chunks, and the micro-batches.
     RESULTS_DIR/plan-CONFIG/planned.yaml is the plan, for `lmbench fit --config`. `lmbench tune CONFIG --for memory`
     measures such plans.
 
     Args:
-        source: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
+        sources: SOURCE|A B: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
             torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, without running its code.
             For the name of a configuration it predicts, as with --config
         device: the device to show, if a snapshot has histories of several
         gpu: name of the GPU to predict for, such as H200; by default the one here
+        gpus: several GPUs, parted by commas, or all that lmbench knows: one table of what fits on each
         fit: plan for so much memory, such as 80GiB, or for a GPU of this name
         run: the folder of a `lmbench tune CONFIG --for memory`, whose times of blocks the plan takes
         results_dir: where the plan's folder goes
         settings: options of `lmbench fit`, to predict
     """
-    if source in shipped_configs() and not Path(source).exists():
+    if len(sources) == 2:
+        return _difference(sources, device, gpu, settings)
+    if len(sources) > 2:
+        raise UsageError(f"memory takes one source, or two to compare; {len(sources)} given")
+    source = next(iter(sources), None)
+    if source is not None and _is_config(source):
         source, settings = None, [f"--config={source}", *settings]
     if fit is not None:
         return _planned(source, fit, gpu, run, results_dir, settings)
     if source is None and settings:
         check_options(settings)
         from lmbench.memory.answer import forecast_answer
-        from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+        from lmbench.memory.forecast import Request, ask_forecast, gpu_for, gpus_for
 
-        return forecast_answer(ask_forecast(settings, Request(gpu_for(gpu), finds_largest=True)))
+        request = Request(gpu_for(gpu), finds_largest=True) if gpus is None else Request(None, False, gpus_for(gpus))
+        return forecast_answer(ask_forecast(settings, request))
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
     from lmbench.memory.answer import history_answer, shortage_answer
@@ -118,6 +128,28 @@ def memory(
     if not (loaded.path / SNAPSHOT_FILE).is_file():
         return shortage
     return replace(shortage, sections=[replace(history_answer(examine(source, device)), title="The history")])
+
+
+def _is_config(source: str) -> bool:
+    return source in shipped_configs() and not Path(source).exists() or source.endswith((".yaml", ".yml"))
+
+
+def _difference(sources: Sequence[Result], device: int | None, gpu: str | None, settings: list[str]) -> Answer:
+    """Two recordings or predictions side by side; `settings` are for both predictions."""
+    from lmbench.memory.difference import difference_answer, predicted_peak, recorded_peak
+    from lmbench.memory.findings import examine
+    from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+
+    if settings and not any(map(_is_config, sources)):
+        raise UsageError(f"{settings[0]} is for a prediction; both sources are recordings")
+    check_options(settings)
+    peaks = [
+        predicted_peak(source, ask_forecast([f"--config={source}", *settings], Request(gpu_for(gpu), False)))
+        if _is_config(source)
+        else recorded_peak(source, examine(source, device))
+        for source in sources
+    ]
+    return difference_answer(*peaks)
 
 
 def _planned(

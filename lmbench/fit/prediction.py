@@ -57,6 +57,7 @@ from lmbench.instruments.ending import is_usage_error, user_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
+from lmbench.memory.many_gpus import fits_on
 from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.standard_output import result_alone, write_result
@@ -287,7 +288,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
     started = time.perf_counter()
     act_like_cuda()
     plan, gpu = Prediction(words), request.gpu
-    workspace_bytes = 0 if gpu is None else gpu.workspace_bytes
+    workspace_bytes = next((target.workspace_bytes for target in (gpu, *request.gpus) if target is not None), 0)
     predictor = _predictor(plan, workspace_bytes)
     result = Forecast(
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
@@ -295,6 +296,8 @@ def forecast(words: list[str], request: Request) -> Forecast:
         world_size=plan.world_size, run_peak_bytes=predictor.run_peak_bytes, is_sharded=plan.is_sharded,
         assumed=list(plan.assumed),
     )  # fmt: skip
+    if request.gpus:
+        result.on_gpus = fits_on(predictor, request.gpus, plan.has_context)
     if gpu is not None:
         result.fits = gpu.fits(predictor.reserved_bytes)
     if gpu is not None and request.finds_largest:

@@ -37,7 +37,7 @@ _FORECAST_PHASES = ("forward", "backward", "optimizer")
 #: The column of each category.
 _KEYS = {name: f"{name}_bytes" for name in CATEGORIES}
 #: The folder in the text of a frame, such as `/home/me/model.py:88 forward`.
-_FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
+FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
 #: The advice on how to reduce each category, as a clause.
 _REMEDIES = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
@@ -118,7 +118,7 @@ def _headline(findings: Findings) -> list[Line]:
     parts = findings.parts.sum(axis=1)
     if not any(parts.index):
         by_line = findings.largest.groupby("user_frame")["total_bytes"].sum()
-        parts = by_line.rename(index=lambda line: _FOLDER.sub("", line))
+        parts = by_line.rename(index=lambda line: FOLDER.sub("", line))
     if any(parts.index):
         lines.append(Line("most", shares(parts.drop("", errors="ignore"), 1)))
     # A snapshot that lmbench did not record may lack segments, and so reserved bytes.
@@ -158,7 +158,7 @@ def _largest_table(findings: Findings) -> Table:
 
 def _short_lines(rows: Any) -> Any:
     """Rows with the `line` of their `user_frame`, without folder and function, and without empty columns."""
-    rows = rows.assign(line=rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.split(" ").str[0])
+    rows = rows.assign(line=rows["user_frame"].str.replace(FOLDER, "", regex=True).str.split(" ").str[0])
     return rows.loc[:, (rows != "").any()]
 
 
@@ -310,6 +310,9 @@ def forecast_answer(forecast: Forecast) -> Answer:
     rows = [{"option": name, **asdict(border)} for name, border in borders.items() if border]
     if rows:
         tables.append(table("memory/borders", pd.DataFrame(rows), name="largest"))
+    if forecast.on_gpus:
+        targets = pd.DataFrame([{**asdict(target), **asdict(target.gpu)} for target in forecast.on_gpus])
+        tables.append(table("memory/on_gpus", targets.replace({"fits": {True: "yes", False: "no"}})))
     highest, gpu = forecast.highest, forecast.gpu
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, such as --gpu H200, to see whether this fits and what would"
@@ -317,6 +320,8 @@ def forecast_answer(forecast: Forecast) -> Answer:
         ranks, size = forecast.world_size, gib(gpu.total_bytes)
         gpus = f"{ranks} {gpu.name} ({size} each)" if ranks > 1 else f"{gpu.name} ({size})"
         fits = f"{'fits' if forecast.fits else 'does not fit'} on {gpus}{_enough(forecast)}"
+    if forecast.on_gpus:
+        fits = f"fits on {sum(target.fits for target in forecast.on_gpus)} of {len(forecast.on_gpus)} GPUs"
     if forecast.run_peak_bytes > highest.total_bytes:
         peak += f"; up to {gib(forecast.run_peak_bytes)} in the second step, while NCCL holds DDP's first buckets"
     return Answer(

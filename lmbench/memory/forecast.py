@@ -19,7 +19,7 @@ from lmbench.configs import may_run, read_yaml
 from lmbench.errors import UsageError
 from lmbench.masking import leaves
 from lmbench.memory.blocks import Category
-from lmbench.precision import matmul_workspace_bytes, named_gpu
+from lmbench.precision import GPUS, matmul_workspace_bytes, named_gpu
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed, run_python
 from lmbench.records.run import RunRecord
@@ -72,6 +72,15 @@ class Largest(Struct):
     reserved_bytes: int | None = None
 
 
+class FitOnGpu(Struct):
+    """Whether a configuration fits on a GPU, and the largest that does; None if not even the smallest does."""
+
+    gpu: TargetGpu
+    fits: bool
+    largest_batch_size: int | None
+    largest_context_length: int | None
+
+
 class Forecast(Struct):
     """The predicted memory of a configuration; of several ranks that of rank 0, whose part is the largest.
 
@@ -100,6 +109,7 @@ class Forecast(Struct):
     is_sharded: bool | None = False
     fewest_gpus: int | None = None
     assumed: list[str] = []
+    on_gpus: list[FitOnGpu] = []
     took_s: float = 0.0
 
     @property
@@ -108,10 +118,14 @@ class Forecast(Struct):
 
 
 class Request(Struct, tag=True):
-    """The part of a request to the predicting process that is not an option of `lmbench fit`."""
+    """The part of a request to the predicting process that is not an option of `lmbench fit`.
+
+    `gpu` is the one to predict for; or `gpus` are several.
+    """
 
     gpu: TargetGpu | None
     finds_largest: bool
+    gpus: list[TargetGpu] = []
 
 
 def gpu_for(name: str | None) -> TargetGpu | None:
@@ -135,6 +149,17 @@ def gpu_for(name: str | None) -> TargetGpu | None:
     # NVML's total includes the memory that the driver keeps for itself (torch sees 139.8 of an H200's 140.4 GiB).
     total_bytes = memory.total - getattr(memory, "reserved", 0)
     return TargetGpu(name, total_bytes, matmul_workspace_bytes(name))
+
+
+def gpus_for(names: str) -> list[TargetGpu]:
+    """The GPUs of these names, parted by commas, or of `all`, the smallest first.
+
+    Raises:
+        UsageError: no GPU is known by a name.
+    """
+    listed = [gpu.name for gpu in GPUS] if names == "all" else names.split(",")
+    gpus = [gpu for name in listed if (gpu := gpu_for(name)) is not None]
+    return sorted(gpus, key=lambda gpu: gpu.total_bytes)
 
 
 def gpu_of(run: RunRecord) -> TargetGpu | None:

@@ -246,14 +246,9 @@ class Predictor:
         The search uses peaks from few blocks. A step with all blocks at its result then corrects the ratio of reserved
         to allocated bytes, and the search is repeated.
         """
-        start, unit, limit, ratio = self.batch_size, 1, MAX_BATCH, self._held_ratio
-        if is_context:
-            start, unit, limit = self.context_length or CONTEXT_UNIT, CONTEXT_UNIT, MAX_CONTEXT
-
-        def shape(value: int) -> tuple[int, int | None]:
-            return (self.batch_size, value) if is_context else (value, self.context_length)
-
-        peak = cache(lambda value: peak_bytes(self.peaks(*shape(value))))
+        start, unit, limit = self.span(is_context)
+        ratio = self._held_ratio
+        peak = cache(lambda value: peak_bytes(self.peaks(*self.shape(value, is_context))))
 
         def reserve(value: int) -> int:
             return round(peak(value) * ratio)
@@ -264,8 +259,25 @@ class Predictor:
                 break
             # Only the ratio is corrected: peaks from few and from all blocks would not be on one curve.
             start = border.value
-            ratio = self._take_step(*shape(start), None).reserved_bytes / peak(start)
+            ratio = self.reserved_ratio(*self.shape(start, is_context))
         return border
+
+    def span(self, is_context: bool) -> tuple[int, int, int]:
+        """The configuration's batch size, or context length, with the unit and the limit of others."""
+        if is_context:
+            return self.context_length or CONTEXT_UNIT, CONTEXT_UNIT, MAX_CONTEXT
+        return self.batch_size, 1, MAX_BATCH
+
+    def shape(self, value: int, is_context: bool) -> tuple[int, int | None]:
+        """The batch size and context length of a configuration in which one of them has a value."""
+        return (self.batch_size, value) if is_context else (value, self.context_length)
+
+    def reserved_ratio(self, batch_size: int, context_length: int | None) -> float:
+        """The ratio of reserved to allocated bytes at the peak, from a step of all blocks unless that is slow."""
+        if self._is_slow:
+            return self._held_ratio
+        shape = batch_size, context_length
+        return self._take_step(*shape, None).reserved_bytes / peak_bytes(self.peaks(*shape))
 
     def fewest_ranks(self, world_size: int, gpu: TargetGpu, reserve: Callable[[int], int]) -> int | None:
         """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.

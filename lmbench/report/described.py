@@ -40,6 +40,7 @@ _TEXTS: dict[str, Callable[[float], str]] = {
     "tera": lambda value: f"{value / 1e12:.3g}",
     "giga": lambda value: f"{value / 1e9:.1f}",
     "bytes": lambda value: f"{value / 2**30:,.3f}",
+    "signed_GiB": lambda value: f"{value / 2**30:+,.3f}",
     "MiB": lambda value: f"{value / 2**20:,.2f}",
     "MB": lambda value: f"{value / 1e6:.3g}",
     "mega": lambda value: f"{value / 1e6:.0f}",

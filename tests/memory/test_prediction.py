@@ -15,7 +15,9 @@ from paths import RUNS
 
 from lmbench.errors import UsageError
 from lmbench.memory.answer import forecast_answer
+from lmbench.memory.blocks import CATEGORIES
 from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, Request, TargetGpu, gpu_for
+from lmbench.memory.many_gpus import fits_on
 from lmbench.memory.predictor import SHARED, FakeStep, Predictor, by_phase, largest_that_fits
 from lmbench.model.transformer import LOSS_CHUNKS
 
@@ -135,6 +137,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -153,7 +156,7 @@ class TwoLayers(LightningModule):
         return torch.optim.AdamW(self.parameters(), fused=True)
 
     def train_dataloader(self):
-        return [torch.zeros(8, 1024)] * 4
+        return DataLoader([torch.zeros(1024)] * 32, 8)
 
 
 class Extra(TwoLayers):
@@ -405,6 +408,31 @@ def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
     assert ROOM.fits(reserve(border.value))
     assert not ROOM.fits(reserve(border.value + unit))
     assert len(trials) <= most_trials
+
+
+@pytest.mark.parametrize("quadratic", [0, 3000])
+def test_one_prediction_tells_the_borders_that_a_search_on_each_gpu_finds(quadratic):
+    """The optimizer has the peak of small shapes. Every fourth byte that is allocated is reserved twice."""
+
+    def step(batch, context, blocks):
+        tokens = batch * context
+        sizes = {"forward": tokens * 2**17 + tokens * context * quadratic, "optimizer": 2**34}
+        peaks = [
+            PhasePeak(phase, {**dict.fromkeys(CATEGORIES, 0), "workspaces": 2**26, "activations": size}, "")
+            for phase, size in sizes.items()
+        ]
+        return FakeStep(peaks, round(1.25 * max(peak.total_bytes for peak in peaks)), None)
+
+    predictor = Predictor(step, 4, 512, is_slow=False)
+    gpus = [TargetGpu(str(size), size * 2**30, 2**25) for size in (16, 24, 80, 141)]
+    rows = fits_on(predictor, gpus, has_context=True)
+    for gpu, row in zip(gpus, rows, strict=True):
+        assert row.fits == gpu.fits(predictor.reserved_bytes)
+        assert row.largest_batch_size == predictor.largest(gpu).value
+        assert row.largest_context_length == predictor.largest(gpu, is_context=True).value
+    # Two workspaces more take 20 GiB each.
+    (_, row) = fits_on(predictor, [gpus[2], TargetGpu("more", 120 * 2**30, 2**25 + 20 * 2**30)], has_context=True)
+    assert row.largest_batch_size == rows[2].largest_batch_size
 
 
 def test_the_border_says_if_nothing_or_everything_fits_and_an_unknown_gpu_is_an_error():
