@@ -108,7 +108,7 @@ def memory(
     from lmbench.memory.answer import history_answer, shortage_answer
     from lmbench.memory.blocks import SNAPSHOT_FILE
     from lmbench.memory.findings import examine
-    from lmbench.memory.forecast import explain
+    from lmbench.memory.plan import explain
     from lmbench.records.load import is_run_folder, load_run
 
     loaded = load_run(Path(source), with_steps=False) if is_run_folder(Path(source)) else None
@@ -143,7 +143,7 @@ def _planned(
     if plan.best is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, tuned_config({**options, **plan.best.options}))
-    return plan_answer(plan, path)
+    return plan_answer(plan, ["--config", str(path)])
 
 
 def dtypes(source: Result) -> Answer:

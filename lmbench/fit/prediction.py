@@ -133,6 +133,16 @@ class Prediction:
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
+    def predictor(self, workspace_bytes: int) -> Predictor:
+        """The predictor of the configuration's memory, from steps with a line on standard error for each."""
+
+        def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
+            shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
+            tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
+            return self.step(batch_size, context_length, keep_blocks, workspace_bytes)
+
+        return Predictor(take_step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
+
     def step(
         self,
         batch_size: int,
@@ -159,7 +169,7 @@ class Prediction:
         is_alone = self.strategy == "auto" and self.world_size == 1
         group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)
         splitting = nullcontext() if self.compile_options is None else self.compile_options.splitting()
-        with group, splitting, fakes, tracker, CudaAttention():
+        with _told(), group, splitting, fakes, tracker, CudaAttention():
             # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             sizes |= {} if watch is None else watch.model
@@ -288,7 +298,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
     act_like_cuda()
     plan, gpu = Prediction(words), request.gpu
     workspace_bytes = 0 if gpu is None else gpu.workspace_bytes
-    predictor = _predictor(plan, workspace_bytes)
+    predictor = plan.predictor(workspace_bytes)
     result = Forecast(
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
         predictor.phases, predictor.reserved_bytes, predictor.method, gpu, strategy=plan.strategy,
@@ -306,31 +316,27 @@ def forecast(words: list[str], request: Request) -> Forecast:
                 if count == plan.world_size:
                     return predictor.reserved_bytes
                 resized = Prediction([*words, f"--trainer.devices={count}", "--trainer.num_nodes=1"])
-                return _predictor(resized, workspace_bytes).reserved_bytes
+                return resized.predictor(workspace_bytes).reserved_bytes
 
             result.fewest_gpus = predictor.fewest_ranks(plan.world_size, gpu, reserved_by_ranks)
     result.took_s = time.perf_counter() - started
     return result
 
 
-def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
-    def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
-        shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
-        tell(f"a step of {shape}" + (f" on {plan.world_size} GPUs" if plan.world_size > 1 else ""))
-        try:
-            return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
-        except Exception as error:
-            if is_usage_error(error):
-                raise
-            # Report an operation that fake tensors lack in one line, with its place in the user's code.
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-                reason = "this needs the values of a tensor; a prediction has only shapes"
-            for frame in user_lines(error)[-1:]:
-                reason = f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {reason}"
-            raise UsageError(f"cannot be predicted: {reason}") from error
-
-    return Predictor(take_step, plan.batch_size, plan.context_length, plan.is_compiled, plan.blocks_per_group)
+@contextmanager
+def _told() -> Iterator[None]:
+    """Report an operation that fake tensors lack in one line, with its place in the user's code."""
+    try:
+        yield
+    except Exception as error:
+        if is_usage_error(error):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            reason = "this needs the values of a tensor; a prediction has only shapes"
+        for frame in user_lines(error)[-1:]:
+            reason = f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {reason}"
+        raise UsageError(f"cannot be predicted: {reason}") from error
 
 
 def main(args: list[str]) -> int:
