@@ -66,8 +66,8 @@ def memory(
 ) -> Answer:
     """Shows what fills the device's memory at its peak: recorded, or predicted without a GPU.
 
-    From a history of PyTorch's allocator it shows bytes by category and by part of the model, and the largest
-    allocations with their origin. It also shows what is saved for the backward, and memory that is reserved but unused.
+    From a history of PyTorch's allocator it shows bytes by category and by part of the model, the largest allocations
+    with their origin, what is saved for the backward, and memory that is reserved but unused.
     A page or picture (`--output peak.html`, `peak.svg`) adds a timeline. Needs no GPU and no PyTorch. For a run that
     ended out of memory it shows what was held, and what would fit.
 
@@ -77,19 +77,16 @@ def memory(
     `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. For several GPUs (`--trainer.devices 8
     --trainer.strategy fsdp2`) it shows the memory of rank 0, and how many GPUs are enough.
 
-    With `--fit 80GiB` (or `--fit RTX4090`) it plans how the same step takes the least time in that memory: which blocks
-    the backward computes again, in what groups, what they keep, a loss in chunks, and the micro-batches.
-    RESULTS_DIR/plan-CONFIG/planned.yaml is the plan, for `lmbench fit --config`. `lmbench tune CONFIG --for memory`
-    measures such plans.
+    With `--fit 80GiB` (or `--fit RTX4090`) it plans how the same step takes the least time in that memory, and writes
+    RESULTS_DIR/plan-CONFIG/planned.yaml for `lmbench fit`. `lmbench tune CONFIG --for memory` measures such plans.
 
     Args:
         source: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
-            torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, without running its code.
-            For the name of a configuration it predicts, as with --config
+            torch.cuda.memory._dump_snapshot wrote, read without running code; or a configuration, as with --config
         device: the device to show, if a snapshot has histories of several
         gpu: name of the GPU to predict for, such as H200; by default the one here
         fit: plan for so much memory, such as 80GiB, or for a GPU of this name
-        run: the folder of a `lmbench tune CONFIG --for memory`, whose times of blocks the plan takes
+        run: the folder of a `lmbench tune CONFIG --for memory`, for its times of blocks
         results_dir: where the plan's folder goes
         settings: options of `lmbench fit`, to predict
     """

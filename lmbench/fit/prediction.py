@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import msgspec
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
@@ -180,31 +180,13 @@ class Prediction:
             _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options, self._users_data)
-            # Build the flags anew, since a strategy keeps the state of its set-up, and a callback its own.
-            flags = vars(self._line.build("trainer"))
-            own_flags = {
-                "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
-                "callbacks": [*callbacks_with_memory(flags["callbacks"]), teller],
-                "logger": DummyLogger() if self._flags["logger"] else False,
-                "max_epochs": 1, "accumulate_grad_batches": micro_batches,
-            }  # fmt: skip
+            trainer = self._trainer(tracker, track, [teller], micro_batches)
             if watch is not None:
-                watch.begin(tracker, track, blocks)
-                own_flags |= {"recompute": watch.recompute, "callbacks": [*own_flags["callbacks"], watch]}
-            trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
-            strategy = trainer.strategy
-            strategy.precision_plugin = precision_plugin(self.precision, strategy)
-            # Fake parameters are on the right device already, and cannot be moved in place.
-            strategy.model_to_device = strategy.teardown = lambda: None  # type: ignore[method-assign]
-            if isinstance(strategy, ParallelStrategy):
-                act_as_one_rank(strategy, tracker)
-            trainer.profiler = BorderProfiler(PassThroughProfiler(), track)  # type: ignore[attr-defined]
+                watch.begin(trainer, tracker, track, blocks)
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
             # The first step makes the optimizer's state; DDP makes new buckets in the second.
-            count = (3 if isinstance(strategy, DDPStrategy) else 2) * micro_batches
+            count = (3 if isinstance(trainer.strategy, DDPStrategy) else 2) * micro_batches
             count = count if module.automatic_optimization else MOST_MANUAL_BATCHES
             batches = FakeBatches(batch, count, tracker, resident_count)
             with _memory_of_host() as host, nullcontext() if watch is None else watch.counter:
@@ -216,6 +198,27 @@ class Prediction:
         if watch is not None:
             watch.allocations = tracker.allocations
         return trial_of(tracker, teller.steady_from, blocks.count)
+
+    def _trainer(self, tracker: Tracker, track: PhaseTrack, callbacks: list[Callback], micro_batches: int) -> Any:
+        """A Trainer of the configuration for steps on fake tensors, with these callbacks too."""
+        # Build the flags anew, since a strategy keeps the state of its set-up, and a callback its own.
+        flags = vars(self._line.build("trainer"))
+        own_flags = {
+            "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
+            "callbacks": [*callbacks_with_memory(flags["callbacks"]), *callbacks],
+            "logger": DummyLogger() if self._flags["logger"] else False,
+            "max_epochs": 1, "accumulate_grad_batches": micro_batches,
+        }  # fmt: skip
+        trainer: Any = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
+        trainer.callbacks.remove(next(callback for callback in trainer.callbacks if isinstance(callback, Compiler)))
+        strategy = trainer.strategy
+        strategy.precision_plugin = precision_plugin(self.precision, strategy)
+        # Fake parameters are on the right device already, and cannot be moved in place.
+        strategy.model_to_device = strategy.teardown = lambda: None
+        if isinstance(strategy, ParallelStrategy):
+            act_as_one_rank(strategy, tracker)
+        trainer.profiler = BorderProfiler(PassThroughProfiler(), track)
+        return trainer
 
     def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
         if self._data is not None:
