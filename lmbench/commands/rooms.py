@@ -66,8 +66,8 @@ def memory(
 ) -> Answer:
     """Shows what fills the device's memory at its peak: recorded, or predicted without a GPU.
 
-    From a history of PyTorch's allocator it shows bytes by category and by part of the model, and the largest
-    allocations with their origin. It also shows what is saved for the backward, and memory that is reserved but unused.
+    From a history of PyTorch's allocator it shows bytes by category and by part of the model, the largest allocations
+    with their origin, what is saved for the backward, and memory that is reserved but unused.
     A page or picture (`--output peak.html`, `peak.svg`) adds a timeline. Needs no GPU and no PyTorch. For a run that
     ended out of memory it shows what was held, and what would fit.
 
@@ -80,20 +80,17 @@ def memory(
     Of two sources, each a recording or a configuration, it shows what the second one holds more, by category, line and
     phase.
 
-    With `--fit 80GiB` (or `--fit RTX4090`) it plans how the same step takes the least time in that memory: which blocks
-    the backward computes again, in what groups, what they keep, a loss in chunks, and the micro-batches.
-    RESULTS_DIR/plan-CONFIG/planned.yaml is the plan, for `lmbench fit --config`. `lmbench tune CONFIG --for memory`
-    measures such plans.
+    With `--fit 80GiB` (or `--fit RTX4090`) it plans how the same step takes the least time in that memory, and writes
+    RESULTS_DIR/plan-CONFIG/planned.yaml for `lmbench fit`. `lmbench tune CONFIG --for memory` measures such plans.
 
     Args:
         sources: SOURCE|A B: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
-            torch.cuda.memory._dump_snapshot wrote; it is read as a pickle of plain values, without running its code.
-            For the name of a configuration it predicts, as with --config
+            torch.cuda.memory._dump_snapshot wrote, read without running code; or a configuration, as with --config
         device: the device to show, if a snapshot has histories of several
         gpu: name of the GPU to predict for, such as H200; by default the one here
         gpus: several GPUs, parted by commas, or all that lmbench knows: one table of what fits on each
         fit: plan for so much memory, such as 80GiB, or for a GPU of this name
-        run: the folder of a `lmbench tune CONFIG --for memory`, whose times of blocks the plan takes
+        run: the folder of a `lmbench tune CONFIG --for memory`, for its times of blocks
         results_dir: where the plan's folder goes
         settings: options of `lmbench fit`, to predict
     """
@@ -118,7 +115,7 @@ def memory(
     from lmbench.memory.answer import history_answer, shortage_answer
     from lmbench.memory.blocks import SNAPSHOT_FILE
     from lmbench.memory.findings import examine
-    from lmbench.memory.forecast import explain
+    from lmbench.memory.plan import explain
     from lmbench.records.load import is_run_folder, load_run
 
     loaded = load_run(Path(source), with_steps=False) if is_run_folder(Path(source)) else None
@@ -175,7 +172,7 @@ def _planned(
     if plan.best is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, tuned_config({**options, **plan.best.options}))
-    return plan_answer(plan, path)
+    return plan_answer(plan, ["--config", str(path)])
 
 
 def dtypes(source: Result) -> Answer:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from lmbench.callbacks import Recomputer
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.instruments.recomputing import RecomputeOptions, first_of
@@ -59,8 +60,10 @@ class BlockWatch(Callback):
         self._tracker: Any = None
         self._blocks: Any = None
 
-    def begin(self, tracker: Tracker, track: PhaseTrack, blocks: AlikeBlocks) -> None:
-        """Watch a step whose phases the tracker is told already."""
+    def begin(self, trainer: Any, tracker: Tracker, track: PhaseTrack, blocks: AlikeBlocks) -> None:
+        """Watch the steps of a trainer whose phases the tracker is told already, with this treatment of the blocks."""
+        given = [callback for callback in trainer.callbacks if not isinstance(callback, Recomputer)]
+        trainer.callbacks = [*given, *([Recomputer(self.recompute)] if self.recompute else []), self]
         self._tracker, self._blocks = tracker, blocks
         track.listeners.append(self._enter_phase)
 

@@ -203,8 +203,7 @@ class Measurement:
             module, data, callbacks = build()
             if self.settings.blocks is not None:
                 AlikeBlocks(module, self.settings.blocks)
-                # The module counts the FLOPs of all its blocks.
-                module.flops_per_token = None  # type: ignore[assignment]
+                module.flops_per_token = None  # type: ignore[assignment]  # It counts all blocks.
             trainer = self._trainer([one_process, *self._callbacks(callbacks, announces)])
             reach("parsed")
             # Create the device's context now, so that its time is not attributed to the model.

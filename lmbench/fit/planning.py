@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,13 +20,13 @@ from lmbench.memory.plan import (
     Recipe,
     chain_of,
     frontier,
+    options_of,
     predicted_peak,
     predicted_work,
     recipes_of,
     sample_of,
     with_times,
 )
-from lmbench.memory.predictor import peak_bytes
 from lmbench.records.vocabulary import Values
 
 _BATCH_SIZE = "data.batch_size"
@@ -50,15 +49,17 @@ class Planner:
         predict: makes a Prediction of words.
 
     Raises:
-        UsageError: the words are wrong, or the configuration is compiled.
+        UsageError: the words are wrong.
     """
 
     def __init__(self, words: list[str], workspace_bytes: int, predict: Callable[[list[str]], Any]) -> None:
         self._words, self._workspace_bytes, self._predict = words, workspace_bytes, predict
-        self._given = given = predict(words)
+        # Hooks that move tensors to the host would break a compiled graph.
+        is_eager = not predict(words).is_compiled
+        self._treatments = [name for name, kept in TREATMENTS.items() if is_eager or not kept.get("offload")]
+        # The facts are those of eager blocks; checks tell how much less a compiled step takes.
+        self._given = given = predict([*words, "--trainer.compile=false"])
         self._options = given.options
-        if given.is_compiled:
-            raise UsageError("a plan is for a configuration that is not compiled; leave trainer.compile out")
         self.samples = given.batch_size * given.micro_batches
         #: Ratios of checked to predicted peaks, and of reserved to allocated bytes, by treatment and whether in groups.
         self._ratios: dict[tuple[str, bool], tuple[float, float]] = {}
@@ -80,7 +81,10 @@ class Planner:
         fewer, more = FEW_BLOCKS
         model: Values = {"checkpoint": "none", **({} if whole is None else {"loss": "chunked"})}
         samples, count = dict[tuple[str, int], ChainSample](), 0
-        for name, kept in (("none", more), *((name, fewer) for name in (TREATMENTS if whole is None else ("none",)))):
+        for name, kept in (
+            ("none", more),
+            *((name, fewer) for name in (self._treatments if whole is None else ["none"])),
+        ):
             tell(f"a step of {kept} blocks, batch {batch_size}, recomputed with {name} kept")
             options = TREATMENTS[name]
             watch = BlockWatch(RecomputeOptions(**options) if options else None, model)
@@ -113,15 +117,10 @@ class Planner:
         """The point with the peak of a fake step of all blocks."""
         recipe = point.recipe
         tell(f"checking batch {recipe.batch_size}, recomputed: {point.words}")
-        options = {
-            name: value if isinstance(value, str) else json.dumps(value) for name, value in point.options.items()
-        }
-        plan = self._predict([*self._words, *(f"--{name}={value}" for name, value in options.items())])
-        step = plan.step(plan.batch_size, plan.context_length, None, self._workspace_bytes)
-        peak = peak_bytes(step.peaks)
-        ratios = peak / predicted_peak(chain, recipe), step.reserved_bytes / peak
-        self._ratios[recipe.treatment, recipe.group > 1] = ratios
-        return PlanPoint(recipe, point.options, point.words, peak, step.reserved_bytes, point.work, is_checked=True)
+        predictor = self._predict([*self._words, *options_of(point)]).predictor(self._workspace_bytes)
+        peak, reserved = predictor.run_peak_bytes, predictor.reserved_bytes
+        self._ratios[recipe.treatment, recipe.group > 1] = peak / predicted_peak(chain, recipe), reserved / peak
+        return PlanPoint(recipe, point.options, point.words, peak, reserved, point.work, is_checked=True)
 
 
 def make_plan(words: list[str], request: PlanRequest, predict: Callable[[list[str]], Any]) -> MemoryPlan:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import msgspec
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
@@ -134,6 +134,16 @@ class Prediction:
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
+    def predictor(self, workspace_bytes: int) -> Predictor:
+        """The predictor of the configuration's memory, from steps with a line on standard error for each."""
+
+        def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
+            shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
+            tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
+            return self.step(batch_size, context_length, keep_blocks, workspace_bytes)
+
+        return Predictor(take_step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
+
     def step(
         self,
         batch_size: int,
@@ -160,7 +170,7 @@ class Prediction:
         is_alone = self.strategy == "auto" and self.world_size == 1
         group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)
         splitting = nullcontext() if self.compile_options is None else self.compile_options.splitting()
-        with group, splitting, fakes, tracker, CudaAttention():
+        with _told(), group, splitting, fakes, tracker, CudaAttention():
             # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             sizes |= {} if watch is None else watch.model
@@ -171,31 +181,13 @@ class Prediction:
             _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
             teller = CategoryTeller(tracker, track, blocks, self.compile_options, self._users_data)
-            # Build the flags anew, since a strategy keeps the state of its set-up, and a callback its own.
-            flags = vars(self._line.build("trainer"))
-            own_flags = {
-                "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
-                "callbacks": [*callbacks_with_memory(flags["callbacks"]), teller],
-                "logger": DummyLogger() if self._flags["logger"] else False,
-                "max_epochs": 1, "accumulate_grad_batches": micro_batches,
-            }  # fmt: skip
+            trainer = self._trainer(tracker, track, [teller], micro_batches)
             if watch is not None:
-                watch.begin(tracker, track, blocks)
-                own_flags |= {"recompute": watch.recompute, "callbacks": [*own_flags["callbacks"], watch]}
-            trainer = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            callbacks.remove(next(callback for callback in callbacks if isinstance(callback, Compiler)))
-            strategy = trainer.strategy
-            strategy.precision_plugin = precision_plugin(self.precision, strategy)
-            # Fake parameters are on the right device already, and cannot be moved in place.
-            strategy.model_to_device = strategy.teardown = lambda: None  # type: ignore[method-assign]
-            if isinstance(strategy, ParallelStrategy):
-                act_as_one_rank(strategy, tracker)
-            trainer.profiler = BorderProfiler(PassThroughProfiler(), track)  # type: ignore[attr-defined]
+                watch.begin(trainer, tracker, track, blocks)
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
             # The first step makes the optimizer's state; DDP makes new buckets in the second.
-            count = (3 if isinstance(strategy, DDPStrategy) else 2) * micro_batches
+            count = (3 if isinstance(trainer.strategy, DDPStrategy) else 2) * micro_batches
             count = count if module.automatic_optimization else MOST_MANUAL_BATCHES
             batches = FakeBatches(batch, count, tracker, resident_count)
             with _memory_of_host() as host, nullcontext() if watch is None else watch.counter:
@@ -207,6 +199,27 @@ class Prediction:
         if watch is not None:
             watch.allocations = tracker.allocations
         return trial_of(tracker, teller.steady_from, blocks.count)
+
+    def _trainer(self, tracker: Tracker, track: PhaseTrack, callbacks: list[Callback], micro_batches: int) -> Any:
+        """A Trainer of the configuration for steps on fake tensors, with these callbacks too."""
+        # Build the flags anew, since a strategy keeps the state of its set-up, and a callback its own.
+        flags = vars(self._line.build("trainer"))
+        own_flags = {
+            "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
+            "callbacks": [*callbacks_with_memory(flags["callbacks"]), *callbacks],
+            "logger": DummyLogger() if self._flags["logger"] else False,
+            "max_epochs": 1, "accumulate_grad_batches": micro_batches,
+        }  # fmt: skip
+        trainer: Any = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
+        trainer.callbacks.remove(next(callback for callback in trainer.callbacks if isinstance(callback, Compiler)))
+        strategy = trainer.strategy
+        strategy.precision_plugin = precision_plugin(self.precision, strategy)
+        # Fake parameters are on the right device already, and cannot be moved in place.
+        strategy.model_to_device = strategy.teardown = lambda: None
+        if isinstance(strategy, ParallelStrategy):
+            act_as_one_rank(strategy, tracker)
+        trainer.profiler = BorderProfiler(PassThroughProfiler(), track)
+        return trainer
 
     def _shaped_batch(self, module: LightningModule, batch_size: int, context_length: int | None) -> Any:
         if self._data is not None:
@@ -289,7 +302,7 @@ def forecast(words: list[str], request: Request) -> Forecast:
     act_like_cuda()
     plan, gpu = Prediction(words), request.gpu
     workspace_bytes = next((target.workspace_bytes for target in (gpu, *request.gpus) if target is not None), 0)
-    predictor = _predictor(plan, workspace_bytes)
+    predictor = plan.predictor(workspace_bytes)
     result = Forecast(
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
         predictor.phases, predictor.reserved_bytes, predictor.method, gpu, strategy=plan.strategy,
@@ -309,31 +322,27 @@ def forecast(words: list[str], request: Request) -> Forecast:
                 if count == plan.world_size:
                     return predictor.reserved_bytes
                 resized = Prediction([*words, f"--trainer.devices={count}", "--trainer.num_nodes=1"])
-                return _predictor(resized, workspace_bytes).reserved_bytes
+                return resized.predictor(workspace_bytes).reserved_bytes
 
             result.fewest_gpus = predictor.fewest_ranks(plan.world_size, gpu, reserved_by_ranks)
     result.took_s = time.perf_counter() - started
     return result
 
 
-def _predictor(plan: Prediction, workspace_bytes: int) -> Predictor:
-    def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
-        shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
-        tell(f"a step of {shape}" + (f" on {plan.world_size} GPUs" if plan.world_size > 1 else ""))
-        try:
-            return plan.step(batch_size, context_length, keep_blocks, workspace_bytes)
-        except Exception as error:
-            if is_usage_error(error):
-                raise
-            # Report an operation that fake tensors lack in one line, with its place in the user's code.
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-                reason = "this needs the values of a tensor; a prediction has only shapes"
-            for frame in user_lines(error)[-1:]:
-                reason = f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {reason}"
-            raise UsageError(f"cannot be predicted: {reason}") from error
-
-    return Predictor(take_step, plan.batch_size, plan.context_length, plan.is_compiled, plan.blocks_per_group)
+@contextmanager
+def _told() -> Iterator[None]:
+    """Report an operation that fake tensors lack in one line, with its place in the user's code."""
+    try:
+        yield
+    except Exception as error:
+        if is_usage_error(error):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            reason = "this needs the values of a tensor; a prediction has only shapes"
+        for frame in user_lines(error)[-1:]:
+            reason = f"{Path(frame.filename).name}:{frame.lineno} `{frame.line}`: {reason}"
+        raise UsageError(f"cannot be predicted: {reason}") from error
 
 
 def main(args: list[str]) -> int:

@@ -109,13 +109,13 @@ def recompute_in_place(module: nn.Module, options: RecomputeOptions) -> ExitStac
     for blocks in lists:
         chosen = list(blocks)[: options.first]
         for start in range(0, len(chosen), options.group):
-            group = _Group(chosen[start : start + options.group], options)
+            group = _BlockGroup(chosen[start : start + options.group], options)
             for index, block in enumerate(group.blocks):
                 undo.enter_context(patch.object(block, "forward", group.pass_on if index else group.forward))
     return undo
 
 
-class _Group:
+class _BlockGroup:
     """Consecutive blocks that are computed again together: the first one's call runs them all, the others pass on."""
 
     def __init__(self, blocks: list[Any], options: RecomputeOptions) -> None:

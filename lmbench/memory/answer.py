@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
+from dataclasses import replace
 from textwrap import shorten
 from typing import Any
 
@@ -14,9 +14,9 @@ from msgspec.structs import asdict
 
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
-from lmbench.memory.forecast import Forecast, Shortage
+from lmbench.memory.forecast import Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, Shortage, options_of
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.examined import SavedPerBlock
 from lmbench.records.measured import RunError
@@ -166,10 +166,9 @@ def _short_lines(rows: Any) -> Any:
 
 
 def shortage_answer(shortage: Shortage) -> Answer:
-    """The refused request, what the device held, and a row for each change of the run with its predicted peak."""
+    """The refused request, what the device held, and the plan that fits."""
     error = shortage.run.error or RunError()
     refused = shortage.run.memory.refused
-    gpu = shortage.gpu
     message = shorten(error.message or "nothing more is known", 160, placeholder=" ...")
     lines = [Line("outcome", f"out of memory in {error.phase or 'no phase'}: {message}")]
     if refused is not None:
@@ -185,39 +184,13 @@ def shortage_answer(shortage: Shortage) -> Answer:
             Line("held", f"{gib(held_bytes)} of {gib(device_bytes)}: {held}"),
             Line("fragmented", f"{gib((refused.reserved_bytes or 0) - held_bytes)} reserved and not allocated"),
         ]
-    changes = [shortage.as_it_is, *shortage.remedies]
-    rows = []
-    for change in changes:
-        forecast = change.forecast
-        figures = (forecast.highest.total_bytes, forecast.reserved_bytes, forecast.fits) if forecast else (None,) * 3
-        rows.append((" ".join(word.removeprefix("--") for word in change.words) or change.change, *figures))
-    frame = pd.DataFrame(rows, columns=["options", "peak_bytes", "reserved_bytes", "fits"])
-    frame["fits"] = frame["fits"].map({True: "yes", False: "no"}).fillna("not known")
-    gpu_text = f"on {gpu.name} with {gib(gpu.total_bytes)}; " if gpu is not None else ""
-    reasons = dict.fromkeys(change.reason for change in changes if change.reason)
-    sentence = advice(shortage)
-    record = {
-        "refused": refused, "gpu": gpu, "as_it_is": shortage.as_it_is, "remedies": shortage.remedies,
-        "advice": sentence,
-    }  # fmt: skip
-    return Answer(
-        headline=lines,
-        tables=[table("memory/remedies", frame, gpu=gpu_text)],
-        notes=[*(Line("not known", reason) for reason in reasons), Line("do", sentence)],
-        figures={"shortage": record},
-    )
-
-
-def advice(shortage: Shortage) -> str:
-    """The first thing to do, as a clause."""
-    if shortage.run.error is not None and shortage.run.error.where == "host":
-        return "the host's memory ended, not the device's: give it more, or let loaders keep less of it"
-    fitting = [change for change in shortage.remedies if change.forecast is not None and change.forecast.fits]
-    if fitting:
-        # The change with the highest peak that fits changes no more of the run than it has to.
-        smallest = max(fitting, key=lambda change: change.peak_bytes)
-        return f"{smallest.change}: {shlex.join(smallest.words)}"
-    return "no change alone is known to be enough; combine some, and ask: lmbench memory --config CONFIG OPTIONS"
+    figures = {"refused": refused, "reason": shortage.reason}
+    if shortage.plan is None:
+        return Answer([*lines, Line("no plan", shortage.reason)], figures={"shortage": figures})
+    best = shortage.plan.best
+    words = ["--config", str(shortage.config), *([] if best is None else options_of(best))]
+    planned = plan_answer(shortage.plan, words)
+    return replace(planned, headline=[*lines, *planned.headline], figures={**planned.figures, "shortage": figures})
 
 
 # a plan
@@ -226,8 +199,11 @@ def advice(shortage: Shortage) -> str:
 _MOST_POINTS = 14
 
 
-def plan_answer(plan: MemoryPlan, config: Path) -> Answer:
-    """The recipe of least time that fits, the frontier of time against memory, and how to run the recipe."""
+def plan_answer(plan: MemoryPlan, words: list[str]) -> Answer:
+    """The recipe of least time that fits, the frontier of time against memory, and how to run the recipe.
+
+    `words` are those of `lmbench fit` for the recipe.
+    """
     gpu, best = plan.gpu, plan.best
     gpu_text = f"{gpu.name} ({gib(gpu.total_bytes)})"
     time = "time by measured times of a block" if plan.is_timed else "time by recomputed FLOPs and bytes, not measured"
@@ -241,7 +217,7 @@ def plan_answer(plan: MemoryPlan, config: Path) -> Answer:
             Line("plan", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {best.words}"),
             Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} reserved, fits on {gpu_text}"),
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
-            Line("use", shlex.join(["lmbench", "fit", "--config", str(config)]), is_whole=True),
+            Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]
     rows = pd.DataFrame(
         {

@@ -1,30 +1,19 @@
-"""Forecasts of a configuration's memory by phase and category, and the changes that would make a run fit that ran out
-of memory. Works without torch: a process of its own makes a forecast.
-"""
+"""Forecasts of a configuration's memory by phase and category. Works without torch: a process of its own makes them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from shlex import quote
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from lmbench.configs import may_run, read_yaml
-from lmbench.errors import UsageError
-from lmbench.masking import leaves
 from lmbench.memory.blocks import Category
 from lmbench.precision import GPUS, matmul_workspace_bytes, named_gpu
 from lmbench.progress import progress
-from lmbench.python_process import ProcessFailed, run_python
+from lmbench.python_process import run_python
 from lmbench.records.run import RunRecord
-from lmbench.records.schema import value_at
-from lmbench.records.vocabulary import BACKWARD_MODES, Phase
+from lmbench.records.vocabulary import Phase
 
 #: The memory that a process takes on a GPU before its first tensor: context, kernels, libraries. An estimate for an
 #: H200: nvidia-smi shows 500 to 620 MiB for a process of PyTorch 2 that did one matrix product.
@@ -193,98 +182,3 @@ def ask(words: list[str], request: Struct, answer: type[Answer], heard: Callable
     """The answer of the predicting process to a request about a configuration. Raises as `ask_forecast` does."""
     printed = run_python("-m", "lmbench.fit.prediction", msgspec.json.encode(request).decode(), *words, heard=heard)
     return msgspec.json.decode(printed, type=answer)
-
-
-#: lmbench's own Transformer: remedies may use its options.
-_OWN_MODEL = "lmbench.model.language_model.LanguageModel"
-#: How many predictions run at once: each process uses one or two threads and some hundred megabytes.
-_AT_ONCE = 2
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """A change of a run, the options that make it, and its forecast, or the `reason` why there is none."""
-
-    change: str
-    words: tuple[str, ...]
-    forecast: Forecast | None = None
-    reason: str = ""
-
-    @property
-    def peak_bytes(self) -> float:
-        """The predicted peak; infinite without a forecast, so that such a change is sorted last."""
-        return self.forecast.highest.total_bytes if self.forecast else math.inf
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A run that ran out of memory, with predictions for the run as it is and for each change, lowest peak first."""
-
-    run: RunRecord
-    gpu: TargetGpu | None
-    as_it_is: Remedy
-    remedies: list[Remedy]
-
-
-def explain(run: RunRecord, path: Path, ask: Callable[..., Forecast] = ask_forecast) -> Shortage:
-    """Predict the run as it was and with each change that may help; each takes some 10 s, two at a time.
-
-    Nothing is predicted for a configuration that may run code other than lmbench's own: the run may come from anywhere.
-
-    Args:
-        run: the run's record.
-        path: the run's folder, whose configuration is predicted.
-        ask: the function that makes a forecast.
-    """
-    gpu, config = gpu_of(run), path / "config.yaml"
-    for name, value in leaves(read_yaml(config, "config.yaml")[1], into_lists=True):
-        if may_run(value, path) and not name.startswith(("measure.", "wandb.")):
-            reason = f"{name} may run code; if you trust it: lmbench memory --config {quote(str(config))}"
-            return Shortage(run, gpu, Remedy("as it is", (), reason=reason), [])
-
-    def predicted(remedy: Remedy) -> Remedy:
-        finds_largest = not remedy.words and gpu is not None
-        task.begin(remedy.change)
-        try:
-            forecast = ask([f"--config={config}", *remedy.words], Request(gpu, finds_largest), task.note)
-        except (UsageError, ProcessFailed) as error:
-            return replace(remedy, reason=str(error))
-        return replace(remedy, forecast=forecast)
-
-    changes = [Remedy("as it is", ()), *_changes(run)]
-    with progress("predicting what would fit", len(changes)) as task:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            as_it_is, *remedies = pool.map(predicted, changes)
-        remedies += map(predicted, _smaller_batch(run, as_it_is))
-    return Shortage(run, gpu, as_it_is, sorted(remedies, key=lambda remedy: remedy.peak_bytes))
-
-
-def _changes(run: RunRecord) -> list[Remedy]:
-    """The changes that may help, without those that the run had already."""
-    is_own = run.model.name == _OWN_MODEL
-    can_checkpoint = is_own and run.model.checkpoint == "none" and run.mode in BACKWARD_MODES
-    changes = [
-        (run.precision == "32-true", "bfloat16 autocast", "--trainer.precision=bf16-mixed"),
-        (
-            run.precision != "bf16-true", "bfloat16 throughout: weights too, look at the loss",
-            "--trainer.precision=bf16-true",
-        ),
-        (is_own and run.model.attention in ("naive", "sdpa_math"), "fused attention", "--model.attention=sdpa"),
-        (can_checkpoint, "checkpoint each block", "--model.checkpoint=block"),
-        (can_checkpoint, "selective checkpoints", "--model.checkpoint=selective"),
-    ]  # fmt: skip
-    return [Remedy(change, (word,)) for may_help, change, word in changes if may_help]
-
-
-def _smaller_batch(run: RunRecord, as_it_is: Remedy) -> Iterator[Remedy]:
-    """The largest batch that fits, accumulated to the batch of the run: only the time of a step changes."""
-    batch, forecast = run.data.batch_size, as_it_is.forecast
-    largest = None if forecast is None else forecast.largest_batch_size
-    if not batch or largest is None or not largest.value:
-        return
-    size = next(size for size in range(min(largest.value, batch), 0, -1) if batch % size == 0)
-    if size < batch:
-        accumulated = value_at(run, "config.trainer.accumulate_grad_batches")
-        times = batch // size * (accumulated if isinstance(accumulated, int) else 1)
-        words = (f"--data.batch_size={size}", f"--trainer.accumulate_grad_batches={times}")
-        yield Remedy(f"batch {size}, {times} of them accumulated: the same step", words)

@@ -7,22 +7,29 @@ these the peak of any recipe follows by walking through the blocks, forward and 
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import pandas as pd
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from lmbench.configs import may_run, read_yaml
 from lmbench.errors import UsageError
+from lmbench.masking import leaves
 from lmbench.memory.blocks import held_bytes, rounded_bytes
-from lmbench.memory.forecast import TargetGpu, ask
+from lmbench.memory.forecast import TargetGpu, ask, gpu_of
 from lmbench.memory.predictor import Allocation
 from lmbench.progress import progress
+from lmbench.python_process import ProcessFailed
 from lmbench.records.load import find_runs, load_known
+from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASES, Values
 
@@ -382,6 +389,12 @@ class PlanPoint(Struct):
     is_checked: bool = False
 
 
+def options_of(point: PlanPoint) -> list[str]:
+    """A point's options as words of `lmbench fit`."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in point.options.items()}
+    return [f"--{name}={text}" for name, text in texts.items()]
+
+
 class PlanRequest(Struct, tag=True):
     """What a planning process is asked: the GPU, and how many fitting points to check.
 
@@ -462,3 +475,38 @@ def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
     """
     with progress("planning memory") as task:
         return ask(words, request, MemoryPlan, task.note)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A run that ran out of memory, with the plan that fits on its GPU, or the reason why there is none."""
+
+    run: RunRecord
+    config: Path
+    plan: MemoryPlan | None = None
+    reason: str = ""
+
+
+def explain(run: RunRecord, path: Path, ask: Callable[[list[str], PlanRequest], MemoryPlan] = ask_plan) -> Shortage:
+    """Plan for a run that ran out of memory; it takes about a minute.
+
+    Nothing is planned for a configuration that may run code other than lmbench's own: the run may come from anywhere.
+
+    Args:
+        run: the run's record.
+        path: the run's folder, whose configuration is planned.
+        ask: the function that makes a plan.
+    """
+    gpu, config = gpu_of(run), path / "config.yaml"
+    if run.error is not None and run.error.where == "host":
+        return Shortage(run, config, reason="the host's memory ended, not the device's")
+    if gpu is None:
+        return Shortage(run, config, reason="the memory of the run's GPU is not known")
+    for name, value in leaves(read_yaml(config, "config.yaml")[1], into_lists=True):
+        if may_run(value, path) and not name.startswith(("measure.", "wandb.")):
+            command = f"lmbench memory --config {quote(str(config))} --fit {quote(gpu.name)}"
+            return Shortage(run, config, reason=f"{name} may run code; if you trust it: {command}")
+    try:
+        return Shortage(run, config, ask([f"--config={config}"], PlanRequest(gpu)))
+    except (UsageError, ProcessFailed) as error:
+        return Shortage(run, config, reason=str(error))

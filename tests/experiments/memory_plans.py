@@ -38,7 +38,7 @@ MODELS = {
     "llama": ({**HF, "model.config": LLAMA}, (60, 40, 28)),
     "gpt2": ({**HF, "model.config": GPT2}, (60, 40, 20)),
     "own": ({**SHAPE, "model": "own_blocks.OwnBlocks", "model.width": 1024, "model.layers": 24, "model.heads": 16,
-             "model.vocab_size": 10000, "data.vocab_size": 10000}, (40, 24, 12)),
+             "model.vocab_size": 10000}, (40, 24, 12)),
     "tiny": ({"config": "smoke", "model.d_model": 64, "model.d_ff": 128, "model.num_layers": 6, "model.num_heads": 2,
               "model.vocab_size": 256, "data.context_length": 64, "data.batch_size": 2}, (1,)),
 }  # fmt: skip
