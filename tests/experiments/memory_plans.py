@@ -105,7 +105,8 @@ def main(folder, seconds, names):
                 asked.append(pool.submit(ask_quietly, words_of(stage), PlanRequest(target, times, plan.chains)))
             plans = [each.result() for each in asked]
             by_budget = dict(zip(MODELS[name][1], plans, strict=True))
-            points = {str(budget): each.best.options for budget, each in by_budget.items() if each.best}
+            # One recipe may be the best for several budgets.
+            points = {each.best.words: each.best.options for each in plans if each.best}
             samples = plan.points[0].recipe.batch_size * plan.points[0].recipe.micro_batches
             cells = grid(plan, gpu, samples)
             with result_alone(), stage.cache:
@@ -115,7 +116,7 @@ def main(folder, seconds, names):
             grid_rows = [{"model": name, "recipe": key, **row_of(runs[0])} for key, runs in measured.items() if runs]
             swept += grid_rows
             for budget, each in by_budget.items():
-                runs = proven.get(str(budget))
+                runs = proven.get(each.best.words) if each.best else None
                 if not runs:
                     reason = "not run" if each.best else "nothing fits"
                     rows.append({"model": name, "budget_gib": budget, "plan": reason})
