@@ -106,17 +106,25 @@ def main(folder, seconds, names):
             plans = [each.result() for each in asked]
             by_budget = dict(zip(MODELS[name][1], plans, strict=True))
             # One recipe may be the best for several budgets.
-            points = {each.best.words: each.best.options for each in plans if each.best}
+            points = {each.best.recipe: each.best.options for each in plans if each.best}
             samples = plan.points[0].recipe.batch_size * plan.points[0].recipe.micro_batches
             cells = grid(plan, gpu, samples)
             with result_alone(), stage.cache:
-                proven = dict(zip(points, stage.measure("plans", stage.base, points, 1.0), strict=True))
+                proven = dict(
+                    zip(
+                        points,
+                        stage.measure(
+                            "plans", stage.base, {str(recipe): options for recipe, options in points.items()}, 1.0
+                        ),
+                        strict=True,
+                    )
+                )
                 measured = dict(zip(cells, stage.measure("grid", stage.base, cells, 1.0), strict=True))
             stage.executor.end()
             grid_rows = [{"model": name, "recipe": key, **row_of(runs[0])} for key, runs in measured.items() if runs]
             swept += grid_rows
             for budget, each in by_budget.items():
-                runs = proven.get(each.best.words) if each.best else None
+                runs = proven.get(each.best.recipe) if each.best else None
                 if not runs:
                     reason = "not run" if each.best else "nothing fits"
                     rows.append({"model": name, "budget_gib": budget, "plan": reason})
