@@ -136,6 +136,9 @@ class CategoryTeller(LeanCallback):
     def _gradient(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
         self._tracker.note(parameter.grad, "gradients")
+        if parameter.grad.layout is torch.sparse_coo:
+            # A fake sparse tensor has new parts whenever it is asked for them, so nothing tells how long they last.
+            self._tracker.assumed["sparse gradients take no memory after the backward"] = None
         if id(parameter) in self._awaited:
             self._awaited.discard(id(parameter))
             if not self._awaited:

@@ -18,7 +18,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.distributed.tensor import DTensor
 from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin, is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -37,6 +37,8 @@ prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm 
 linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
 _HALVES = (torch.bfloat16, torch.float16)
+#: The getter of a tensor's dtype, which a lazy module's parameter allows nobody else.
+_DTYPE: Any = torch._C.TensorBase.dtype
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _SDPA = functional.scaled_dot_product_attention
 
@@ -72,10 +74,10 @@ def act_like_cuda() -> None:
         if filler.endswith("_") and not filler.startswith("_"):
             setattr(nn.init, filler, lambda tensor, *_, **__: tensor)
     # Fake parameters cannot be changed in place, neither to another dtype nor to the size that a lazy module infers.
-    nn.Module._apply = _convert  # type: ignore[method-assign,assignment]
+    nn.Module._apply = _convert  # type: ignore[method-assign]
     for unsized in (UninitializedParameter, UninitializedBuffer):
-        unsized.__new__ = _unsized(unsized.__new__)  # type: ignore[assignment,method-assign]
-    UninitializedTensorMixin.materialize = _materialize
+        unsized.__new__ = _unsized(unsized.__new__)  # type: ignore[method-assign]
+        unsized.materialize = _materialize  # type: ignore[method-assign]
     # CUDA's kernel keeps a mask of one byte for each element, a CPU's keeps one in the dtype of its input.
     _LIBRARY.impl("dropout", _dropout, "AutogradCPU")
     # Logs, prints and metrics copy tensors and read their values; a fake tensor stands for ones.
@@ -119,7 +121,7 @@ def _unsized(make: Callable[..., Any]) -> Any:
 
 def _materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
     """Turn a lazy module's parameter into a fake one of a size; optimizers that have it keep it."""
-    empty = torch.empty(shape, dtype=dtype or torch._C.TensorBase.dtype.__get__(tensor))
+    empty = torch.empty(shape, dtype=dtype or _DTYPE.__get__(tensor))
     sized: Any = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
     tensor.__class__, tensor.__dict__, sized.__dict__ = type(sized), sized.__dict__, tensor.__dict__
     torch._C._swap_tensor_impl(tensor, sized)

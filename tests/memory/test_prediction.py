@@ -134,7 +134,8 @@ HAND_MODULE = '''
 import copy
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -184,6 +185,80 @@ class Stack(TwoLayers):
 
     def training_step(self, batch, batch_idx):
         return self.net(batch).sum()
+
+
+class Ema(Callback):
+    def on_fit_start(self, trainer, module):
+        self.weights = [parameter.detach().clone() for parameter in module.parameters()]
+
+
+class Averaged(TwoLayers):
+    def configure_callbacks(self):
+        return [Ema(), ModelCheckpoint("nowhere", every_n_train_steps=1)]
+
+
+class TiedAndMoved(TwoLayers):
+    def __init__(self):
+        super().__init__()
+        self.second.weight = self.first.weight
+        self.to("cpu", torch.bfloat16)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch.bfloat16(), batch_idx)
+
+
+class ByHand(TwoLayers):
+    """Steps after each third batch, and asserts what holds for values."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        assert batch.max() < 1 and not batch.isnan().any()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if batch_idx % 3 == 2:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
+class Rows(TwoLayers):
+    """A table with sparse gradients, and batches from two loaders."""
+
+    def __init__(self):
+        LightningModule.__init__(self)
+        self.table = nn.Embedding(1024, 1024, sparse=True)
+
+    def training_step(self, batch, batch_idx):
+        return self.table(batch["a"][:, 0].long()).sum() + batch["b"].sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self):
+        return {name: TwoLayers.train_dataloader(self) for name in "ab"}
+
+
+class Lazy(TwoLayers):
+    """Keeps a tensor that is no buffer, and so the host's."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.zeros(1024, 1024)
+        self.second = nn.LazyLinear(1024, bias=False)
+
+    def setup(self, stage):
+        self.second(torch.zeros(1, 1024))
+
+
+class Unready(Lazy):
+    def setup(self, stage):
+        pass
+
+
+class Newton(TwoLayers):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
 '''
 
 
@@ -191,6 +266,7 @@ class Stack(TwoLayers):
 def own_module(tmp_path, monkeypatch):
     (tmp_path / "hand_module.py").write_text(HAND_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     return "hand_module.TwoLayers"
 
 
@@ -205,6 +281,32 @@ def test_a_users_module_is_counted_to_the_byte(own_module):
     }  # fmt: skip
     optimizer = peak_of(forecast, "optimizer")
     assert (optimizer.gradients, optimizer.activations) == (weights, 0)
+
+
+#: Modules, and what they hold in the forward of a step in the native order, in matrices of 4 MiB: parameters,
+#: gradients, optimizer state, and what no category tells.
+KINDS = {
+    "Averaged": (2, 2, 4, 2), "TiedAndMoved": (0.5, 0.5, 1, 0), "ByHand": (2, 2, 4, 0), "Rows": (1, 0, 0, 0),
+    "Lazy": (2, 2, 4, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_of_kinds_that_people_write_are_counted(own_module, kind):
+    forecast = predict(f"--model=hand_module.{kind}")
+    forward = peak_of(forecast, "forward")
+    assert ("sparse gradients take no memory after the backward" in forecast.assumed) == (kind == "Rows")
+    sizes = (forward.parameters, forward.gradients, forward.optimizer_state, forward.unknown)
+    assert [size / (4 * 1024**2) for size in sizes] == pytest.approx(KINDS[kind], abs=0.001)
+
+
+def test_dropout_keeps_a_byte_for_each_element(own_module):
+    extra, dropout = "self.first(batch).sin()", "nn.functional.dropout(self.first(batch), 0.5).sin()"
+    without, kept = (
+        peak_of(predict("--model=hand_module.Extra", "--model.extra", f"{value}.sum()"), "forward").activations
+        for value in (extra, dropout)
+    )
+    assert kept - without == 8 * 1024
 
 
 #: What a training step does beside its loss, and what is assumed about values.
@@ -248,6 +350,10 @@ def test_gradients_are_held_in_the_forward_where_steps_keep_them(own_module, wor
          r"cannot be predicted: .*: this needs the values of a tensor; a prediction has only shapes"),
         (["--model=hand_module.Extra", "--model.extra=self.log('x', self.trainer.nothing)"],
          "cannot be predicted: .*AttributeError: 'BenchTrainer' object has no attribute 'nothing'"),
+        (["--model=hand_module.Extra", "--model.extra=nn.LSTM(1024, 8)(batch)[0].sum()"],
+         "cannot be predicted: .*: cuDNN runs this layer on a GPU"),
+        (["--model=hand_module.Newton"], "cannot be predicted: LBFGS keeps a history whose length depends on values"),
+        (["--model=hand_module.Unready"], "cannot be predicted: a lazy module has no sizes; run a batch"),
         ([*TINY, "--trainer.precision=transformer-engine"],
          "precision transformer-engine cannot be predicted; allowed: 64-true, 32-true"),
         (["--model.siz=tiny"], r"model\.siz"),
