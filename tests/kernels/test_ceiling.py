@@ -157,6 +157,13 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
     assert record.bus_bytes_per_s("broadcast", 2, 10**6) is None
 
 
+def test_messages_that_the_budget_does_not_allow_are_told(tmp_path):
+    for largest_bytes, labels in ((10**9 - 4, ["result"]), (10**8, ["result", "left out"])):
+        rates = [collective_rate("all-reduce", 2, size, 1e9) for size in (10**6, largest_bytes)]
+        record = msgspec.convert(ceiling_record() | {"collectives": rates}, CeilingRecord)
+        assert [line.label for line in ceiling_answer(record, tmp_path).notes] == labels
+
+
 def test_a_collective_of_a_trace_is_compared_with_the_same_one_of_the_ceiling(tmp_path):
     rates = [collective_rate("all-reduce", 2, 10**7, 40e9)]
     (tmp_path / "ceiling_x.json").write_text(json.dumps(ceiling_record() | {"collectives": rates}))
