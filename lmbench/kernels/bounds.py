@@ -34,7 +34,7 @@ from lmbench.report.described import table
 from lmbench.report.facts import FACT
 
 
-class Collective(NamedTuple):
+class Messages(NamedTuple):
     """Collectives in a phase: their kind, the bytes of all messages, and of one message."""
 
     kind: str
@@ -96,11 +96,11 @@ def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
     forward_s = tokens * per_token / flops.multiplier / rate.sustained_per_s
     gathered, gradients = float(count * precision.compute_bytes), float(count * precision.weight_bytes)
     activation = tokens * width * precision.compute_bytes
-    activations = Collective("all-reduce", 2 * layers * activation, activation)
-    gather = Collective("all-gather", gathered, gathered / layers)
-    reduce = Collective("reduce-scatter", gradients, gradients / layers)
-    strategies: tuple[tuple[str, Phase, list[Collective]], ...] = (
-        ("ddp", "backward", [Collective("all-reduce", gradients, gradients / layers)]),
+    activations = Messages("all-reduce", 2 * layers * activation, activation)
+    gather = Messages("all-gather", gathered, gathered / layers)
+    reduce = Messages("reduce-scatter", gradients, gradients / layers)
+    strategies: tuple[tuple[str, Phase, list[Messages]], ...] = (
+        ("ddp", "backward", [Messages("all-reduce", gradients, gradients / layers)]),
         ("fsdp2", "forward", [gather]),
         ("fsdp2", "backward", [gather, reduce]),
         ("tensor_parallel", "forward", [activations]),
@@ -121,7 +121,7 @@ def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
     return rows
 
 
-def _seconds(ceiling: CeilingRecord, collective: Collective, ranks: int) -> float:
+def _seconds(ceiling: CeilingRecord, collective: Messages, ranks: int) -> float:
     """Seconds of collectives that nothing slows down, at the bus bandwidth of their size."""
     bus = ceiling.bus_bytes_per_s(collective.kind, ranks, collective.message_bytes)
     assert bus is not None

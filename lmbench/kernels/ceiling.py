@@ -35,6 +35,8 @@ _LEVELS = 3
 #: Tensors of the parameters' size that one AdamW step reads (parameters, gradients, both moments) and writes (all but
 #: the gradients). torch.optim.AdamW keeps the moments in the parameters' type.
 ADAMW_READS, ADAMW_WRITES = 4, 3
+#: The bytes of measured messages: the larger of what a rank sends and receives.
+MESSAGES_BYTES = (10**6, 10**7, 10**8, 10**9)
 
 
 class Rate(Struct, kw_only=True):
@@ -164,13 +166,16 @@ def ceiling_answer(record: CeilingRecord, path: Path) -> Answer:
     rows["label"] = [f"{rate.name} {'TB/s' if rate.name == 'copy' else 'TFLOP/s'}" for rate in rates]
     rows["share_fraction"] = rows.sustained_per_s / rows.sheet.astype(float)
     seconds = f"{max(rate.seconds for rate in rates):.1f}"
-    tables = [table("kernels/ceiling", rows, seconds=seconds)]
+    tables, notes = [table("kernels/ceiling", rows, seconds=seconds)], [Line("result", str(path), is_whole=True)]
     if record.collectives:
         collectives = pd.DataFrame(map(as_dict, record.collectives))
         collectives["hidden_fraction"] = [rate.hidden_fraction for rate in record.collectives]
         tables.append(table("kernels/measured_collectives", collectives))
+        largest_bytes = collectives.groupby(["collective", "ranks"]).message_bytes.max()
+        if largest_bytes.min() < 0.9 * MESSAGES_BYTES[-1]:
+            notes.append(Line("left out", "larger messages, which would take longer than --budget allows"))
     device = f"{gpu.name or host.cpu_model}{limit}, torch {record.environment.versions.torch}"
-    return Answer([Line("device", device)], tables, [Line("result", str(path), is_whole=True)], figures=as_dict(record))
+    return Answer([Line("device", device)], tables, notes, figures=as_dict(record))
 
 
 def datasheet_rate(gpu_name: str | None, name: str) -> float | None:

@@ -54,7 +54,9 @@ def test_a_product_counts_the_operations_that_pytorch_counts_and_a_copy_its_byte
     assert moved == 2 * copy().nbytes == 2 * ceiling.CPU_COPY_BYTES
 
 
-def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys):
+def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, monkeypatch):
+    # A product in bfloat16 takes seconds on a CPU without instructions for it.
+    monkeypatch.setattr(ceiling, "CPU_MATMUL_SIZE", 64)
     words = ["--sustained_s=0.05", f"--results_dir={tmp_path}", "--collectives", "--ranks=2", "--budget=0.1s", "--json"]
     assert main(["ceiling", *words]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -155,6 +157,13 @@ def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ra
     bus = [record.bus_bytes_per_s("all-reduce", *at) for at in ((2, 10**7), (3, 10**9), (7, 10**7))]
     assert bus == pytest.approx([20.0, 30.0, 5.0])
     assert record.bus_bytes_per_s("broadcast", 2, 10**6) is None
+
+
+def test_messages_that_the_budget_does_not_allow_are_told(tmp_path):
+    for largest_bytes, labels in ((10**9 - 4, ["result"]), (10**8, ["result", "left out"])):
+        rates = [collective_rate("all-reduce", 2, size, 1e9) for size in (10**6, largest_bytes)]
+        record = msgspec.convert(ceiling_record() | {"collectives": rates}, CeilingRecord)
+        assert [line.label for line in ceiling_answer(record, tmp_path).notes] == labels
 
 
 def test_a_collective_of_a_trace_is_compared_with_the_same_one_of_the_ceiling(tmp_path):

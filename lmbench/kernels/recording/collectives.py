@@ -21,12 +21,10 @@ import torch.multiprocessing
 from lmbench.device import best_device, device_of, synchronize
 from lmbench.errors import UsageError
 from lmbench.files import ScratchFolder
-from lmbench.kernels.ceiling import CollectiveRate
+from lmbench.kernels.ceiling import MESSAGES_BYTES, CollectiveRate
 from lmbench.kernels.communication import bus_factor_of
 from lmbench.progress import progress
 
-#: The bytes of messages: the larger of what a rank sends and receives.
-MESSAGES_BYTES = (10**6, 10**7, 10**8, 10**9)
 #: Edge of the square matrices that are multiplied beside a collective: a product takes as long as a small collective.
 _PRODUCT_SIZE, _CPU_PRODUCT_SIZE = 2048, 256
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
@@ -67,6 +65,8 @@ def _be_rank(rank: int, ranks: int, budget_s: float, folder: str) -> None:
         torch.accelerator.set_device_index(rank)
         # The ranks agree by gloo, which the GPUs do not notice.
         backend = f"cpu:gloo,{device.type}:nccl"
+    # All ranks are on this machine, whose name may not lead to an address.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # torch 2.13 has new names for two collectives, which torch 2.11 lacks.
     warnings.simplefilter("ignore", FutureWarning)
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
@@ -75,7 +75,7 @@ def _be_rank(rank: int, ranks: int, budget_s: float, folder: str) -> None:
     rates = []
     with progress("collectives", len(counts) * len(_COLLECTIVES), is_measured_here=True) as task:
         for count in counts:
-            group = dist.new_group(range(count))
+            group = dist.new_group(range(count), backend=backend)
             for kind in _COLLECTIVES if rank < count else ():
                 if rank == 0:
                     task.begin(f"{kind} between {count} ranks")
@@ -100,13 +100,11 @@ class _Timing:
     def rates(self, cell_s: float) -> list[CollectiveRate]:
         """The rates by size of message, up to the size that would take much longer than `cell_s`."""
         rates = []
-        self._seconds(None, 20, 1)
-        product_s = self._seconds(None, 20, 1) / 20
+        _, product_s = (self._seconds(None, 1, 20) for _ in range(2))
         for message_bytes in MESSAGES_BYTES:
             elements = message_bytes // 4 // self._count * self._count
             begin = self._collective(elements)
-            self._seconds(begin, 0, 2)
-            once_s = self._seconds(begin, 0, 2)
+            _, once_s = (self._seconds(begin, 0, 2) for _ in range(2))
             calls = int(min(max(cell_s / (3 * _STRETCHES * once_s), 1), _MOST_CALLS))
             products = max(1, round(once_s / product_s))
             # Alternate, so that a busy moment does not fall on one of the three alone.
