@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -36,7 +37,7 @@ _UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
 class _StoredAnswer(Struct):
     """An answer as JSON: labels and texts, and by name the rows of its tables in SI units."""
 
-    tables: dict[str, list[dict[str, Value | bool]]]
+    tables: dict[str, list[dict[str, Any]]]
     headline: list[tuple[str, str]] = []
     notes: list[tuple[str, str]] = []
 
@@ -66,11 +67,9 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
         *cells_table(rows, catalogue).records(),
         *({"sweep": answer.title, **row} for answer in answers for table in answer.tables for row in table.records()),
     ]
-    keys = list(dict.fromkeys(key for record in records for key in record))
-    table = Table("rows", "", [Column(key) for key in keys], [[record.get(key) for key in keys] for record in records])
     try:
         write_whole(Path(f"{target}.md"), page)
-        write_whole(Path(f"{target}.csv"), render(Answer(tables=[table]), "csv"))
+        write_whole(Path(f"{target}.csv"), render(Answer(tables=[_table("rows", records)]), "csv"))
     except OSError as error:
         raise UsageError(f"--publish {str(target)!r}: {error.strerror}; name files in a folder that exists") from error
     return Answer(headline=[Line("written", f"{target}.md, {target}.csv", is_whole=True), *_doubts(sections)])
@@ -82,17 +81,19 @@ def _stored_answers(paths: Iterable[str]) -> list[Answer]:
     for file in sorted(file for path in paths for file in Path(path).glob("*.json")):
         with suppress(Unreadable, DamagedRecord):
             stored = decode(read_file(file, _MOST_BYTES), _StoredAnswer)
-            tables = []
-            for name, rows in stored.tables.items():
-                keys = list(dict.fromkeys(key for row in rows for key in row))
-                columns = [
-                    Column(key.removesuffix(f"_{end}").replace("_", " "), _UNIT_OF.get(end, WORDS), key)
-                    for key, end in ((key, key.rpartition("_")[2]) for key in keys)
-                ]
-                tables.append(Table(name, name, columns, [[row.get(key) for key in keys] for row in rows]))
+            tables = [_table(name, rows) for name, rows in stored.tables.items()]
             headline, notes = ([Line(*line) for line in part] for part in (stored.headline, stored.notes))
             answers.append(Answer(headline, tables, notes, title=file.stem))
     return answers
+
+
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of mappings from names in SI units, such as `step_s`, to values."""
+    columns = []
+    for key in dict.fromkeys(key for row in rows for key in row):
+        title, _, unit = key.rpartition("_")
+        columns.append(Column(title.replace("_", " ") if unit in _UNIT_OF else key, _UNIT_OF.get(unit, WORDS), key))
+    return Table(name, name, columns, [[row.get(column.name) for column in columns] for row in rows])
 
 
 def _page_section(section: Section, catalogue: Catalogue) -> Answer:

@@ -2,8 +2,8 @@
 
 import sys
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 
 from lmbench.callbacks import (
@@ -19,23 +19,6 @@ from lmbench.callbacks import (
 from lmbench.instruments.window import Schedule
 
 FIRST, LAST, STEPS = 60, 160, 200
-
-
-class Null(LightningModule):
-    """A module whose step is as little work as a step can be."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(4))
-
-    def training_step(self, batch, index):
-        return (self.weight * batch).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-    def tokens_per_batch(self, batch):
-        return 4
 
 
 class Counting(Callback):
@@ -61,16 +44,16 @@ def calls_per_step(folder, *callbacks):
     trainer = Trainer(
         max_steps=STEPS, accelerator="cpu", callbacks=[counting, *callbacks], default_root_dir=folder, **flags
     )
-    trainer.fit(Null(), DataLoader([torch.ones(4)] * STEPS, batch_size=None))
+    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, STEPS)))
     return counting.calls / (LAST - FIRST)
 
 
-def test_the_hooks_of_a_run_make_a_fifth_of_the_calls_of_lightnings_own_loop(tmp_path):
+def test_the_hooks_of_a_run_make_a_quarter_of_the_calls_of_lightnings_own_loop(tmp_path):
     bare = calls_per_step(tmp_path)
     session = MeasurementSession(Schedule(warmup_steps=5, steps=STEPS - 10, min_window_s=0, probe_steps=0))
     observers = MemoryRecorder(), TrainingCheck(), SyncFinder(), PhaseTimer(), Compiler(), ThroughputMeter()
     measured = calls_per_step(tmp_path, *observers, RunRecorder(results_dir=tmp_path / "results"), session)
     print(f"{bare:.0f} calls a step in Lightning's Trainer, {measured - bare:.0f} more under lmbench's callbacks")
     assert len(session.records) > LAST
-    # 248 of 1779 with torch 2.13 and Python 3.11; 479 when every observer heard every event.
-    assert measured - bare < 0.2 * bare
+    # 338 and 1843 with torch 2.13 and Python 3.11; 570 when every observer heard every event.
+    assert measured - bare < 0.25 * bare
