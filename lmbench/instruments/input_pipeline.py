@@ -19,7 +19,7 @@ from lmbench.code_owners import responsible_frame
 from lmbench.errors import UsageError
 from lmbench.instruments.host import waited_s
 from lmbench.instruments.host_ledger import reader_of
-from lmbench.records.input_pipeline import InputPipeline, SampledLine
+from lmbench.records.input_pipeline import InputPipeline
 from lmbench.records.vocabulary import Values
 
 #: Steps that are fed or simulated, and the first of them that do not count, since workers fill their queues.
@@ -92,34 +92,34 @@ def time_alone(loader: DataLoader[Any], facts: InputPipeline) -> float:
 
 
 class Progress(NamedTuple):
-    """What a worker has done when it has made a batch, in seconds since it began.
+    """What a worker has done when it has made a batch.
 
     Attributes:
         made_at_s: the moment.
-        collate_s: time of `collate_fn`.
-        cpu_s: CPU time of all threads of the worker.
-        waited_s: time in which its main thread was ready to run and had no core.
-        lines_s: time of each line; the parts of it in which the main thread ran, and waited for something else than a
-            core.
+        collate_s: time of `collate_fn` so far.
+        cpu_s: CPU time of all threads of the worker so far.
+        waited_s: time so far in which its main thread was ready to run and had no core.
+        lines_s: time of each line so far.
     """
 
     made_at_s: float
     collate_s: float
     cpu_s: float
     waited_s: float
-    lines_s: dict[str, tuple[float, float, float]]
+    lines_s: dict[str, float]
 
 
 class WatchedCollate:
     """A `collate_fn` that sends the worker's progress in place of the batch, and watches the worker's stack."""
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self._collate_fn, self._collate_s, self._waited_s = collate_fn, 0.0, 0.0
-        self._lines_s = dict[str, tuple[float, float, float]]()
+        self._collate_fn, self._collate_s = collate_fn, 0.0
+        self._waited_s, self._lines_s = 0.0, dict[str, float]()
 
     def __call__(self, samples: Any) -> Progress:
         if not self._collate_s:
             worker = threading.get_ident(), threading.get_native_id()
+            self._waited_s = waited_s(worker[1]) or 0.0
             threading.Thread(target=self._watch, args=worker, daemon=True).start()
         began_s = time.perf_counter()
         self._collate_fn(samples)
@@ -131,25 +131,19 @@ class WatchedCollate:
         """Book the time since the last look to the line that runs: one that holds Python's lock counts whole."""
         # Else the worker would keep Python's lock for 5 ms, or until it reads, and the line that reads would be blamed.
         sys.setswitchinterval(_SAMPLING_S / 10)
-        clock = time.pthread_getcpuclockid(worker)
-        seen_s, seen_cpu_s, seen_waited_s = time.perf_counter(), time.clock_gettime(clock), waited_s(native_id) or 0.0
+        seen_s = time.perf_counter()
         while True:
             time.sleep(_SAMPLING_S)
             stack = StackSummary.extract(walk_stack(sys._current_frames()[worker]), lookup_lines=False)[::-1]
-            now_s, now_cpu_s, now_waited_s = time.perf_counter(), time.clock_gettime(clock), waited_s(native_id) or 0.0
-            span_s, cpu_s, wait_s = now_s - seen_s, now_cpu_s - seen_cpu_s, now_waited_s - seen_waited_s
-            seen_s, seen_cpu_s, seen_waited_s = now_s, now_cpu_s, now_waited_s
-            self._waited_s += wait_s
+            now_s, self._waited_s = time.perf_counter(), waited_s(native_id) or 0.0
             fetches = [index for index, frame in enumerate(stack) if frame.filename.endswith("data/_utils/fetch.py")]
             inside = [frame for frame in stack[fetches[-1] + 1 :] if frame.filename != __file__] if fetches else []
             if inside:
                 frame = responsible_frame(inside)
                 line = f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
-                look = span_s, cpu_s, span_s - cpu_s - wait_s
-                before = self._lines_s.get(line, (0.0, 0.0, 0.0))
-                total = before[0] + look[0], before[1] + look[1], before[2] + look[2]
                 # A new table each time, since the worker may be sending the old one.
-                self._lines_s = {**self._lines_s, line: total}
+                self._lines_s = {**self._lines_s, line: self._lines_s.get(line, 0.0) + now_s - seen_s}
+            seen_s = now_s
 
 
 class ModelAlone(NamedTuple):
@@ -189,14 +183,11 @@ def time_production(loader: DataLoader[Any], facts: InputPipeline, epoch: int | 
     first, last, count = reports[0], reports[-1], len(reports) - 1
     spans_s = [after.made_at_s - before.made_at_s for before, after in pairwise(reports)]
     cpu_s = last.cpu_s - first.cpu_s
-    facts.idle_fraction = max(0.0, 1.0 - cpu_s / (sum(spans_s) - (last.waited_s - first.waited_s)))
     facts.collate_s = (last.collate_s - first.collate_s) / count
     facts.reader, facts.reader_s = reader_of(changed(loader, num_workers=0)), fmean(spans_s) - facts.collate_s
-    longest = sorted(last.lines_s.items(), key=lambda item: -item[1][0])[:_LINES]
-    facts.lines = [
-        SampledLine(line, span_s / count, min(max(idle_s / (busy_s + idle_s), 0.0), 1.0))
-        for line, (span_s, busy_s, idle_s) in longest
-    ]
+    facts.idle_fraction = max(0.0, 1.0 - cpu_s / (sum(spans_s) - (last.waited_s - first.waited_s)))
+    longest = sorted(last.lines_s.items(), key=lambda item: -item[1])[:_LINES]
+    facts.lines_s = {line: span_s / count for line, span_s in longest}
     return Production(spans_s, cpu_s / count, epoch)
 
 

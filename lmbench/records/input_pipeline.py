@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from lmbench.records.field import Fraction, Seconds, Text, about, lower, record
 from lmbench.records.vocabulary import Values
-
-
-class SampledLine(Struct, frozen=True):
-    """A line of the dataset or of `collate_fn`: time in a batch, and the share of it that
-    reads, as of `InputPipeline.idle_fraction`."""
-
-    location: str
-    host_s: float
-    idle_fraction: float
 
 
 @record
@@ -33,10 +22,9 @@ class InputPipeline:
         "Share of the time for a batch in which the worker does not compute: it reads. Waits for a core do not count.",
         "reads",
     )
-    lines: list[SampledLine] = about(
-        "Lines in which the worker spent most of a batch's time, by looks at its stack: location, `host_s`, "
-        "`idle_fraction`.",
-        factory=list,
+    lines_s: Values = about(
+        "Lines in which the worker spent most of a batch's time, by looks at its stack, each with its time in a batch.",
+        factory=dict,
     )
     fix: Values = about(
         "Smallest settings of the DataLoader with which the step waits least; empty where the loader has them.",

@@ -54,10 +54,10 @@ def saving_of(steps: Sequence[StepRecord], saving: Saving) -> None:
         if beside:
             reach = max(_LEAST_AROUND, 2 * len(beside))
             around = steps[max(0, beside[0] - reach) : beside[-1] + 1 + reach]
-            logs = [(step.is_saving, math.log(step.step_s or 1.0)) for step in around]
-            ends = [[log for is_saving, log in logs if bool(is_saving) == is_beside] for is_beside in (False, True)]
-            if ends[0]:
-                ratios.append(statistics.fmean(ends[1]) - statistics.fmean(ends[0]))
+            slowed = statistics.fmean(math.log(steps[index].step_s or 1.0) for index in beside)
+            others = [math.log(step.step_s or 1.0) for step in around if not step.is_saving]
+            if others:
+                ratios.append(slowed - statistics.fmean(others))
         if alone_s and (end < len(steps) or len(saves) == 1):
             taken_s = sum((step.step_s or 0.0) + (step.checkpoint_s or 0.0) for step in cycle)
             costs.append(taken_s / (len(cycle) * statistics.median(alone_s)) - 1)

@@ -47,9 +47,9 @@ def input_lines(run: RunRecord) -> list[Line]:
     settings = ", ".join(f"{name}={value}" for name, value in facts.fix.items())
     bound = f"input-bound by {percent(1 - facts.resident_step_s / step.mean_s)} of the step" if settings else "fine"
     slow = [
-        f"{line.location} {milliseconds(line.host_s)} ms ({percent(line.idle_fraction)} waits)"
-        for line in facts.lines
-        if line.host_s > _NOTABLE_FRACTION * step.mean_s
+        f"{line} {milliseconds(line_s)} ms"
+        for line, line_s in facts.lines_s.items()
+        if line_s > _NOTABLE_FRACTION * step.mean_s
     ]
     predicted, measured = milliseconds(facts.predicted_step_s), milliseconds(facts.fixed_step_s)
     band = " .. ".join(map(milliseconds, facts.predicted_interval or []))
