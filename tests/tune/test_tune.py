@@ -188,7 +188,7 @@ def test_a_configuration_that_does_not_run_is_one_line(tune):
 
 OWN = """
 model: {class_path: own_blocks.OwnBlocks, init_args: {width: 16}}
-data: {class_path: lmbench.TokenData, init_args: {batch_size: 2, context_length: 8}}
+data: {batch_size: 2, context_length: 8}
 trainer: {accelerator: cpu}
 """
 
