@@ -167,11 +167,10 @@ def _planned(
     options = read_configuration(source, settings, advice)
     words = [f"--{name}={value}" for name, value in options.items()]
     check_options(words)
-    if fit[:1].isdecimal():
-        here = gpu_for(gpu)
-        target = TargetGpu(fit, read_size(fit, "fit") or 0, matmul_workspace_bytes(here.name if here else ""))
-    else:
-        target = gpu_for(fit)
+    is_size = fit[:1].isdecimal()
+    target = gpu_for(gpu if is_size else fit) or TargetGpu("", 0, matmul_workspace_bytes(""))
+    if is_size:
+        target = TargetGpu(fit, read_size(fit, "fit") or 0, target.workspace_bytes)
     plan = ask_plan(words, PlanRequest(target, times_of(run)))
     path = results_dir / f"plan-{Path(str(options[CONFIG])).stem}" / "planned.yaml"
     if plan.best is not None:
