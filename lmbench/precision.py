@@ -148,12 +148,13 @@ def find_gpu(gpu_name: str) -> Gpu | None:
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU with a name that a person gives: its whole name, or a part that occurs in no other GPU's name.
+    """The GPU with a name that a person gives, spaces aside: its whole name, or a part that no other GPU's name has.
 
     Raises:
         UsageError: no GPU's name contains the part, or several do.
     """
-    rows = [gpu for gpu in GPUS if name.strip() and name.casefold() in gpu.name.casefold()]
+    part = name.casefold().replace(" ", "")
+    rows = [gpu for gpu in GPUS if part and part in gpu.name.casefold().replace(" ", "")]
     gpu = find_gpu(name) or (rows[0] if len(rows) == 1 else None)
     if gpu is None:
         if rows:

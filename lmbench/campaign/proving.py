@@ -81,7 +81,7 @@ def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
 
     for size in dict.fromkeys((sizes[0], small)):
         add("none", more, size)
-        for name in TREATMENTS:
+        for name in whole[0].blocks:
             add(name, fewer, size)
         if len(whole) < len(plan.chains):
             add("none", fewer, size, **{"model.loss": "chunked"})

@@ -67,9 +67,8 @@ def memory(
     """Shows what fills the device's memory at its peak: recorded, or predicted without a GPU.
 
     From a history of PyTorch's allocator it shows bytes by category and by part of the model, the largest allocations
-    with their origin, what is saved for the backward, and memory that is reserved but unused.
-    A page or picture (`--output peak.html`, `peak.svg`) adds a timeline. Needs no GPU and no PyTorch. For a run that
-    ended out of memory it shows what was held, and what would fit.
+    with their origin, what is saved for the backward, and what is reserved but unused. `--output peak.html` (or .svg)
+    adds a timeline. Needs no GPU and no PyTorch. For a run that ran out of memory it shows a plan that fits.
 
     Without a recorded run it predicts: `lmbench memory [--gpu NAME] [OPTIONS OF lmbench fit]` shows the peak of each
     phase by category, whether it fits on a GPU (`--gpu H200`; by default the one here), and the largest batch and
@@ -84,8 +83,8 @@ def memory(
     RESULTS_DIR/plan-CONFIG/planned.yaml for `lmbench fit`. `lmbench tune CONFIG --for memory` measures such plans.
 
     Args:
-        sources: SOURCE|A B: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot that
-            torch.cuda.memory._dump_snapshot wrote, read without running code; or a configuration, as with --config
+        sources: SOURCE|A B: the folder of a run recorded with `lmbench fit ... --memory.history true`, or any snapshot
+            of torch.cuda.memory._dump_snapshot, read without running code; or a configuration, as with --config
         device: the device to show, if a snapshot has histories of several
         gpu: name of the GPU to predict for, such as H200; by default the one here
         gpus: several GPUs, parted by commas, or all that lmbench knows: one table of what fits on each
@@ -112,6 +111,11 @@ def memory(
         return forecast_answer(ask_forecast(settings, request))
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
+    return _recorded(source, device)
+
+
+def _recorded(source: Result, device: int | None) -> Answer:
+    """The peak of a recorded history, and the plan for a run that ran out of memory."""
     from lmbench.memory.answer import history_answer, shortage_answer
     from lmbench.memory.blocks import SNAPSHOT_FILE
     from lmbench.memory.findings import examine
@@ -128,7 +132,8 @@ def memory(
 
 
 def _is_config(source: str) -> bool:
-    return source in shipped_configs() and not Path(source).exists() or source.endswith((".yaml", ".yml"))
+    is_shipped = source in shipped_configs() and not Path(source).exists()
+    return is_shipped or source.endswith((".yaml", ".yml"))
 
 
 def _difference(sources: Sequence[Result], device: int | None, gpu: str | None, settings: list[str]) -> Answer:
@@ -162,11 +167,10 @@ def _planned(
     options = read_configuration(source, settings, advice)
     words = [f"--{name}={value}" for name, value in options.items()]
     check_options(words)
-    if fit[:1].isdecimal():
-        here = gpu_for(gpu)
-        target = TargetGpu(fit, read_size(fit, "fit") or 0, matmul_workspace_bytes(here.name if here else ""))
-    else:
-        target = gpu_for(fit)
+    is_size = fit[:1].isdecimal()
+    target = gpu_for(gpu if is_size else fit) or TargetGpu("", 0, matmul_workspace_bytes(""))
+    if is_size:
+        target = TargetGpu(fit, read_size(fit, "fit") or 0, target.workspace_bytes)
     plan = ask_plan(words, PlanRequest(target, times_of(run)))
     path = results_dir / f"plan-{Path(str(options[CONFIG])).stem}" / "planned.yaml"
     if plan.best is not None:

@@ -55,7 +55,7 @@ class BlockWatch(Callback):
 
     def __init__(self, recompute: RecomputeOptions | None, model: Values) -> None:
         self.recompute, self.model = recompute, model
-        self.borders, self.counter, self.host_bytes = BlockBorders(), Counter(), 0.0
+        self.borders, self.counter, self.host_bytes = BlockBorders(), Counter(), 0.0  # type: ignore[no-untyped-call]
         self.allocations: list[Allocation] = []
         self._tracker: Any = None
         self._blocks: Any = None

@@ -157,7 +157,7 @@ class _BlockGroup:
         """The group's call, which takes the same kernels of attention when it runs again in the backward pass."""
         if torch.compiler.is_compiling():
             return self._run
-        enabled = [backend for backend, is_enabled in _BACKENDS.items() if is_enabled()]
+        enabled = [backend for backend, is_enabled in _BACKENDS.items() if is_enabled()]  # type: ignore[no-untyped-call]
 
         def run(*inputs: Any, **named: Any) -> Any:
             with sdpa_kernel(enabled):

@@ -25,7 +25,7 @@ from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines
 from lmbench.report.charts import picture
 from lmbench.report.described import table
 from lmbench.report.run import refusal
-from lmbench.report.units import count, gib, percent
+from lmbench.report.units import count, gib, milliseconds, percent
 
 #: The table of parts leaves out parts with a smaller share of the peak, and columns of categories with a smaller share.
 _PART_FRACTION = 0.005
@@ -212,7 +212,7 @@ def plan_answer(plan: MemoryPlan, words: list[str]) -> Answer:
         lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {gib(smallest.reserved_bytes)} reserved")]
     else:
         recipe = best.recipe
-        step = f"{best.work * 1e3:,.1f} ms a step, " if plan.is_timed else ""
+        step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""
         lines = [
             Line("plan", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {best.words}"),
             Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} reserved, fits on {gpu_text}"),

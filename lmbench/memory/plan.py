@@ -361,7 +361,7 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
 def recipes_of(chain: Chain, samples: int) -> Iterator[Recipe]:
     """Every recipe for a step of so many samples in the chain's micro-batches."""
     count, treatments = chain.count, [name for name in chain.blocks if name != "none"]
-    shape = {
+    shape: Values = {
         "batch_size": chain.batch_size, "micro_batches": samples // chain.batch_size, "is_chunked": chain.is_chunked,
     }  # fmt: skip
     yield Recipe(**shape)

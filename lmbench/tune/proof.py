@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.records.load import StoredRun
-from lmbench.report.answer import Answer, Column, Line, Table
-from lmbench.report.units import GIB, MS, PERCENT, Unit, gib, whole
+from lmbench.report.answer import Answer, Column, Line, Table, Value
+from lmbench.report.units import GIB, MS, PERCENT, Unit, gib, milliseconds, whole
 
 
 @dataclass
@@ -23,7 +23,8 @@ class ProvenPoint:
     @property
     def step_s(self) -> float | None:
         """The median time of a step; None for a run that did not end well."""
-        return self.run.record.phases.step.median_s if self.run.outcome == "ok" else None
+        step = self.run.record.phases.step
+        return step.median_s if step is not None and self.run.outcome == "ok" else None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -39,7 +40,7 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
 
     `path` is the folder that holds tuned.yaml.
     """
-    rows, best = [], next((point for point in proven if point.is_answer), None)
+    rows, best = list[list[Value]](), next((point for point in proven if point.is_answer), None)
     for proof in proven:
         point, peak, step_s = proof.point, proof.peak_bytes, proof.step_s
         outcome = "the answer" if proof.is_answer else proof.run.outcome.replace("ok", "")
@@ -63,7 +64,9 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
         lines = [
             Line("proven", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {best.point.words}"),
             Line("peak", f"{gib(best.peak_bytes)} measured, {gib(best.point.peak_bytes)} predicted"),
-            Line("step", f"{best.step_s * 1e3:,.1f} ms measured, {best.point.work * 1e3:,.1f} ms predicted"),
+            Line(
+                "step", f"{milliseconds(best.step_s or 0.0)} ms measured, {milliseconds(best.point.work)} ms predicted"
+            ),
             Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
         ]
     caption = f"the fastest of {plan.tried:,} recipes that fit by prediction, in this order; for {plan.gpu.name}"

@@ -13,6 +13,16 @@ from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.memory.forecast import TargetGpu
+from lmbench.memory.plan import (
+    BlockFacts,
+    Chain,
+    ChainFacts,
+    MemoryPlan,
+    PlanPoint,
+    Recipe,
+    predicted_work,
+    with_times,
+)
 
 SPACE = """
 only: true
@@ -174,3 +184,47 @@ def test_a_configuration_that_does_not_run_is_one_line(tune):
     code, answer, err = tune("given.yaml", "--model.breaks=true")
     assert (code, answer) == (2, None)
     assert "the configuration as given does not run: planted" in err.splitlines()[-1]
+
+
+OWN = """
+model: {class_path: own_blocks.OwnBlocks, init_args: {width: 16}}
+data: {batch_size: 2, context_length: 8}
+trainer: {accelerator: cpu}
+"""
+
+
+def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(tune, monkeypatch):
+    block = BlockFacts(30, 30, 30, 5, -20, work=30)
+    facts = ChainFacts(*[0.0] * 9, work=50, adding_work=3)
+    chain = Chain(2, False, 6, facts, {"none": block, "inputs": block._replace(kept=2, saved=2, work=40)})
+
+    def plan_for(words, request):
+        """A plan as its process makes it, for a chain that is known."""
+        chains = with_times([chain], request.times) if request.times else [chain]
+        points = [
+            PlanPoint(recipe, recipe.options(6), recipe.words(6), 2**20, 2**20, work)
+            for recipe in (Recipe(2, 1), Recipe(2, 1, "inputs", 6))
+            if (work := predicted_work(chains[0], recipe))
+        ]
+        for point in points:
+            del point.options["model.checkpoint"]
+        points.sort(key=lambda point: point.work)
+        return MemoryPlan(points, points[: request.checks], request.gpu, bool(request.times), [chain], 2)
+
+    monkeypatch.setattr("lmbench.campaign.proving.ask_plan", plan_for)
+    shutil.copy(SUPPORT / "own_blocks.py", ".")
+    Path("own.yaml").write_text(OWN)
+    words = ("--for=memory", "--at_most=1GiB", "--measure.warmup_steps=1", "--measure.min_window_s=0.1", "--json")
+    code, answer, err = tune("own.yaml", *words)
+    assert code == 0, err
+    rows = answer["tables"]["proof"]
+    assert [row["predicted_step_s"] for row in rows] == sorted(row["predicted_step_s"] for row in rows)
+    (best,) = [row for row in rows if row["outcome"] == "the answer"]
+    assert best["step_s"] == min(row["step_s"] for row in rows)
+    # Times of blocks predict the time of the whole.
+    assert all(0.3 < row["predicted_step_s"] / row["step_s"] < 3 for row in rows)
+    tuned = yaml.safe_load(Path("results/tune-own/tuned.yaml").read_text())
+    recomputed = {"nothing": None, "all blocks": {"keep": "inputs"}}
+    assert tuned["trainer"]["recompute"] == recomputed[best["recomputed"]]
+    code, _, err = tune("own.yaml", *words[:1], "--name=other")
+    assert (code, "--for memory needs a GPU" in err) == (2, True)
