@@ -68,16 +68,19 @@ WHAT_IF, NOTHING_CHANGED = "measure.what_if", "nothing"
 def _predicted_s(frame: Frame, cell: int) -> float | None:
     """The step of a cell that makes a what-if true, predicted from the step and the trace of the unchanged cell.
 
-    The profiler slows the recorded step, so its change counts as a share of it.
+    The profiler slows the host, so a change counts as a share of the recorded step. Without launches what is left is
+    the device's time, which it does not slow.
     """
     unchanged = [other for other, facts in frame.facts.items() if facts.get(WHAT_IF) == NOTHING_CHANGED]
     if not unchanged:
         return None
     base = max(unchanged, key=lambda other: len(frame.facts[other].items() & frame.facts[cell].items()))
     changes, path_s = (beside(f"kernels.{name}")(frame, base) for name in ("what_if", "path_s"))
-    change_s = (changes or {}).get(frame.facts[cell].get(WHAT_IF))
-    steps_s = frame.numbers(base, STEP.expression)
-    return None if change_s is None or not steps_s else fmean(steps_s) * (1 + change_s / path_s)
+    words = frame.facts[cell].get(WHAT_IF)
+    change_s, steps_s = (changes or {}).get(words), frame.numbers(base, STEP.expression)
+    if change_s is None or not steps_s:
+        return None
+    return path_s + change_s if words == "launches=0" else fmean(steps_s) * (1 + change_s / path_s)
 
 
 def _prediction_error(frame: Frame, cell: int) -> float | None:
