@@ -78,12 +78,12 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
     from its first kernel to its last.
     """
-    ((rank, trace),) = graph.traces.items()
+    (trace,) = graph.traces.values()
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
         return Clocks(nothing, nothing, nothing, nothing, steps)
-    starts = graph.starts.loc[rank].reindex(kernels.index)
+    starts = graph.starts.droplevel("rank").reindex(kernels.index)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
     queue = kernels.assign(

@@ -177,7 +177,8 @@ class Graph:
             if is_measured:
                 begin_ns = begins_ns[moment]
             rows.append((link, max(time_ns[moment], begin_ns) if moment >= 0 else begin_ns, end_ns))
-        return pd.DataFrame(rows, columns=["link", "start_ns", "end_ns"])
+        path = pd.DataFrame(rows, columns=["link", "start_ns", "end_ns"])
+        return path.astype({"link": np.int64, "start_ns": float, "end_ns": float})
 
 
 def build_graph(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> Graph:
@@ -318,7 +319,7 @@ class _RankGraph:
         # A kernel before the steps is replaced by the last one of its stream in the repetition before.
         clocked = np.flatnonzero(self._is_clocked)
         last[self._lane[clocked]] = clocked + self._end
-        finish_ns = max(self._end_ns.max(initial=0), self._finish_ns)
+        finish_ns = self._end_ns[self._is_clocked].max(initial=self._finish_ns)
         rows = [
             (call_ns, call_ns, 0, self.calls.index >= begin, NONE),
             (self.calls.end_ns, call_ns, 2, self.calls.index >= begin, NONE),

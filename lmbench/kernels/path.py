@@ -17,7 +17,9 @@ from lmbench.records.intervals import NONE, covered, union
 #: Words for time on the path beside kinds of kernels, collectives and the host's causes.
 GAPS, UNEXPLAINED, WAITING = "short gaps", "unexplained", "waiting for rank "
 # Links that have one cause, whatever they belong to.
-_CAUSES: Final = {"launch": LAUNCHING, "order": GAPS, "wait": GAPS, "return": SYNCHRONIZING, "queue": SYNCHRONIZING}
+_CAUSES: Final = {"launch": LAUNCHING, "order": GAPS, "wait": GAPS, "return": SYNCHRONIZING, "queue": SYNCHRONIZING,
+    "join": UNEXPLAINED, "end": UNEXPLAINED,
+}  # fmt: skip
 
 
 def host_time(graph: Graph) -> pd.DataFrame:
@@ -64,7 +66,7 @@ def device_time(graph: Graph) -> pd.DataFrame:
 
 def link_causes(links: pd.DataFrame, device: pd.DataFrame) -> pd.Series:
     """The cause of each of these links of the device: of a kernel its kind, of a collective `exposed` and its name."""
-    links = links[~links.kind.isin((*HOST_LINKS, "join", "end"))]
+    links = links[~links.kind.isin(HOST_LINKS)]
     kernels = device.reindex(links.index)
     kind = kernels.kind.where(kernels.kind != "comm", "exposed " + kernels.collective)
     return links.kind.map(_CAUSES).fillna(kind)

@@ -98,10 +98,16 @@ class WhatIf:
     """The graph with what its links stand for, simulated with changes; lengths are those of a step, in s.
 
     `host` and `device` have the pieces and kernels of the links; `base` is the simulation without a change.
+
+    Raises:
+        UsageError: the steps take no time, as in a damaged trace.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        if not graph.measured.length_ns > 0:
+            path = next(iter(graph.traces.values())).path
+            raise UsageError(f"the steps of {str(path)!r} take no time; give a trace as torch.profiler wrote it")
         self.host, self.device = host_time(graph), device_time(graph)
         self.base = graph.simulate()
         self.measured_s = float(graph.measured.length_ns / 1e9 / graph.steps)
