@@ -28,6 +28,8 @@ _FIRST_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 1.0, 10, 30.0
 _PLANNED_ROUNDS, _LEAST_LEFT = 8, 4
 #: Without a given budget, comparisons may take this many times the rounds that a change of the gate's size takes.
 _AUTO_FACTOR = 1.5
+#: Longer budgets are told in minutes.
+_MOST_TOLD_IN_S = 120.0
 
 
 @dataclass
@@ -124,10 +126,11 @@ class Rounds:
         needed = rounds_until(change, cell.round_std or 0.0)
         more_s = max(1, needed - rounds) * round_s
         about = "about" if cell.round_std else "at least"
-        budget = math.ceil((elapsed_s + more_s) / 60)
+        total_s = elapsed_s + more_s
+        budget = f"{math.ceil(total_s)}s" if total_s < _MOST_TOLD_IN_S else f"{math.ceil(total_s / 60)}m"
         return (
             f"a round takes {duration(round_s)}; +{percent_short(change)} takes {about} {needed} rounds: "
-            f"{duration(more_s)} more, --budget {budget}m"
+            f"{duration(more_s)} more, --budget {budget}"
         )
 
     def _lengthen_window(self, cell: CellComparison, round_s: float, rest_s: float) -> None:

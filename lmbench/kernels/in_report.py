@@ -75,7 +75,8 @@ def _predicted_s(frame: Frame, cell: int) -> float | None:
     if not unchanged:
         return None
     base = max(unchanged, key=lambda other: len(frame.facts[other].items() & frame.facts[cell].items()))
-    changes, path_s = (beside(f"kernels.{name}")(frame, base) for name in ("what_if", "path_s"))
+    changes = beside("kernels.what_if")(frame, base)
+    path_s: float = beside("kernels.path_s")(frame, base)
     words = frame.facts[cell].get(WHAT_IF)
     change_s, steps_s = (changes or {}).get(words), frame.numbers(base, STEP.expression)
     if change_s is None or not steps_s:

@@ -77,7 +77,7 @@ def act_like_cuda() -> None:
     nn.Module._apply = _convert  # type: ignore[method-assign]
     for unsized in (UninitializedParameter, UninitializedBuffer):
         unsized.__new__ = _unsized(unsized.__new__)  # type: ignore[method-assign]
-        unsized.materialize = _materialize  # type: ignore[method-assign]
+        unsized.materialize = _materialize  # type: ignore[method-assign, assignment]
     # CUDA's kernel keeps a mask of one byte for each element, a CPU's keeps one in the dtype of its input.
     _LIBRARY.impl("dropout", _dropout, "AutogradCPU")
     # Logs, prints and metrics copy tensors and read their values; a fake tensor stands for ones.

@@ -42,7 +42,7 @@ _TEXTS: dict[str, Callable[[float], str]] = {
     "bytes": lambda value: f"{value / 2**30:,.3f}",
     "signed_GiB": lambda value: f"{value / 2**30:+,.3f}",
     "MiB": lambda value: f"{value / 2**20:,.2f}",
-    "MB": lambda value: f"{value / 1e6:.3g}",
+    "MB": lambda value: f"{value / 1e6:.3g}" if value < 1e8 else f"{value / 1e6:,.0f}",
     "mega": lambda value: f"{value / 1e6:.0f}",
     "ratio": "{:.2f}".format, "small_ratio": "{:.4f}".format, "mean_s": microseconds, "s": milliseconds,
 }  # fmt: skip
