@@ -81,7 +81,7 @@ def _predicted_s(frame: Frame, cell: int) -> float | None:
     change_s, steps_s = (changes or {}).get(words), frame.numbers(base, STEP.expression)
     if change_s is None or not steps_s:
         return None
-    return path_s + change_s if words == "launches=0" else fmean(steps_s) * (1 + change_s / path_s)
+    return float(path_s + change_s if words == "launches=0" else fmean(steps_s) * (1 + change_s / path_s))
 
 
 def _prediction_error(frame: Frame, cell: int) -> float | None:
