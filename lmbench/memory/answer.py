@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
-from lmbench.memory.forecast import Forecast
+from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
 from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, Shortage, options_of
 from lmbench.memory.timeline import memory_chart
@@ -209,7 +209,8 @@ def plan_answer(plan: MemoryPlan, words: list[str]) -> Answer:
     time = "time by measured times of a block" if plan.is_timed else "time by recomputed FLOPs and bytes, not measured"
     if best is None:
         smallest = min(plan.points, key=lambda point: point.reserved_bytes)
-        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {gib(smallest.reserved_bytes)} reserved")]
+        least = f"{gib(smallest.reserved_bytes)} reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
+        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}")]
     else:
         recipe = best.recipe
         step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""
