@@ -50,7 +50,7 @@ class LoaderProbe(Observer):
     Recorded under `input_pipeline`:
 
     - `resident_step_s`, `loader_step_s`, `first_batch_s`, `turn_s`: the model alone and the loader alone.
-    - `reader`, `reader_s`, `idle_fraction`, `collate_s`, `lines_s`: who makes a batch, in one worker.
+    - `reader`, `reader_s`, `idle_fraction`, `collate_s`, `slowest_lines`: who makes a batch, in one worker.
     - `fix`, `predicted_step_s`, `predicted_interval`, `fixed_step_s`: settings that end the waiting, if steps wait.
     - `reason`: why the loader was not measured.
     """

@@ -187,7 +187,7 @@ def time_production(loader: DataLoader[Any], facts: InputPipeline, epoch: int | 
     facts.reader, facts.reader_s = reader_of(changed(loader, num_workers=0)), fmean(spans_s) - facts.collate_s
     facts.idle_fraction = max(0.0, 1.0 - cpu_s / (sum(spans_s) - (last.waited_s - first.waited_s)))
     longest = sorted(last.lines_s.items(), key=lambda item: -item[1])[:_LINES]
-    facts.lines_s = {line: span_s / count for line, span_s in longest}
+    facts.slowest_lines = {line: span_s / count for line, span_s in longest}
     return Production(spans_s, cpu_s / count, epoch)
 
 

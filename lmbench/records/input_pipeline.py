@@ -22,8 +22,8 @@ class InputPipeline:
         "Share of the time for a batch in which the worker does not compute: it reads. Waits for a core do not count.",
         "reads",
     )
-    lines_s: Values = about(
-        "Lines in which the worker spent most of a batch's time, by looks at its stack, each with its time in a batch.",
+    slowest_lines: Values = about(
+        "Lines in which the worker spent most of a batch's time, by looks at its stack, each with its seconds in a batch.",
         factory=dict,
     )
     fix: Values = about(

@@ -48,7 +48,7 @@ def input_lines(run: RunRecord) -> list[Line]:
     bound = f"input-bound by {percent(1 - facts.resident_step_s / step.mean_s)} of the step" if settings else "fine"
     slow = [
         f"{line} {milliseconds(line_s)} ms"
-        for line, line_s in facts.lines_s.items()
+        for line, line_s in facts.slowest_lines.items()
         if line_s > _NOTABLE_FRACTION * step.mean_s
     ]
     predicted, measured = milliseconds(facts.predicted_step_s), milliseconds(facts.fixed_step_s)

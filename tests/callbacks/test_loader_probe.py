@@ -72,7 +72,7 @@ def test_a_slow_pipeline_is_told_with_its_cause_and_fix(rows, settings, slowest,
     assert facts.reason is None
     assert facts.reader == f"Rows.__getitem__ (test_loader_probe.py:{Rows.__getitem__.__code__.co_firstlineno})"
     assert max(("reader_s", "collate_s"), key=lambda name: getattr(facts, name)) == slowest
-    assert next(iter(facts.lines_s)).startswith(f"{line} (test_loader_probe.py:")
+    assert next(iter(facts.slowest_lines)).startswith(f"{line} (test_loader_probe.py:")
     assert (facts.idle_fraction > 0.5) == waits
     # On a machine that is busy enough the model outlasts the loader, and less is to be mended.
     assert facts.fix.keys() >= fixed or facts.loader_step_s < 1.5 * facts.resident_step_s
