@@ -23,7 +23,7 @@ class InputPipeline:
         "reads",
     )
     slowest_lines: Values = about(
-        "Lines in which the worker spent most of a batch's time, by looks at its stack, each with its seconds in a batch.",
+        "The worker's lines that take most of a batch, by looks at its stack, each with its seconds in a batch.",
         factory=dict,
     )
     fix: Values = about(
