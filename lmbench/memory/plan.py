@@ -47,8 +47,8 @@ _IN_GROUPS = "inputs"
 _MOST_PORTIONS = 48
 #: Few blocks, whose steps tell what each block adds; the second of them stands for all others.
 FEW_BLOCKS = (3, 6)
-#: FLOPs that take as long as moving a byte: a GPU that multiplies at 400 TFLOP/s and moves 2.5 TB/s (H100, measured by
-#: `lmbench ceiling`), and 50 GB/s to and from its host.
+#: FLOPs that take as long as moving a byte, chosen for a GPU that multiplies at 400 TFLOP/s and moves 2.5 TB/s, and
+#: 50 GB/s to and from its host. They only rank recipes, where no times of a block were measured.
 FLOPS_PER_BYTE, FLOPS_PER_HOST_BYTE = 160, 8000
 #: An eager operator reads about twice as much as it writes.
 _MOVED_PER_WRITTEN = 3
