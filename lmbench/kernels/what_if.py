@@ -132,12 +132,6 @@ class WhatIf:
                 changes_s[words] = self.ask(read_changes(words))[0] - self.measured_s
         return changes_s
 
-    @cached_property
-    def _causes(self) -> pd.Series:
-        """The cause of each link of the graph; of a link of the host that of most of its time."""
-        host = self.host.sort_values("ns").drop_duplicates("interval", keep="last").set_index("interval").cause
-        return host.combine_first(link_causes(self.graph.links, self.device))
-
     def ask(self, changes: Sequence[GraphChange]) -> tuple[float, pd.Series]:
         """The step with all of these changes, and the shares of causes in its critical path, the largest first.
 
@@ -153,13 +147,23 @@ class WhatIf:
         ns[self.device.index] = np.where(kind == "kernel", ns[self.device.index] * kernel, scaled_ns)
         if any(change.axis == "launches" for change in changes):
             ns[links.kind == "launch"] = links.unexplained_ns[links.kind == "launch"]
-        sums = (self.host.ns * host * self._of_calls(launch)).groupby(self.host.interval).sum()
+        pieces_ns = self.host.ns * host * self._of_calls(launch)
+        sums = pieces_ns.groupby(self.host.interval).sum()
         ns[sums.index] = sums
         solution = self.graph.simulate(ns, any(change.axis == "rank" for change in changes))
         step_s = self.measured_s + (solution.length_ns - self.base.length_ns) / 1e9 / self.graph.steps
         path = self.graph.path(solution)
-        shares = ((path.end_ns - path.start_ns) / solution.length_ns).groupby(path.link.map(self._causes)).sum()
-        return float(step_s), shares.sort_values(ascending=False)
+        spans = ((path.end_ns - path.start_ns) / solution.length_ns).groupby(path.link).sum()
+        # A link of the host counts for the causes of its pieces.
+        weights = pieces_ns / pieces_ns.groupby(self.host.interval).transform("sum")
+        of_pieces = spans.reindex(self.host.interval, fill_value=0.0).to_numpy() * weights
+        of_links = spans.drop(self.host.interval, errors="ignore")
+        shares = (
+            of_pieces.groupby(self.host.cause)
+            .sum()
+            .add(of_links.groupby(link_causes(self.graph.links, self.device)).sum(), fill_value=0.0)
+        )
+        return float(step_s), shares[shares > 0].sort_values(ascending=False)
 
     def _block_fraction(self) -> float:
         """The share of the blocks in the parameters; 0 if the trace has no run of lmbench's model."""
