@@ -87,7 +87,12 @@ def test_other_output_for_programs_is_alone_too(command, flag, understand, tmp_p
 
 def predict():
     """Be the process that `lmbench memory --config` starts for a prediction."""
-    sys.argv = ["prediction", '{"gpu":null,"finds_largest":false}', *SHORT, "--model=noisy.NoisyLanguageModel"]
+    sys.argv = [
+        "prediction",
+        '{"type":"Request","gpu":null,"finds_largest":false}',
+        *SHORT,
+        "--model=noisy.NoisyLanguageModel",
+    ]
     runpy.run_module("lmbench.fit.prediction", run_name="__main__", alter_sys=True)
 
 

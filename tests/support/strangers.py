@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
@@ -88,7 +89,8 @@ class Watching(OwnLoaders):
         state = {
             "modules": [name for name in sys.modules if name.partition(".")[0] == "wandb"],
             "threads": [thread.name for thread in threading.enumerate() if thread.daemon],
-            "children": "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")),
+            # But the guard that waits for this process's end.
+            "children": [child.cmdline() for child in psutil.Process().children() if "guard" not in child.cmdline()],
             "variables": [name for name in os.environ if name.startswith("WANDB")],
         }
         Path(f"{os.environ['STATE_FILE']}.{when}").write_text(json.dumps(state))

@@ -111,7 +111,7 @@ def test_in_the_window_nothing_of_wandb_runs_and_a_broken_one_costs_one_line_aft
     assert done.stderr == f"lmbench: W&B got nothing of this run: {said}; later: lmbench upload {folder}\n"
     for when in ("window", "end"):
         state = json.loads((tmp_path / f"state.{when}").read_text())
-        assert state == {"modules": [], "threads": [], "children": "", "variables": []}
+        assert state == {"modules": [], "threads": [], "children": [], "variables": []}
 
 
 def test_a_disk_without_room_for_w_and_b_keeps_the_result(tmp_path, small_disk, capsys):
