@@ -58,7 +58,11 @@ def test_a_mode_runs_only_its_part_of_the_step(run, tmp_path, mode, phases, flop
     assert result.record.mode == mode
     spans_s = {phase: getattr(result.steps[-1], f"{phase}_s") for phase in PHASES}
     assert phases <= {phase for phase, span_s in spans_s.items() if span_s is not None}
-    assert ((spans_s["backward"] or 0) > 1e-4) == ("backward" in phases)
+    forward_s, backward_s = (
+        statistics.median(getattr(step, f"{phase}_s") or 0.0 for step in result.steps)
+        for phase in ("forward", "backward")
+    )
+    assert (backward_s > forward_s / 10) == ("backward" in phases)
     assert (spans_s["optimizer"] is not None) == ("optimizer" in phases)
     losses = [step.loss for step in result.steps]
     # The data repeats after eight batches; with frozen weights the loss repeats too.
