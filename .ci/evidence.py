@@ -23,6 +23,8 @@ from pathlib import Path
 
 import yaml
 
+from lmbench.commands.words import read_budget
+
 HERE = Path(__file__).resolve().parent
 #: Seconds that an interrupted sweep has to write its results, and that packing takes.
 GRACE_S = 25
@@ -43,7 +45,7 @@ MOST_BYTES = 15 * 2**20
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=seconds, default=0, help="time for all of it, such as 90s or 9m")
+    parser.add_argument("--budget", type=read_budget, default=0, help="time for all of it, such as 90s or 9m")
     parser.add_argument("--only", default="", help="these items alone, such as precision,compile")
     parser.add_argument("--list", type=Path, default=HERE / "evidence.yaml", help="another list of items")
     parser.add_argument("--results", type=Path, default=Path("evidence"), help="folder of all results")
@@ -75,12 +77,6 @@ def main():
         )
     if words.pack:
         pack(words.results, words.pack)
-
-
-def seconds(text):
-    """Seconds of `90s`, `9m` or `1h`."""
-    number, unit = re.fullmatch(r"([\d.]+)([smh])", text).groups()
-    return float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
 def machine():

@@ -10,10 +10,9 @@ from random import Random
 from lmbench.callbacks.observer import Observer
 from lmbench.device import synchronize
 from lmbench.instruments.window import ProbeKind
+from lmbench.python_process import TURNS, TURNS_PIPE
 from lmbench.records.vocabulary import EXCLUDED, Stage
 
-#: Variables of a process that takes turns: its coin's seed and its position (`17 0`), and the descriptor of its pipe.
-TURNS, TURNS_PIPE = "LMBENCH_TURNS", "LMBENCH_TURNS_PIPE"
 #: Turns in a window of the least length on a GPU, whose clocks and power take time to follow, and steps of each. On a
 #: busy CPU single steps in turn had the least spread: 5 % of a round's difference, and turns of four steps more.
 _TURNS_OF_WINDOW, _LEAST_STEPS = 8, 2

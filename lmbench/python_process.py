@@ -19,6 +19,9 @@ from lmbench.errors import ExitCode, Failure, UsageError
 _LAST_LINES = 3
 # Options of Linux's prctl: the signal that the process gets when its parent ends, and whether it adopts orphans.
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+#: Variables that tell a process what started it: the folder of its sweep; where it takes turns with another one, its
+#: coin's seed and position (`17 0`), its pipe's descriptor, and the process id of the command that measures both.
+SWEEP, TURNS, TURNS_PIPE, PAIR = "LMBENCH_SWEEP", "LMBENCH_TURNS", "LMBENCH_TURNS_PIPE", "LMBENCH_PAIR"
 #: The word for a guard on this module's command line, and the variable that tells whose programs it ends.
 _GUARD, _STARTED_BY = "guard", "LMBENCH_STARTED_BY"
 
@@ -89,14 +92,15 @@ def leave_no_process() -> None:
     """Let every process below this one end when this process exits, also with a session of its own or without a parent.
 
     Even after a SIGKILL a guard, which is another process, ends the programs that this one started, by a variable that
-    they inherit. It does not know forks that run no other program: they are not told of the variable.
+    they inherit. It does not know forks that run no other program: they are not told of the variable. A sweep ends what
+    its runs started, so these have no guard.
 
     Call it before anything else is registered with `atexit`, since then it comes last. W&B's hook, for example, waits
     for a process that sends the rest of a run.
     """
     _prctl(_SET_CHILD_SUBREAPER, 1)
     atexit.register(kill_processes_below)
-    if sys.platform != "linux":
+    if sys.platform != "linux" or SWEEP in os.environ:
         return
     os.environ[_STARTED_BY] = str(os.getpid())
     subprocess.Popen(

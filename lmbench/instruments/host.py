@@ -20,13 +20,12 @@ import psutil
 import torch
 
 from lmbench.device import device_of, synchronize
+from lmbench.python_process import PAIR
 from lmbench.records.measured import HostState
 from lmbench.records.process import load_per_core
 from lmbench.records.run import HostFacts
 from lmbench.records.step import StepRecord
 
-#: The variable with the process id of the command that measures two sides in turns, in the processes of both.
-PAIR = "LMBENCH_PAIR"
 _REPEATS = 5
 _LOOP = "total = 0\nfor i in range(50_000):\n    total += i & 7"
 #: Shares of the cores' time need at least this long, since it is counted in ticks of 10 ms.

@@ -155,7 +155,7 @@ class WhatIf:
         path = self.graph.path(solution)
         spans = ((path.end_ns - path.start_ns) / solution.length_ns).groupby(path.link).sum()
         # A link of the host counts for the causes of its pieces.
-        weights = pieces_ns / pieces_ns.groupby(self.host.interval).transform("sum")
+        weights = pieces_ns / sums[self.host.interval].to_numpy()
         of_pieces = spans.reindex(self.host.interval, fill_value=0.0).to_numpy() * weights
         of_links = spans.drop(self.host.interval, errors="ignore")
         shares = (

@@ -19,6 +19,7 @@ from lmbench.configs import placed
 from lmbench.errors import ExitCode, UsageError
 from lmbench.files import ScratchFolder
 from lmbench.interruption import held
+from lmbench.python_process import PAIR, TURNS
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import RunError
 from lmbench.records.process import clock_s, now
@@ -243,9 +244,9 @@ class Execution:
         }
         if pipe is not None:
             # The coins' seed, and which process this is.
-            variables["LMBENCH_TURNS"] = f"{self.plan.file.coin_seed}-{job.repeat} {self.plan.position(job)}"
+            variables[TURNS] = f"{self.plan.file.coin_seed}-{job.repeat} {self.plan.position(job)}"
             # The sides do not count each other as load of the machine.
-            variables["LMBENCH_PAIR"] = str(os.getpid())
+            variables[PAIR] = str(os.getpid())
         self.folder.begin(job)
         nodes, devices = self.plan.ranks(job.cell)
         # Ranks on several nodes need srun, in a SLURM job that has these nodes. Ranks of one node are forked here.

@@ -27,6 +27,7 @@ from lmbench.configs import MAX_YAML_BYTES, may_run, parse_yaml
 from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, is_file, is_folder, open_to_append, read_file
 from lmbench.masking import leaves, masked, masked_whole, masked_words
+from lmbench.python_process import SWEEP
 from lmbench.records.codec import DamagedRecord, decode, indented_json
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -42,8 +43,6 @@ _FILES = (SWEEP_FILE, CONFIG_FILE, SIDE_CONFIG_FILE.format("A"), SIDE_CONFIG_FIL
 #: A line for every process that was started, with the name of its run.
 ATTEMPTS_FILE = "attempts.txt"
 CHILD_LOG = "child.log"
-#: The environment variable of every process of a sweep that names the sweep's folder.
-MARK = "LMBENCH_SWEEP"
 _LOCK = ".lock"
 
 #: Outcomes whose runs are not repeated when a sweep goes on.
@@ -73,7 +72,7 @@ class SweepFolder:
         self.path = path.absolute()
         self.runs = self.path / RUNS_FOLDER
         #: The environment variables that mark processes started by a sweep of this folder.
-        self.mark = {MARK: str(self.path.resolve())}
+        self.mark = {SWEEP: str(self.path.resolve())}
         self._open = ExitStack()
 
     def open(self, plan: Plan, rounds: Iterable[int], is_dry: bool = False) -> None:

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from lmbench.instruments.host import PAIR, host_state, read_host
+from lmbench.instruments.host import host_state, read_host
+from lmbench.python_process import PAIR
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 

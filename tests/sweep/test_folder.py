@@ -14,8 +14,9 @@ import yaml
 from simulated_cells import SimulatedServers, sweep
 
 from lmbench.errors import UsageError
+from lmbench.python_process import SWEEP
 from lmbench.records.process import boot_id, process_start_s
-from lmbench.sweep.folder import MARK, SweepFolder, read_sweep_folder
+from lmbench.sweep.folder import SweepFolder, read_sweep_folder
 
 ONE = {"matrix": {"data.batch_size": [1]}, "repeats": 1}
 
@@ -50,7 +51,7 @@ def write_running(run, pid, start_s):
 def test_a_process_that_a_record_names_is_ended_only_if_a_sweep_of_this_folder_started_it(
     mark, knows_start, told, run, tmp_path, capsys
 ):
-    variables = {} if mark is None else {MARK: SweepFolder(tmp_path / mark).mark[MARK]}
+    variables = {} if mark is None else {SWEEP: SweepFolder(tmp_path / mark).mark[SWEEP]}
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **variables}) as sleeper:
         write_running(run, sleeper.pid, process_start_s(sleeper.pid) if knows_start else None)
         assert go_on(tmp_path) == [run.name]
