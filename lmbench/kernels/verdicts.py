@@ -18,9 +18,10 @@ import pandas as pd
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
 from lmbench.kernels.names import FULL_FP32, KINDS, NAMES, PRODUCTS, UNCLASSIFIED
+from lmbench.kernels.pieces import LAUNCHING
 from lmbench.kernels.sums import Work
 from lmbench.kernels.trace import OUTSIDE, UNLINKED
-from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
+from lmbench.kernels.waits import largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED

@@ -98,7 +98,7 @@ def communicating(beside_us, until=1011):
         (update("optimizer", 400, 3.0, FUSED), "optimizer", "queued", "larger batch"),
         (update("optimizer", 5, 900.0, ADAM), "optimizer", "queued", "reads and writes each byte once"),
         (update("optimizer", 5, 900.0, FUSED), "optimizer", "queued", "a lower precision"),
-        (late_first(), "optimizer", "host-bound", "0.510 ms in host code"),
+        (late_first(), "optimizer", "host-bound", "0.590 ms in host code"),
         # Limits of long kernels.
         (twice(MANY_FAST, kernels=("unheard_of",)), "forward", "queued", "100.0 % are kernels of unknown kind"),
         (twice(MANY_FAST, kernels=("nvjet_tst_64x8",)), "forward", "queued", "fused attention take 100.0 %"),
