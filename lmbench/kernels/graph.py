@@ -156,7 +156,7 @@ class Graph:
             ends.sort(key=times[-1].__getitem__)
             end = ends[(len(ends) - 1) // 2 if without_stragglers else -1]
             ends_ns.append(times[-1][end])
-            lengths = np.diff(ends_ns[1:])
+            lengths = np.diff(ends_ns)
             if len(lengths) > 1 and abs(lengths[-1] - lengths[-2]) <= _STEADY_FRACTION * lengths[-1]:
                 break
         # A moment without a link has the binding NONE, which reads the last entry.

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
+from lmbench.kernels.events import each
 from lmbench.kernels.fused import fused_trace
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.matching import graph_of
 from lmbench.kernels.names import short_name
 from lmbench.kernels.pieces import LAUNCHING, UNEXPLAINED, places
 from lmbench.kernels.what_if import USUAL, GraphChange, WhatIf, checked_fraction, read_changes
-from lmbench.records.intervals import NONE, covered, union
+from lmbench.records.intervals import covered, union
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.described import table
 from lmbench.report.units import milliseconds, percent
@@ -84,6 +85,8 @@ def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
     That is the last rank's time before a collective, from when the lower half of the others had come.
     """
     joins = graph.links[graph.links.kind == "join"]
+    if joins.empty:
+        return path
     on_path = graph.links.target[[link for link, *_ in graph.measured.path]]
     joins = joins[joins.target.isin(on_path)]
     arrivals = pd.Series(graph.time_ns[joins.source]).sort_values().groupby(joins.target.to_numpy())
@@ -151,10 +154,10 @@ def _link_table(simulation: WhatIf, pieces: pd.DataFrame) -> Table:
     """The longest links of the path, summed by what they are and where: the module, or what the host was in."""
     where = list[pd.Series]()
     for rank, rows in pieces.groupby("rank"):
-        trace, around, on_host = simulation.graph.traces[rank], rows.around.astype(int), rows[rows.event != NONE]
-        modules = {event: re.sub(r"\d+", "*", trace.host.module(event)) for event in set(around)}
-        under = pd.Series(places(trace, on_host), on_host.index, dtype=object)
-        where.append(around.map(modules))
+        trace = simulation.graph.traces[rank]
+        modules = each([*map(trace.host.module, rows.around.astype(int))], lambda path: re.sub(r"\d+", "*", path))
+        under = places(trace, rows)
+        where.append(pd.Series(modules, rows.index))
         where[-1].update(under[under != ""])
     rows = pieces.assign(where=pd.concat(where), name=[*map(short_name, pieces.name)])
     groups = rows.groupby(["rank", "cause", "phase", "name", "where"]).s

@@ -33,16 +33,15 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     (trace,) = graph.traces.values()
     if clocks.waits.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
-    waits = clocks.waits.rename(columns={"name": "call"}).assign(under="")
+    waits = clocks.waits.rename(columns={"name": "call"}).astype({"cause": object})
     # The call that the host waited in as the pause began.
     columns = ["cause", "call", "event", "thread", "moment"]
     calls = waits[waits.link == waits.after].drop_duplicates("chain").set_index("chain")[columns]
-    is_blocked = (waits.cause == LAUNCHING) & (waits.pause_ns <= LONG_NS) & waits.after.isin(waits.link)
+    is_blocked = (waits.cause == LAUNCHING) & (waits.pause_ns <= LONG_NS) & (waits.after != NONE)
     waits.loc[is_blocked, columns] = calls.loc[waits.chain[is_blocked]].to_numpy()
-    on_host = waits[waits.event != NONE]
-    waits.loc[on_host.index, "under"] = places(trace, on_host)
     # A kernel's launch has the kernel's name.
     waits["call"] = waits.call.where(waits.event != NONE, "")
+    waits["under"] = places(trace, waits).reindex(waits.index, fill_value="")
     sums = waits.sort_values("ns", ascending=False, kind="stable").groupby(_KEYS, sort=False).agg(
         wait_s=("ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
     )  # fmt: skip

@@ -25,10 +25,7 @@ from lmbench.kernels.verdicts import FUSED_OPTIMIZER
 from lmbench.records.intervals import NONE
 
 #: The changes that are tried where none is named, where the trace has what they change.
-USUAL: Final = (
-    "collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused", "device=2x",
-    "host=2x",
-)  # fmt: skip
+USUAL: Final = ("collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused")
 #: The changes whose effect is kept in run.json, for reports and for the tuner.
 RECORDED: Final = (*USUAL, "layers=0.5", "attention=0", "part:loss=0", "phase:optimizer=0")
 # Parts that are outside of the blocks, which `layers` does not change.
@@ -178,10 +175,10 @@ class WhatIf:
             is_kept = ~is_host & (pieces.phase.isin(_UPDATE_PHASES) | (pieces.kind == "comm")).to_numpy()
             work[is_kept] = launch[is_kept] = 1 - self._block_fraction() * (1 - factor)
         # The time of a launch call goes with the kernels that it launches.
-        is_linked = pieces.launch != NONE
-        of_call = (
-            pd.Series(launch).where(is_kernel & is_linked).groupby([pieces["rank"], pieces.launch]).transform("mean")
-        )
+        of_call = pd.Series(launch)
+        if (launch != 1.0).any():
+            of_kernel = of_call.where(is_kernel & (pieces.launch != NONE))
+            of_call = of_kernel.groupby([pieces["rank"], pieces.launch]).transform("mean")
         # On a CPU operators compute; the host's other time in a block goes with the block alone.
         is_operator = is_host & ((pieces.kind != "").to_numpy() | (axis == "layers"))
         is_start = ~is_host & (pieces.cause != UNEXPLAINED).to_numpy()
