@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from paths import TRACES
+from trace_events import examined
 
 from lmbench.kernels.compiled import parts_of_call, read_graphs
-from lmbench.kernels.findings import examine
 from lmbench.kernels.names import kind_of
 from lmbench.kernels.trace_notes import GraphNotes
 
@@ -73,7 +72,7 @@ def test_parts_of_a_call_follow_from_its_triton_kernels(graphs, names, expected)
 
 def test_a_replayed_graph_has_the_parts_of_the_launched_one():
     # Two runs of one model on one H200: the second with CUDA graphs, whose kernels no operator launches.
-    launched, replayed = examine(TRACES / "small_bf16_compiled"), examine(TRACES / "small_bf16_replayed")
+    launched, replayed = examined("small_bf16_compiled"), examined("small_bf16_replayed")
     assert replayed.work.fraction("part", "unclassified") < 0.002
     for phase in ("forward", "backward"):
         before, after = (findings.work.seconds("part", phase) for findings in (launched, replayed))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import nn
@@ -14,13 +13,9 @@ from trace_events import AUTOGRAD, HandWritten, record_steps
 
 from lmbench.instruments.ranges import ModuleRanges
 from lmbench.kernels.host import ENGINE
-from lmbench.kernels.names import part_of
 from lmbench.kernels.trace import load_trace
 from lmbench.model.transformer import Transformer
-from lmbench.records.intervals import NONE
 from lmbench.sizes import SIZES
-
-PARTS = {"embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "output", "ffn", "head"}
 
 
 def traced(path, module, *inputs, micro_batches=1):
@@ -31,12 +26,6 @@ def traced(path, module, *inputs, micro_batches=1):
     return load_trace(file)
 
 
-def transformer(path, **flags):
-    torch.manual_seed(0)
-    tokens = torch.randint(0, 100, (2, 16))
-    return traced(path, Transformer(SIZES["tiny"], 16, "naive"), tokens, tokens, **flags)
-
-
 def operators_of(trace, phase):
     """The name and part of each ATen operator in a phase, by event."""
     rows = pd.DataFrame({"name": trace.host.names, "phase": trace.timeline.at(trace.host.events.start_ns)})
@@ -44,39 +33,13 @@ def operators_of(trace, phase):
     return rows.assign(part=[trace.host.part(index) for index in rows.index])
 
 
-def slow_innermost(trace, event, prefixes):
-    """The shortest event around an event whose name has one of the prefixes, found among all events."""
-    host, start, end = trace.host.events, trace.host.events.start_ns, trace.host.events.end_ns
-    is_around = (start <= start[event]) & (end >= end[event]) & (host.thread == host.thread[event])
-    around = [index for index in np.flatnonzero(is_around) if trace.host.names[index].startswith(prefixes)]
-    return min((int(index) for index in around if index != event), key=(end - start).__getitem__, default=NONE)
-
-
-def test_backward_operators_have_the_part_of_the_forward_operator_that_made_their_node(tmp_path):
-    trace = transformer(tmp_path)
-    host, names, checked = trace.host.events, trace.host.names, set()
-    for operator in operators_of(trace, "backward").itertuples():
-        engine = slow_innermost(trace, operator.Index, (ENGINE,))
-        if engine == NONE or "AccumulateGrad" in names[engine]:
-            continue
-        # The last operator with the node's sequence number that began before the node.
-        is_made = (host.sequence == host.sequence[engine]) & (host.forward_thread <= 0)
-        is_made &= host.start_ns < host.start_ns[engine]
-        forward = max(np.flatnonzero(is_made).tolist(), key=host.start_ns.__getitem__, default=NONE)
-        module = slow_innermost(trace, forward, ("lmbench.module:",))
-        part = part_of(names[module].removeprefix("lmbench.module:"))
-        if part is not None and operator.part != "residual":
-            assert operator.part == part, (operator.name, names[engine])
-            checked.add(part)
-    assert checked >= PARTS
-
-
 def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path):
-    trace = transformer(tmp_path, micro_batches=2)
-    rows = operators_of(trace, "backward")
-    engines = [slow_innermost(trace, index, (ENGINE,)) for index in rows.index]
-    is_stored = np.array([engine != NONE and "AccumulateGrad" in trace.host.names[engine] for engine in engines])
-    stored = rows[is_stored & (rows.name == "aten::add_")]
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 100, (2, 16))
+    trace = traced(tmp_path, Transformer(SIZES["tiny"], 16, "naive"), tokens, tokens, micro_batches=2)
+    sums = operators_of(trace, "backward").query("name == 'aten::add_'")
+    around = [{trace.host.names[event] for event in trace.host.nesting.climb(index)} for index in sums.index]
+    stored = sums[[any("AccumulateGrad" in name for name in names) for names in around]]
     # In each of two steps, the second micro-batch adds to the gradient of every parameter.
     assert Counter(stored.part) == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted_parts import Call, calls_in_the_model, kernel_time_alone
+from planted_parts import calls_in_the_model, kernel_time_alone
 from torch import nn
 
 from lmbench.cli import main
 from lmbench.kernels.findings import examine
-from lmbench.model.attention import ScaleAndMask
 from lmbench.model.layers import NextTokenLoss, RMSNorm, RotaryEmbedding
 from lmbench.sizes import SIZES
 
@@ -48,11 +47,6 @@ def eager(tmp_path_factory):
     return recorded(tmp_path_factory.mktemp("eager"))
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return recorded(tmp_path_factory.mktemp("compiled"), "--trainer.compile=true")
-
-
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize(
     ("part", "kind"),
@@ -62,23 +56,3 @@ def test_a_part_takes_as_long_alone_as_in_the_model(eager, tmp_path, part, kind,
     (calls,) = calls_of(kind)
     planted = kernel_time_alone(calls, tmp_path / "trace.json")
     assert part_s(eager, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)
-
-
-def compiled_losses():
-    (losses,) = calls_of(NextTokenLoss)
-    work = torch.compile(losses[0].work)
-    return [Call(work, loss.inputs, loss.gradients) for loss in losses]
-
-
-def compiled_masked_softmaxes():
-    masks, softmaxes = calls_of(ScaleAndMask, nn.Softmax)
-    mask, softmax = masks[0].work, softmaxes[0].work
-    work = torch.compile(lambda scores, forbidden: softmax(mask(scores, forbidden)))
-    return [Call(work, before.inputs, after.gradients) for before, after in zip(masks, softmaxes, strict=True)]
-
-
-@pytest.mark.parametrize(("part", "case"), [("loss", compiled_losses), ("mask+softmax", compiled_masked_softmaxes)])
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_a_compiled_part_takes_as_long_alone_as_in_the_model(compiled, tmp_path, part, case, phase):
-    planted = kernel_time_alone(case(), tmp_path / "trace.json")
-    assert part_s(compiled, phase, part) == pytest.approx(planted[phase], rel=TOLERANCE)

@@ -12,9 +12,7 @@ from collections import Counter
 
 import pytest
 from paths import TRACES
-
-from lmbench.kernels.findings import examine
-from lmbench.kernels.trace import load_trace
+from trace_events import examined
 
 
 @pytest.mark.parametrize("name", ["small_bf16_eager", "small_bf16_compiled"])
@@ -22,14 +20,14 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name):
     with (TRACES / name / "answers.csv").open(newline="") as file:
         columns = ("phase", "kind", "part", "kernel")
         expected = {tuple(row[name] for name in columns): int(row["launches"]) for row in csv.DictReader(file)}
-    table = load_trace(TRACES / name / "trace.json.gz").kernels
+    table = examined(name).trace.kernels
     launches = Counter(table[["phase", "kind", "part", "name"]].itertuples(index=False, name=None))
     assert launches == expected
 
 
 def test_a_rank_of_a_real_pair_communicates_beside_its_backward_pass():
     """One step of DistributedDataParallel on two H200s, 12 layers of 2048 squared: 7 buckets of gradients."""
-    findings = examine(TRACES / "two_gpus" / "trace.json.gz")
+    findings = examined("two_gpus")
     kernels = findings.work.kernels("backward")
     (reduces,) = kernels[kernels.kind == "comm"].itertuples()
     assert (reduces.short_name, reduces.kernel_count) == ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 7)
