@@ -73,7 +73,7 @@ class KernelFindings:
 
     @cached_property
     def host_times(self) -> pd.DataFrame:
-        return host_times(self.trace)
+        return host_times(self.graph)
 
     @property
     def attention(self) -> dict[Phase, AttentionTimes]:
