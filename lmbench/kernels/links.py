@@ -208,9 +208,8 @@ class _RankGraph:
         is_idle = is_linked & ~kernels.duplicated("launch") & (returned_ns > before_ns)
         latency_ns = _median((start_ns - returned_ns)[is_idle], _LATENCY_NS, _START_NS // 2)
         reach_ns = np.where(is_linked, returned_ns + np.clip(2 * latency_ns, _START_NS, _MAX_START_NS), 0)
-        by_lane = np.argsort(lane, kind="stable")
-        is_same = lane[by_lane[:-1]] == lane[by_lane[1:]]
-        before, after = by_lane[:-1][is_same], by_lane[1:][is_same]
+        previous = pd.Series(position).groupby(lane).shift().dropna().astype(int)
+        before, after = previous.to_numpy(), previous.index.to_numpy()
         is_queued = returned_ns[after] + _QUEUED_LEAD_NS <= end_ns[before]
         gap_ns = _median((start_ns[after] - end_ns[before])[is_queued], KERNEL_GAP_NS, _TOLERANCE_NS)
         source, target = self._stream_waits()
@@ -222,9 +221,7 @@ class _RankGraph:
         is_gap = is_linked & (start_ns - free_ns <= KERNEL_GAP_NS)
         reach_ns = np.maximum(reach_ns, np.where(is_gap, start_ns, free_ns))
         # A kernel that nothing explains, and that began when one of another stream ended, waited for that one.
-        ended = np.argsort(end_ns, kind="stable")
-        last = np.searchsorted(end_ns[ended], start_ns, side="right") - 1
-        last = ended[np.maximum(last, 0)]
+        last = self._ended_before(start_ns)
         is_waiting = (start_ns > reach_ns) & (lane[last] != lane) & (end_ns[last] <= start_ns)
         is_waiting &= end_ns[last] >= start_ns - KERNEL_GAP_NS
         source, target = np.append(source, last[is_waiting]), np.append(target, position[is_waiting])
@@ -237,10 +234,14 @@ class _RankGraph:
         self._add("order", number[before] + 1, number[after], gap_ns, unexplained_ns[after])
         self._add("wait", number[source] + 1, number[target], gap_ns, unexplained_ns[target])
         self._add("kernel", number, number + 1)
-        clocked = pd.Series(lane, number).iloc[by_lane[self._is_clocked[by_lane]]]
-        first, last = (clocked[~clocked.duplicated(keep=keep)].index for keep in ("first", "last"))
-        self._add("order", last + 1, first, gap_ns, is_lapped=True)
-        self._add("end", last + 1, self._finish, 0)
+        lanes = pd.Series(number)[self._is_clocked].groupby(lane[self._is_clocked])
+        self._add("order", lanes.last() + 1, lanes.first(), gap_ns, is_lapped=True)
+        self._add("end", lanes.last() + 1, self._finish, 0)
+
+    def _ended_before(self, moments_ns: Integers) -> Integers:
+        """The kernel that ended last before each moment, or the first to end."""
+        ended = np.argsort(self._end_ns, kind="stable")
+        return ended[np.maximum(np.searchsorted(self._end_ns[ended], moments_ns, side="right") - 1, 0)]
 
     def _stream_waits(self) -> tuple[Integers, Integers]:
         """Kernels, and later ones of other streams that wait for them.
@@ -272,10 +273,7 @@ class _RankGraph:
             self._add("call", number, number + 1)
             return
         launch_ns = kernels.launch_ns.to_numpy()
-        ended, launched = np.argsort(self._end_ns, kind="stable"), launch_ns[self._launched]
-        ended_ns = self._end_ns[ended]
-        # The kernel that ended last before each call returned.
-        last = ended[np.maximum(np.searchsorted(ended_ns, end_ns + _TOLERANCE_NS, side="right") - 1, 0)]
+        launched, last = launch_ns[self._launched], self._ended_before(end_ns + _TOLERANCE_NS)
         is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
         is_launch, is_waiting = (calls.launch != NONE).to_numpy(), calls.is_sync.to_numpy(copy=True)
         call = pd.Series(np.flatnonzero(is_launch), calls.launch[is_launch])
@@ -283,7 +281,7 @@ class _RankGraph:
         copies = np.flatnonzero(is_copied & (kernels.launch != NONE))
         copying = call[kernels.launch.iloc[copies]].to_numpy()
         last[copying], is_held[copying], is_waiting[copying] = copies, True, True
-        depth = np.searchsorted(launched, start_ns) - np.searchsorted(ended_ns, start_ns)
+        depth = np.searchsorted(launched, start_ns) - np.searchsorted(np.sort(self._end_ns), start_ns)
         duration_ns = end_ns - start_ns
         usual_ns = _median(duration_ns[is_launch & (depth < _QUEUE_LENGTH)], _LATENCY_NS, _START_NS)
         is_full = is_launch & is_held & ~is_waiting & (duration_ns > _SLOW_LAUNCH * usual_ns) & (depth >= _QUEUE_LENGTH)

@@ -6,6 +6,7 @@ Several changes at once are simulated together, since what one saves another may
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, cached_property
@@ -39,6 +40,11 @@ _ATTENTION_PARTS, _FUSED_AWAY = ("attention", "scores", "mask", "softmax", "valu
 _LOADING_PHASES = ("data", "transfer")
 # Phases whose work goes with the number of parameters.
 _UPDATE_PHASES = ("clip", "optimizer", "zero_grad")
+# Changes that take no number, and the form of those that take one.
+_WORDED = ("launches=0", "data=0", "rank=median", "optimizer=fused", "attention=fused")
+_NUMBERED = re.compile(
+    r"(collectives|attention|layers|host|device|(kind|part|phase):\w+)=(?P<number>\d*\.?\d+(e-?\d+)?)(?P<unit>x|GB/s)?"
+)
 _FORMS = (
     "collectives=F or =NGB/s, launches=0, data=0, rank=median, optimizer=fused, attention=fused or =F, layers=F, "
     "host=F, device=F, kind:K=F, part:P=F, phase:P=F; F: a factor on the time, such as 0.5, or a speed, such as 2x"
@@ -64,32 +70,19 @@ def read_changes(text: str) -> list[GraphChange]:
 
 
 def _read_change(words: str) -> GraphChange:
-    target, _, value = words.partition("=")
-    axis, _, name = target.partition(":")
+    axis, _, name = words.partition("=")[0].partition(":")
     named = {"kind": KINDS, "part": PARTS, "phase": PHASE_ORDER}.get(axis)
     if named and name not in named:
         raise unknown(f"--what_if {axis}", name, named)
-    fixed = {"launches": "0", "data": "0", "rank": "median", "optimizer": "fused"}
-    is_known = named or (not name and axis in (*fixed, "attention", "collectives", "layers", "host", "device"))
-    try:
-        if not is_known or value != fixed.get(axis, value):
-            raise ValueError
-        if axis in fixed or words == "attention=fused":
-            return GraphChange(words, axis, "" if axis in fixed else "fused")
-        if axis == "collectives" and value.endswith("GB/s"):
-            return GraphChange(words, axis, gb_per_s=_positive(value.removesuffix("GB/s")))
-        if value.endswith("x"):
-            return GraphChange(words, axis, name, 1 / _positive(value.removesuffix("x")))
-        return GraphChange(words, axis, name, float(value) and _positive(value))
-    except ValueError:
-        raise UsageError(f"--what_if {words[:60]!r} is no change; give {_FORMS}") from None
-
-
-def _positive(value: str) -> float:
-    number = float(value)
-    if not 0 < number < np.inf:
-        raise ValueError
-    return number
+    if words in _WORDED:
+        return GraphChange(words, axis, "fused" if axis == "attention" else "")
+    match = _NUMBERED.fullmatch(words)
+    number, unit = (float(match["number"]), match["unit"]) if match else (0.0, "")
+    if match is None or (unit and not number) or (unit == "GB/s" and axis != "collectives"):
+        raise UsageError(f"--what_if {words[:60]!r} is no change; give {_FORMS}")
+    if unit == "GB/s":
+        return GraphChange(words, axis, gb_per_s=number)
+    return GraphChange(words, axis, name, 1 / number if unit else number)
 
 
 class WhatIf:
