@@ -11,8 +11,12 @@ import csv
 from collections import Counter
 
 import pytest
+import torch
 from paths import TRACES
 from trace_events import examined
+
+from lmbench.cli import main
+from lmbench.kernels.findings import examine
 
 
 @pytest.mark.parametrize("name", ["small_bf16_eager", "small_bf16_compiled"])
@@ -34,3 +38,13 @@ def test_a_rank_of_a_real_pair_communicates_beside_its_backward_pass():
     # Other kernels run beside them, so the device is busy for less than the sum of all.
     total_s = findings.work.total_s("backward")
     assert reduces.kernel_s < findings.phases.busy_s["backward"] < 0.9 * total_s
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels need a CUDA device")
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_on_this_gpu_every_kernel_has_its_launch_kind_and_part(compiled, tmp_path):
+    words = ["--trainer.profiler=kernels", f"--trainer.compile={compiled}", f"--measure.results_dir={tmp_path}"]
+    assert main(["fit", "--model.size=small", "--model.attention=naive", *words]) == 0
+    (path,) = tmp_path.glob("*/trace.json.gz")
+    assert {guard.status for guard in examine(path).guards} <= {"pass", "n/a"}

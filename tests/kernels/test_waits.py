@@ -78,8 +78,6 @@ USER, LIBRARY = "my/audio.py(31): resample", "torchaudio/functional.py(12): resa
     [
         (stacked("train.py(3): <module>", USER, "re.py(185): sub"), "host code", f"in {USER}"),
         (stacked(USER, LIBRARY, "<built-in method sleep>"), "host code", f"in {USER}"),
-        (stacked(USER, "/usr/lib/python3.11/json/decoder.py(4): decode"), "host code", f"in {USER}"),
-        (stacked(USER, "/opt/env/lib/python3.12/site-packages/pkg/a.py(4): f"), "host code", f"in {USER}"),
         # An operator is the function's, and a function says more than a range.
         (stacked(USER, operator="aten::sort", range_name="mine"), "host code", f"in {USER}"),
         (stacked(USER, operator="aten::item", call="cudaStreamSynchronize"), "synchronizing",
