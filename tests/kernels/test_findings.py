@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fit_process import bench
+from fit_process import SMALL, bench
 from paths import TRACES
 from test_verdicts import MANY_FAST, run_folder, twice
 from trace_events import HandWritten, examined
@@ -88,7 +88,7 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path, capsys):
 
 
 def test_a_run_on_a_cpu_says_why_it_has_no_kernels_and_which_command_shows_it(tmp_path, capsys):
-    run = bench(tmp_path, "--trainer.profiler=kernels")
+    run = bench(tmp_path, "--trainer.profiler=kernels", *SMALL)
     assert f"lmbench kernels {run.path}" in capsys.readouterr().out
     kernels = run.record.kernels
     rows, reason = kernels.operators, "a trace of a CPU has operators and no kernels"
