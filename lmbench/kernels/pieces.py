@@ -50,13 +50,13 @@ def link_pieces(traces: Mapping[int, Trace], activities: pd.DataFrame, links: pd
     rows = pd.concat([links.rename(columns={"kind": "link_kind"}), owners], axis=1).assign(
         link=links.index, start_ns=moment_times(activities)[links.target] - links.ns
     )
-    groups = rows[rows.ns > 0].groupby([rows["rank"], rows.link_kind.isin(_HOST)])
+    groups = rows[~rows.link_kind.isin(("join", "end"))].groupby([rows["rank"], rows.link_kind.isin(_HOST)])
     pieces = pd.concat([
         (_host_pieces if is_host else _device_pieces)(traces[rank], rows) for (rank, is_host), rows in groups
     ], ignore_index=True)  # fmt: skip
     # Comparisons of categories take a tenth of the time of those of words.
     words = dict.fromkeys(("link_kind", "cause", "phase", "kind", "part"), "category")
-    return pieces.fillna({"around": NONE, "event": NONE}).astype(words)
+    return pieces[pieces.ns > 0].reset_index(drop=True).fillna({"around": NONE, "event": NONE}).astype(words)
 
 
 def _device_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
@@ -70,7 +70,7 @@ def _device_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     hidden = pieces.assign(
         start_ns=pieces.start_ns + explained_ns, ns=links.unexplained_ns, cause=UNEXPLAINED
     )  # fmt: skip
-    return pd.concat([pieces, hidden[hidden.ns > 0]])
+    return pd.concat([pieces, hidden])
 
 
 def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
@@ -143,7 +143,7 @@ def _events(trace: Trace) -> pd.DataFrame:
 def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
     """The links of one thread, in pieces with `start_ns`, `ns`, the `event` that the host was in, or NONE."""
     thread = links.thread.iat[0]
-    links = links.assign(link_ns=links.ns).sort_values("start_ns")
+    links = links[links.ns > 0].assign(link_ns=links.ns).sort_values("start_ns")
     begin = links.start_ns.to_numpy()
     end = begin + links.ns.to_numpy()
     within = covered(*union(begin, end))
