@@ -84,15 +84,12 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
     lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     rows = []
     for phase, clock in phases.iterrows():
-        lag = lag_verdicts.get(phase, LagVerdict())
-        case = _Case(str(phase), clock, waits[waits.phase == phase], work, run)
-        verdict = advice = None
+        lag, verdict, advice = lag_verdicts.get(phase, LagVerdict()), None, None
         if is_judged[phase]:
-            verdict = verdict_of(clock)
+            verdict, case = verdict_of(clock), _Case(str(phase), clock, waits[waits.phase == phase], work, run)
+            advice = _advice(verdict, case)
             if lag.verdict == "queued" and verdict in ("host-bound", "mixed"):
                 advice = f"without the profiler it is queued, and {_advice('queued', case)}"
-            else:
-                advice = _advice(verdict, case)
         rows.append((lag.verdict, lag.min_lag_s, verdict, advice))
     judged = pd.DataFrame(rows, phases.index, ["lag_verdict", "min_lag_s", "verdict", "advice"])
     return phases.join(judged.astype({"min_lag_s": float}))

@@ -75,9 +75,5 @@ def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
     rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
     record = json.loads(shown(capsys, COMPILED, "--json"))
     assert sum(float(row["kernel_s"]) for row in rows) == pytest.approx(record["kernel_s"])
-    assert len(rows) == len(record["tables"]["all_kernels"])
     assert {"phase", "name", "kind", "part"} < rows[0].keys()
     assert (record["steps"], record["completeness"]["captured_kernel_count"]) == (2, 1518)
-    assert [phase["verdict"] for phase in record["phases"]].count("host-bound") == 4
-    gemm_s = {row["kind"]: row["step_s"] for row in record["tables"]["kinds"]}["gemm"]
-    assert gemm_s == pytest.approx(3.421e-3, rel=1e-3)

@@ -202,8 +202,7 @@ def test_what_bounds_parallel_training_follows_from_products_and_collectives_by_
     )
     assert tensor["most_ranks"] == pytest.approx(1 + 3 * forward_s / 4 / 0.006)
     assert (ddp["measured_s"], gathering["measured_s"], tensor["least_tokens"]) == (0.5, None, None)
-    # With the least tokens both take equally long.
-    assert scattering["least_tokens"] * scattering["compute_s"] / 10_000 == pytest.approx(scattering["communication_s"])
+    assert scattering["least_tokens"] == pytest.approx(10_000 * 0.045 / (2 * forward_s))
 
 
 def test_the_newest_ceiling_of_the_same_gpu_above_the_run_is_used(tmp_path):

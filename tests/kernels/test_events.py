@@ -174,5 +174,6 @@ def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
     count = findings.completeness
     assert (count["before_s"], count["outside_steps_s"]) == (pytest.approx(45e-6), pytest.approx(7e-6))
     assert statuses(trace)["kernels_without_launch"] == "pass"
+    # One that the trace lost.
     trace.kernel(25, "lost", 250.0, 90.0)
     assert statuses(trace)["kernels_without_launch"] == "fail"

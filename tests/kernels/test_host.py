@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from trace_events import AUTOGRAD, HandWritten, record_steps
+from trace_events import HandWritten, record_steps
 
 from lmbench.instruments.ranges import ModuleRanges
-from lmbench.kernels.host import ENGINE
 from lmbench.kernels.trace import load_trace
 from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES
@@ -42,33 +41,6 @@ def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path):
     stored = sums[[any("AccumulateGrad" in name for name in names) for names in around]]
     # In each of two steps, the second micro-batch adds to the gradient of every parameter.
     assert Counter(stored.part) == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
-
-
-def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch():
-    trace = HandWritten()
-    trace.step(0, 0, 1000)
-    for name, at, duration in (("forward", 0, 100), ("backward", 100, 300), ("optimizer", 400, 600)):
-        trace.phase(name, at, duration)
-    trace.module("blocks.0.attention", 1, 90)
-    trace.module("blocks.0.attention.q", 2, 40)
-    node = {"Sequence number": 6, "Fwd thread id": 1}
-    trace.op("aten::linear", 3, 30, **{"Sequence number": 5, "Fwd thread id": 0})
-    trace.op("aten::mm", 5, 20, **{"Sequence number": 6, "Fwd thread id": 0})
-    trace.op("aten::ones_like", 105, 10)
-    trace.op(f"{ENGINE}MmBackward0", 150, 50, AUTOGRAD, **node)
-    trace.op("MmBackward0", 151, 40, AUTOGRAD, **node)
-    trace.op("aten::mm", 152, 30, AUTOGRAD)
-    trace.op("aten::_fused_adamw_", 410, 20)
-    # Kernels run late: backward's product runs while the host is in the optimizer.
-    # Launches without an event around them, on either thread, have no part.
-    launches = [(6, {}), (106, {}), (153, {"tid": AUTOGRAD}), (411, {}), (250, {"tid": AUTOGRAD}), (260, {})]
-    kernels = [("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700), ("unknown", 800), ("unknown", 820)]
-    for number, ((at, thread), (name, start)) in enumerate(zip(launches, kernels, strict=True)):
-        trace.launch(number, at, **thread)
-        trace.kernel(number, name, start, 10)
-    table = trace.loaded().kernels
-    assert table.phase.tolist() == ["forward", "backward", "backward", "optimizer", "backward", "backward"]
-    assert table.part.tolist() == ["qkv", "unclassified", "qkv", "optimizer", "unclassified", "unclassified"]
 
 
 def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator():

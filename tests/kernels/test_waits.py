@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from trace_events import AUTOGRAD, MAIN, HandWritten
 
-from lmbench.cli import main
-
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
@@ -90,20 +88,3 @@ def test_the_innermost_function_in_the_users_files_names_a_pause(trace, cause, u
     largest = trace.examined().waits.iloc[0]
     assert (largest.cause, largest.under) == (cause, under)
     assert largest.wait_s > 4.8e-3
-
-
-@pytest.mark.parametrize("data_range", [LOADER, "load_batch"])
-def test_the_loaders_remedy_comes_first_where_data_takes_most_of_the_step(data_range, tmp_path, capsys):
-    trace = HandWritten()
-    for step in range(3):
-        begin = 50_000 * step
-        trace.add("user_annotation", f"ProfilerStep#{step}", begin, 50_000)
-        trace.add("user_annotation", data_range, begin + 10, 39_000)
-        trace.add("user_annotation", "forward", begin + 39_100, 10_000)
-        trace.launched(begin + 39_110, "vectorized_elementwise_kernel", begin + 39_120, 9_900)
-    assert main(["kernels", str(trace.write(tmp_path / "t.json"))]) == 0
-    advice = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("data ", "forward "))]
-    assert [line.split()[0] for line in advice] == ["data", "forward"]
-    clock = trace.examined().phases.loc["data"]
-    assert clock.verdict == "host-bound"
-    assert clock.advice.endswith("more workers (num_workers), or less work for each sample")
