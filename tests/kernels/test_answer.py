@@ -29,9 +29,8 @@ def _narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-@pytest.mark.parametrize("name", ["small_bf16_eager", "two_gpus"])
-def test_the_first_screen_has_24_lines_and_every_line_80_columns(capsys, name):
-    path = str(TRACES / name / "trace.json.gz")
+def test_the_first_screen_has_24_lines_and_every_line_80_columns(capsys):
+    path = str(TRACES / "two_gpus" / "trace.json.gz")
     first, every = shown(capsys, path).splitlines(), shown(capsys, path, "--all").splitlines()
     # Paths are never cut, so that they can be copied.
     assert max(len(line) for line in every if str(TRACES) not in line) <= 80
