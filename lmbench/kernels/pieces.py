@@ -18,7 +18,7 @@ from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
 from lmbench.kernels.names import NAMES, kind_of, module_path
-from lmbench.kernels.trace import Trace
+from lmbench.kernels.trace import OUTSIDE, Trace
 from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, union
 
 # Links in which the host does something. Those that end a wait for the device overlap the others.
@@ -82,8 +82,8 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     links = links.assign(start_ns=links.start_ns - trace.shift_ns)
     groups = links.groupby([links.link_kind.isin(_RETURNS), "thread"])
     pieces = pd.concat([_cut(rows, events, trace) for _, rows in groups], ignore_index=True)
-    event, start_ns = pieces.event.to_numpy(), pieces.start_ns.to_numpy()
-    cause = take(events.cause, event, LAUNCHING)
+    event, start_ns, timeline = pieces.event.to_numpy(), pieces.start_ns.to_numpy(), trace.timeline
+    cause, phase = take(events.cause, event, LAUNCHING), locate(timeline.start_ns, timeline.end_ns, start_ns)
     loaders = events[starting(events.name, "enumerate(DataLoader)#")]
     loading = union(loaders.start_ns.to_numpy(), loaders.end_ns.to_numpy())
     # A link that is as long as a launch takes, or longer, has a cause of its own.
@@ -91,13 +91,20 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     cause[locate(*find_compiling(trace), start_ns) != NONE] = _COMPILING
     cause[locate(*loading, start_ns) != NONE] = DATA
     cause[pieces.link_kind == "queue"] = SYNCHRONIZING
+    # On the way to one launch, launching in one phase is one piece, that of its last event.
+    is_launching = (cause == LAUNCHING) & (len(trace.kernels) > 0)
+    is_same = is_launching[1:] & is_launching[:-1] & (np.diff(pieces.link) == 0) & (np.diff(phase) == 0)
+    begin = np.flatnonzero(np.append(True, ~is_same)[: len(pieces)])
+    ns = np.add.reduceat(pieces.ns.to_numpy(), begin) if len(begin) else pieces.ns
+    last = np.append(begin[1:], len(pieces))[: len(begin)] - 1
+    event, inside_ns, start_ns, cause = event[last], start_ns[last], start_ns[begin], cause[begin]
     is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, HOST_CODE, _COMPILING, DATA))
     thread = take(events.thread, event, main)
-    pieces = pieces.assign(
-        cause=cause, phase=trace.timeline.at(start_ns), kind="", part="", thread=thread,
+    pieces = pieces.iloc[begin].assign(
+        ns=ns, cause=cause, phase=take(timeline.phases, phase[begin], OUTSIDE), kind="", part="", thread=thread,
         name=np.where(is_call, take(events.name, event, ""), ""),
         moment=np.where(is_call, take(events.start_ns, event, 0), start_ns),
-        around=trace.host.nesting.around(thread, start_ns), start_ns=start_ns + trace.shift_ns,
+        around=trace.host.nesting.around(thread, inside_ns), start_ns=start_ns + trace.shift_ns,
     )  # fmt: skip
     return pieces if len(trace.kernels) else _computing(trace, pieces)
 
