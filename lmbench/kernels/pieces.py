@@ -150,7 +150,7 @@ def _events(trace: Trace) -> pd.DataFrame:
 def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
     """The links of one thread, in pieces with `start_ns`, `ns`, the `event` that the host was in, or NONE."""
     thread = links.thread.iat[0]
-    links = links[links.ns > 0].assign(link_ns=links.ns).sort_values("start_ns")
+    links = links[links.ns > 0].assign(link_ns=lambda rows: rows.ns).sort_values("start_ns")
     begin = links.start_ns.to_numpy()
     end = begin + links.ns.to_numpy()
     within = covered(*union(begin, end))
