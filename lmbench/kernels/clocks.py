@@ -102,7 +102,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
-        _phases(clocked, counted, host_ns, steps), _means(clocked, "device", steps), pauses,
+        _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps), pauses,
         idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps), steps,
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def _phases(pieces: pd.DataFrame, kernels: pd.DataFrame, host_ns: pd.Series, ste
     launched = launched.assign(interval_ns=-launched.launch_ns.diff(-1)).groupby("phase")
     in_phase = kernels.groupby("phase")
     sums = pd.DataFrame({"host_s": host_ns / 1e9, "launches": launched.size(), "kernels": in_phase.size()})
-    phases = pd.concat([_means(pieces, "phase", steps), sums / steps], axis=1).fillna(0).rename_axis("phase")
+    phases = pd.concat([_means(pieces, ["phase"], steps), sums / steps], axis=1).fillna(0).rename_axis("phase")
     is_sliver = (phases.busy_s == 0) & (phases.window_s <= _SLIVER_FRACTION * phases.window_s.sum())
     phases = phases[~(is_sliver & phases.index.isin(NO_PHASE))]
     return phases.reindex([phase for phase in PHASE_ORDER if phase in phases.index]).assign(
@@ -132,9 +132,9 @@ def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.
     return pd.concat([times, sums / steps], axis=1).reset_index()
 
 
-def _means(pieces: pd.DataFrame, key: str | list[str], steps: int) -> pd.DataFrame:
-    """Seconds per step of each kind of time by the columns `key`, with `idle_s` and `window_s`."""
-    times = pieces.pivot_table("ns", key, "time", "sum", fill_value=0).reindex(columns=_TIMES, fill_value=0)
+def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
+    """Seconds per step of each kind of time by the columns `keys`, with `idle_s` and `window_s`."""
+    times = pieces.groupby([*keys, "time"]).ns.sum().unstack(fill_value=0).reindex(columns=_TIMES, fill_value=0)
     times["idle_s"] = times[_IDLE].sum(axis=1)
     return times.assign(window_s=times.busy_s + times.idle_s) / steps / 1e9
 
