@@ -11,6 +11,8 @@ from trace_events import HandWritten, examined
 
 from lmbench.cli import main
 from lmbench.kernels.findings import summarize
+from lmbench.records.examined import KernelSummary
+from lmbench.report.run import what_sets
 
 MAIN, SIDE = 7, 20
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"
@@ -187,6 +189,15 @@ def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_th
     (row,) = [row for row in rows if row["measure.what_if"] == "layers=0.5"]
     assert row["predicted_step_s"] == pytest.approx(0.075)
     assert row["step_prediction_error_fraction"] == pytest.approx(0.075 / 0.08 - 1)
+
+
+def test_the_sentence_of_a_run_names_a_change_that_it_can_make():
+    changes_s = {"layers=0.5": -0.08, "attention=0": -0.06, "launches=0": -0.05, "data=0": 0.0}
+    text = what_sets(KernelSummary(path_s=0.2, path={"launching_s": 0.1}, what_if=changes_s))
+    assert (
+        text
+        == "launching takes 100.00 of 200.00 ms of the chain that sets the traced step; launches=0 would save 50.00 ms"
+    )
 
 
 def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, capsys):
