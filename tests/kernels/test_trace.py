@@ -33,7 +33,8 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels need a CUDA device")
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_on_this_gpu_every_kernel_has_its_launch_kind_and_part(compiled, tmp_path):
-    words = ["--trainer.profiler=kernels", f"--trainer.compile={compiled}", f"--measure.results_dir={tmp_path}"]
-    assert main(["fit", "--model.size=small", "--model.attention=naive", *words]) == 0
+    words = ["fit", "--model.size=small", "--model.attention=naive", "--trainer.precision=32-true"]
+    words += ["--data.batch_size=4", "--data.context_length=512", "--trainer.profiler=kernels"]
+    assert main([*words, f"--trainer.compile={compiled}", f"--measure.results_dir={tmp_path}"]) == 0
     (path,) = tmp_path.glob("*/trace.json.gz")
     assert {guard.status for guard in examine(path).guards} <= {"pass", "n/a"}
