@@ -156,7 +156,7 @@ def test_unknown_figures_of_a_foreign_model_have_reasons():
 
 def test_a_collective_needs_two_ranks(capsys):
     assert main(["ceiling", "--collectives", "--ranks=1"]) == 2
-    assert "collectives need 2 ranks or more" in capsys.readouterr().err
+    assert "collectives need 2 or more" in capsys.readouterr().err
 
 
 def test_bus_bandwidth_is_interpolated_between_sizes_at_the_nearest_number_of_ranks(tmp_path):
