@@ -90,11 +90,8 @@ def phase_clocks(graph: Graph) -> Clocks:
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
     queue = kernels.assign(is_clocked=trace.is_clocked)[is_queued]
     (span,) = graph.activities[["start_ns", "end_ns"]][graph.activities.kind == "steps"].to_numpy() - trace.shift_ns
-    devices = {device: _device_pieces(rows, span) for device, rows in queue.groupby("device", sort=False)}
-    busy, pauses = (
-        pd.concat([frames[number].assign(device=device) for device, frames in devices.items()], ignore_index=True)
-        for number in (0, 1)
-    )
+    devices = [_device_pieces(rows, span) for _, rows in queue.groupby("device", sort=False)]
+    busy, pauses = (pd.concat(frames, ignore_index=True) for frames in zip(*devices, strict=True))
     idle, counted = _idle_pieces(graph, pauses), queue[queue.is_clocked]
     clocked = pd.concat([busy, idle])
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
@@ -142,8 +139,8 @@ def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
 def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The time of one device's kernels in pieces, and its idle time between them as `Clocks.pauses`.
 
-    Each piece has the kind of its `time`, and the `phase` and `collective` of its kernel. Idle time lasts from
-    `span[0]` to `span[1]` and ends with a clocked kernel, or with the last one.
+    Each piece has the kind of its `time`, and the `phase`, `collective` and `device` of its kernel. Idle time lasts
+    from `span[0]` to `span[1]` and ends with a clocked kernel, or with the last one.
     """
     start, end, launch_start = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "launch_ns"))
     position = np.arange(len(queue))
@@ -167,7 +164,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
         ("rank_wait_s", exposed_start, np.minimum(exposed_end, last_rank_ns[exposed]), exposed),
     ]
     pieces = pd.concat(pd.DataFrame(dict(zip(_PIECE, values, strict=True))) for values in times)
-    of_kernel = queue[["phase", "collective", "is_clocked"]].iloc[pieces.kernel].reset_index(drop=True)
+    of_kernel = queue[["phase", "collective", "is_clocked", "device"]].iloc[pieces.kernel].reset_index(drop=True)
     pieces = pd.concat([pieces.assign(ns=pieces.end_ns - pieces.start_ns).reset_index(drop=True), of_kernel], axis=1)
     latest_end, index = np.maximum.accumulate(end), queue.index.to_numpy()
     pauses = pd.DataFrame({
@@ -176,6 +173,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
         "end_ns": np.append(start, max(latest_end[-1], span[1])),
         "before": np.append(NONE, index[np.maximum.accumulate(np.where(end == latest_end, position, 0))]),
         "after": np.append(index, NONE),
+        "device": queue.device.iat[0],
     })[np.append(queue.is_clocked, True)]  # fmt: skip
     return pieces[(pieces.ns > 0) & pieces.is_clocked], pauses[pauses.end_ns > pauses.start_ns]
 
@@ -184,6 +182,7 @@ def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     """The idle time of all devices in pieces, by the chain of links that the kernel behind each pause waited for."""
     (trace,), activities = graph.traces.values(), graph.activities
     ends = activities[activities.kind.isin(("kernel", "steps"))]
+    # The moments at which kernels start, and the one at which the steps end.
     moments = 2 * ends.index.to_series(index=ends.kernel)[pauses.after] + (pauses.after == NONE).to_numpy()
     begins_ns = pauses.start_ns + trace.shift_ns
     at = zip(moments.tolist(), begins_ns.tolist(), strict=True)
