@@ -154,7 +154,9 @@ def quiet() -> None:
     """Silence tips and warnings of libraries about their own calls, which say nothing about the measurement."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # torchao 0.18 registers constants in a way that torch 2.13 warns of, also where only transformers imports it.
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    # torchao, which transformers imports too, warns of libraries that this machine cannot load, and torch 2.13 of the
+    # way in which torchao 0.18 registers constants.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
