@@ -17,10 +17,11 @@ from lmbench.kernels.events import take
 from lmbench.kernels.findings import KernelFindings, examine
 from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
+from lmbench.kernels.pieces import DATA, HOST_CODE
 from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
-from lmbench.kernels.waits import DATA, HOST_CODE, cause_text, largest_causes
+from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table

@@ -18,7 +18,6 @@ tokens a rank, that of `ddp` and `fsdp2` falls with T, which gives the least tok
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -34,14 +33,6 @@ from lmbench.report.described import table
 from lmbench.report.facts import FACT
 
 
-class Messages(NamedTuple):
-    """Collectives in a phase: their kind, the bytes of all messages, and of one message."""
-
-    kind: str
-    total_bytes: float
-    message_bytes: float
-
-
 def bounds_answer(source: str) -> Answer:
     """Compute and communication of a run's model under each kind of parallel training, and how far each scales.
 
@@ -51,9 +42,8 @@ def bounds_answer(source: str) -> Answer:
     loaded = load_run(Path(source), with_steps=False)
     if loaded.damage is not None:
         raise UsageError(f"{source!r}: {loaded.damage}")
-    run, found = loaded.record, None
-    if run.environment is not None:
-        found = find_ceiling(loaded.path, run.environment)
+    run = loaded.record
+    found = find_ceiling(loaded.path, run.environment) if run.environment is not None else None
     if found is None or not found[1].collectives:
         raise UsageError(
             f"no collectives of this run's machine lie beside {source!r}; `lmbench ceiling --collectives` measures them"
@@ -95,22 +85,27 @@ def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
         raise UsageError("the run's record lacks tokens, FLOPs, layers or the rate of its precision's products")
     forward_s = tokens * per_token / flops.multiplier / rate.sustained_per_s
     gathered, gradients = float(count * precision.compute_bytes), float(count * precision.weight_bytes)
-    activation = tokens * width * precision.compute_bytes
-    activations = Messages("all-reduce", 2 * layers * activation, activation)
-    gather = Messages("all-gather", gathered, gathered / layers)
-    reduce = Messages("reduce-scatter", gradients, gradients / layers)
-    strategies: tuple[tuple[str, Phase, list[Messages]], ...] = (
-        ("ddp", "backward", [Messages("all-reduce", gradients, gradients / layers)]),
-        ("fsdp2", "forward", [gather]),
-        ("fsdp2", "backward", [gather, reduce]),
-        ("tensor_parallel", "forward", [activations]),
-        ("tensor_parallel", "backward", [activations]),
+    activations = 2 * layers * tokens * width * precision.compute_bytes
+
+    def seconds(kind: str, total_bytes: float, messages: int) -> float:
+        """Seconds of messages that nothing slows down, at the bus bandwidth of their size."""
+        bus = ceiling.bus_bytes_per_s(kind, ranks, total_bytes / messages)
+        assert bus is not None
+        return total_bytes * bus_factor_of(kind, ranks) / bus
+
+    gather_s = seconds("all-gather", gathered, layers)
+    exchange_s = seconds("all-reduce", activations, 2 * layers)
+    strategies: tuple[tuple[str, Phase, float], ...] = (
+        ("ddp", "backward", seconds("all-reduce", gradients, layers)),
+        ("fsdp2", "forward", gather_s),
+        ("fsdp2", "backward", gather_s + seconds("reduce-scatter", gradients, layers)),
+        ("tensor_parallel", "forward", exchange_s),
+        ("tensor_parallel", "backward", exchange_s),
     )
     rows: list[Values] = []
-    for strategy, phase, collectives in strategies:
+    for strategy, phase, communication_s in strategies:
         is_split = strategy == "tensor_parallel"
         compute_s = forward_s * (2 if phase == "backward" else 1) / (ranks if is_split else 1)
-        communication_s = sum(_seconds(ceiling, collective, ranks) for collective in collectives)
         figures = run.phases.get(phase)
         is_own = run.world_size == ranks and _strategy(run).startswith(strategy)
         rows.append({
@@ -119,10 +114,3 @@ def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:
             "measured_s": figures.mean_s if figures is not None and is_own else None,
         })  # fmt: skip
     return rows
-
-
-def _seconds(ceiling: CeilingRecord, collective: Messages, ranks: int) -> float:
-    """Seconds of collectives that nothing slows down, at the bus bandwidth of their size."""
-    bus = ceiling.bus_bytes_per_s(collective.kind, ranks, collective.message_bytes)
-    assert bus is not None
-    return collective.total_bytes * bus_factor_of(collective.kind, ranks) / bus

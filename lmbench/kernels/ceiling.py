@@ -136,6 +136,14 @@ def find_ceiling(folder: Path, environment: RunEnvironment) -> tuple[Path, Ceili
     return max(ceilings, key=lambda entry: entry[1].measured_at, default=None)
 
 
+def ceiling_of(findings: KernelFindings) -> tuple[Path, CeilingRecord] | None:
+    """The newest ceiling of the device of a trace's run, and its file; None without a run or such a record."""
+    run = findings.run
+    if run is None or run.environment is None:
+        return None
+    return find_ceiling(findings.trace.path.parent, run.environment)
+
+
 def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of collectives with the share `bus_fraction` of the bus bandwidth that this machine's ceiling has for them.
 
@@ -145,10 +153,7 @@ def attained_bus(findings: KernelFindings, rows: pd.DataFrame) -> pd.DataFrame:
         findings: those of one rank.
         rows: `collective`, `calls`, `message_bytes` of all calls, and `bus_bytes_per_s`.
     """
-    run, ranks = findings.run, findings.trace.events.distributed.world_size or 1
-    found = None
-    if run is not None and run.environment is not None:
-        found = find_ceiling(findings.trace.path.parent, run.environment)
+    found, ranks = ceiling_of(findings), findings.trace.events.distributed.world_size or 1
     if found is None or not found[1].collectives:
         return rows
     attainable = [
@@ -198,27 +203,26 @@ def roofline(findings: KernelFindings) -> Answer:
     matmul = str(run.matmul_precision)
     fp8_fraction = (run.flops.fp8_per_token_flops or 0) / (run.flops.per_token_flops or 1)
     peak = peak_flops(gpu or "", str(run.precision), matmul, fp8_fraction)
+    sheet, product = {"copy": datasheet_rate(gpu, "copy")}, ""
     peak_text = f"unknown: the datasheet of {gpu or 'this device'} in {run.precision} is not known"
     if peak:
-        peak_text = f"{peak.dtype}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
-    rates = []
-    ceiling_text = "none of this GPU beside the results: `lmbench ceiling` measures it"
-    if run.environment and (ceiling := find_ceiling(findings.trace.path.parent, run.environment)):
+        product, sheet[peak.dtype] = peak.dtype, peak.flops_per_s
+        peak_text = f"{product}: precision {run.precision} with float32 matmul {matmul} runs matrix products in it"
+    rates, ceiling_text = list[Rate](), "none of this GPU beside the results: `lmbench ceiling` measures it"
+    if ceiling := ceiling_of(findings):
         path, record = ceiling
         rates = record.rates
         ceiling_text = f"{path}: power limit {whole(record.environment.gpu.power_limit_w)} W"
     rows, reasons = _roofline_rows(findings, run)
-    product = peak.dtype if peak else ""
-    kinds = ["copy" if unit == "TB" else product for unit in rows.unit]
+    rows["per_s"] = rows.work / rows.seconds
     limits: dict[str, dict[str, float | None]] = {
-        "datasheet": {"copy": datasheet_rate(gpu, "copy"), product: peak.flops_per_s if peak else None},
+        "datasheet": sheet,
         "burst": {rate.name: rate.burst_per_s for rate in rates},
         "sustained": {rate.name: rate.sustained_per_s for rate in rates},
     }
-    rows["per_s"] = rows.work / rows.seconds
     for name, limit in limits.items():
-        rows[f"{name}_per_s"] = pd.Series([limit.get(kind) for kind in kinds], dtype=float)
-        rows[f"{name}_fraction"] = rows.per_s / rows[f"{name}_per_s"]
+        of_row = [limit.get("copy" if unit == "TB" else product) for unit in rows.unit]
+        rows[f"{name}_fraction"] = rows.per_s / pd.Series(of_row, dtype=float)
     unknown = [Line("", f"no figure for {name}: {reason}") for name, reason in reasons.items()]
     notes = [Line("peak", peak_text), *unknown, Line("ceiling", ceiling_text)]
     return Answer(tables=[table("kernels/roofline", rows)], notes=notes)

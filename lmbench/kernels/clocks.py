@@ -9,7 +9,8 @@ import pandas as pd
 
 from lmbench.kernels.events import take
 from lmbench.kernels.graph import Graph
-from lmbench.kernels.trace import NO_PHASE, PHASE_ORDER
+from lmbench.kernels.pieces import GAPS, LAUNCHING
+from lmbench.kernels.trace import NO_PHASE, OUTSIDE, PHASE_ORDER
 from lmbench.records.intervals import NONE, Integers, cut, locate, paint, union
 
 # `outside` and `unlinked` get no row if they have no kernel and at most this share of the window. Such slivers lie
@@ -18,7 +19,7 @@ _SLIVER_FRACTION = 0.005
 _IDLE = ["queued_gap_s", "host_wait_s", "other_idle_s"]
 _COMM_TIMES = ["comm_s", "comm_exposed_s", "rank_wait_s"]
 _TIMES = ["busy_s", *_IDLE, *_COMM_TIMES]
-_PIECE = ("name", "start_ns", "end_ns", "kernel")
+_PIECE = ("time", "start_ns", "end_ns", "kernel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +31,10 @@ class Clocks:
 
     - `window_s`: `busy_s` plus `idle_s`.
     - `busy_s`: union of kernels, copies and fills on all streams of the device.
-    - `idle_s`: the rest, split into three by the kernel that ends it. `host_wait_s` lasts until that kernel was
-      launched and could start. `queued_gap_s` is the gap before a kernel that was queued and followed within
-      `KERNEL_GAP_NS`. `other_idle_s` is all else: the kernel waited for another stream, a copy or another rank, or
-      has no launch in the trace.
+    - `idle_s`: the rest, by the chain of links that the kernel behind it waited for. `host_wait_s` is the part in which
+      the host worked towards the launch, and the launch itself. `queued_gap_s` is the gap before a kernel that was
+      queued and followed within `KERNEL_GAP_NS`. `other_idle_s` is all else: the kernel waited for another stream, a
+      copy or another rank, or has no launch in the trace.
     - `comm_s`: union of communication kernels.
     - `comm_exposed_s`: the part of `comm_s` in which no kernel computes; communication and copies do not.
     - `rank_wait_s`: the part of `comm_exposed_s` before the last rank came, as far as several ranks' traces tell.
@@ -42,8 +43,9 @@ class Clocks:
     median time from one to the next, `launch_interval_s`; the number of `kernels` and their median duration,
     `median_kernel_s`.
 
-    `pauses` has a row for each idle time outside `queued_gap_s`, with `device`, `start_ns` and `end_ns`. Its wait for
-    the host ends at `waited_ns`. `before` and `after` are indexes of the kernels around it, or NONE.
+    `pauses` has a row for each idle time, with `device`, `start_ns` and `end_ns`. `before` and `after` are indexes of
+    the kernels around it, or NONE. `waits` are the pieces of `host_wait_s`, as `chain_pieces` returns them, with the
+    length `pause_ns` of their pause.
 
     `collectives` has a row for each phase and kind of collective: `comm_s`, `comm_exposed_s`, `rank_wait_s`, the number
     of `calls`; and of those whose size is known `message_bytes`, `bus_bytes` and `cost_s` (see `Trace.kernels`).
@@ -52,6 +54,7 @@ class Clocks:
     phases: pd.DataFrame
     devices: pd.DataFrame
     pauses: pd.DataFrame
+    waits: pd.DataFrame
     collectives: pd.DataFrame
     steps: int
 
@@ -82,33 +85,25 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
-        return Clocks(nothing, nothing, nothing, nothing, steps)
-    starts = graph.starts.droplevel("rank").reindex(kernels.index)
+        return Clocks(nothing, nothing, nothing, nothing, nothing, steps)
     # Of kernels that the steps did not launch, leave out those behind the steps' last kernel.
     is_queued = kernels.is_counted | (kernels.start_ns < kernels.end_ns[kernels.is_counted].max())
-    queue = kernels.assign(
-        is_clocked=trace.is_clocked, bound_by=starts.kind,
-        unexplained_ns=starts.unexplained_ns.fillna(0).astype(np.int64),
-    )[is_queued]  # fmt: skip
+    queue = kernels.assign(is_clocked=trace.is_clocked)[is_queued]
+    (span,) = graph.activities[["start_ns", "end_ns"]][graph.activities.kind == "steps"].to_numpy() - trace.shift_ns
+    devices = {device: _device_pieces(rows, span) for device, rows in queue.groupby("device", sort=False)}
+    busy, pauses = (
+        pd.concat([frames[number].assign(device=device) for device, frames in devices.items()], ignore_index=True)
+        for number in (0, 1)
+    )
+    idle, counted = _idle_pieces(graph, pauses), queue[queue.is_clocked]
+    clocked = pd.concat([busy, idle])
     ranges = np.concatenate((timeline.start_ns, timeline.end_ns, timeline.step_ns.ravel()))
     begin, end = trace.clocked_ns
-    pieces, pauses = [], []
-    for device, rows in queue.groupby("device", sort=False):
-        times, idle = _device_pieces(rows, ranges, (begin, end))
-        kernel, moments = times.kernel.to_numpy(), times.start_ns.to_numpy()
-        times = times.assign(
-            phase=take(rows.phase, kernel, timeline.at(moments)), collective=take(rows.collective, kernel, "")
-        )
-        is_in_steps = (moments >= begin) & (moments < end)
-        pieces.append(times[take(rows.is_clocked, kernel, is_in_steps)].assign(device=device))
-        before, after = (take(rows.index, idle[name].to_numpy(), NONE) for name in ("before", "after"))
-        pauses.append(idle.assign(before=before, after=after, device=device))
-    clocked, counted = pd.concat(pieces), queue[queue.is_clocked]
     host_start, host_end, _ = cut(np.array([begin]), np.array([end]), ranges)
     host_ns = pd.Series(host_end - host_start).groupby(timeline.at(host_start)).sum()
     return Clocks(
-        _phases(clocked, counted, host_ns, steps), _means(clocked, "device", steps),
-        pd.concat(pauses, ignore_index=True), _collectives(clocked, counted, steps), steps,
+        _phases(clocked, counted, host_ns, steps), _means(clocked, ["device"], steps), pauses,
+        idle[idle.time == "host_wait_s"], _collectives(clocked, counted, steps), steps,
     )  # fmt: skip
 
 
@@ -118,7 +113,7 @@ def _phases(pieces: pd.DataFrame, kernels: pd.DataFrame, host_ns: pd.Series, ste
     launched = launched.assign(interval_ns=-launched.launch_ns.diff(-1)).groupby("phase")
     in_phase = kernels.groupby("phase")
     sums = pd.DataFrame({"host_s": host_ns / 1e9, "launches": launched.size(), "kernels": in_phase.size()})
-    phases = pd.concat([_means(pieces, "phase", steps), sums / steps], axis=1).fillna(0).rename_axis("phase")
+    phases = pd.concat([_means(pieces, ["phase"], steps), sums / steps], axis=1).fillna(0).rename_axis("phase")
     is_sliver = (phases.busy_s == 0) & (phases.window_s <= _SLIVER_FRACTION * phases.window_s.sum())
     phases = phases[~(is_sliver & phases.index.isin(NO_PHASE))]
     return phases.reindex([phase for phase in PHASE_ORDER if phase in phases.index]).assign(
@@ -133,31 +128,30 @@ def _collectives(pieces: pd.DataFrame, kernels: pd.DataFrame, steps: int) -> pd.
     comm = kernels[kernels.collective != ""]
     groups = comm.assign(cost_s=(comm.cost_ns / 1e9).where(comm.message_bytes.notna())).groupby(keys)
     sums = groups[["message_bytes", "bus_bytes", "cost_s"]].sum(min_count=1).assign(calls=groups.size())
-    times = _means(pieces[pieces.name.isin(_COMM_TIMES)], keys, steps)[_COMM_TIMES]
+    times = _means(pieces[pieces.time.isin(_COMM_TIMES)], keys, steps)[_COMM_TIMES]
     return pd.concat([times, sums / steps], axis=1).reset_index()
 
 
-def _means(pieces: pd.DataFrame, key: str | list[str], steps: int) -> pd.DataFrame:
-    """Seconds per step of each kind of time by the columns `key`, with `idle_s` and `window_s`."""
-    times = pieces.pivot_table("ns", key, "name", "sum", fill_value=0).reindex(columns=_TIMES, fill_value=0)
+def _means(pieces: pd.DataFrame, keys: list[str], steps: int) -> pd.DataFrame:
+    """Seconds per step of each kind of time by the columns `keys`, with `idle_s` and `window_s`."""
+    times = pieces.groupby([*keys, "time"]).ns.sum().unstack(fill_value=0).reindex(columns=_TIMES, fill_value=0)
     times["idle_s"] = times[_IDLE].sum(axis=1)
     return times.assign(window_s=times.busy_s + times.idle_s) / steps / 1e9
 
 
-def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One device's time in pieces, and its pauses, both with kernels as positions in the `queue`.
+def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The time of one device's kernels in pieces, and its idle time between them as `Clocks.pauses`.
 
-    Each piece has the `name` of its kind of time and its `kernel`, NONE for time of the phase that the host is in. Such
-    time is cut at `ranges`. The clock runs from `span[0]` to `span[1]`, or to the last kernel's end if it is later.
+    Each piece has the kind of its `time`, and the `phase` and `collective` of its kernel. Idle time lasts from
+    `span[0]` to `span[1]` and ends with a clocked kernel, or with the last one.
     """
     start, end, launch_start = (queue[name].to_numpy() for name in ("start_ns", "end_ns", "launch_ns"))
-    is_linked = queue.launch.to_numpy() != NONE
     position = np.arange(len(queue))
     is_comm, is_compute = (queue.kind == "comm").to_numpy(), ~queue.kind.isin(("comm", "memcpy")).to_numpy()
     # Of kernels at once, one with a launch goes before one without, one that computes before the others, then the
     # earlier launch.
     rank = np.empty_like(position)
-    rank[np.lexsort((launch_start, ~is_compute, ~is_linked))] = position
+    rank[np.lexsort((launch_start, ~is_compute, (queue.launch == NONE).to_numpy()))] = position
     comm_start, comm_end, owner = paint(start[is_comm], end[is_comm], rank[is_comm])
     comm = position[is_comm][owner]
     computing = union(start[is_compute], end[is_compute])
@@ -166,37 +160,44 @@ def _device_pieces(queue: pd.DataFrame, ranges: Integers, span: tuple[int, int])
     exposed_start, exposed_end, exposed = cut_start[is_exposed], cut_end[is_exposed], comm[piece[is_exposed]]
     # A collective first waits for the last rank; its cost is the time from then to its end.
     last_rank_ns = end - queue.cost_ns.to_numpy()
-    # When the device became idle before each kernel, at the earliest when the clock begins.
-    latest_end = np.maximum.accumulate(end)
-    idle_start = np.minimum(np.maximum(np.append(span[0], latest_end[:-1]), span[0]), start)
-    is_launched, unexplained = (queue.bound_by == "launch").to_numpy(), queue.unexplained_ns.to_numpy()
-    is_gap = is_linked & ~is_launched & (unexplained == 0)
-    waited = np.where(is_launched, np.maximum(start - unexplained, idle_start), idle_start)
-    clock_end = max(int(latest_end[-1]), span[1])
-    idle = pd.DataFrame({
-        "start_ns": np.append(idle_start, max(latest_end[-1], span[0])),
-        # Up to the launch the device waits for the host's work, then for the launch itself.
-        "launch_ns": np.append(np.clip(launch_start, idle_start, waited), clock_end),
-        "waited_ns": np.append(waited, clock_end),
-        "end_ns": np.append(start, clock_end),
-        "before": np.append(NONE, np.maximum.accumulate(np.where(end == latest_end, position, 0))),
-        "after": np.append(position, NONE),
-        "is_gap": np.append(is_gap, False),
-    })  # fmt: skip
-    idle = idle[idle.end_ns > idle.start_ns]
-    gaps, pauses = idle[idle.is_gap], idle[~idle.is_gap]
-    host_start, host_end, _ = cut(pauses.start_ns.to_numpy(), pauses.launch_ns.to_numpy(), ranges)
     times = [
         ("busy_s", *paint(start, end, rank)),
         ("comm_s", comm_start, comm_end, comm),
         ("comm_exposed_s", exposed_start, exposed_end, exposed),
         ("rank_wait_s", exposed_start, np.minimum(exposed_end, last_rank_ns[exposed]), exposed),
-        # A gap belongs to the kernel before it, unless that one has no launch.
-        ("queued_gap_s", gaps.start_ns, gaps.end_ns, gaps.before.where(is_linked[gaps.before], gaps.after)),
-        ("host_wait_s", pauses.launch_ns, pauses.waited_ns, pauses.after),
-        ("host_wait_s", host_start, host_end, NONE),
-        ("other_idle_s", pauses.waited_ns, pauses.end_ns, pauses.after),
     ]
     pieces = pd.concat(pd.DataFrame(dict(zip(_PIECE, values, strict=True))) for values in times)
-    pieces["ns"] = pieces.end_ns - pieces.start_ns
-    return pieces[pieces.ns > 0], pauses
+    of_kernel = queue[["phase", "collective", "is_clocked"]].iloc[pieces.kernel].reset_index(drop=True)
+    pieces = pd.concat([pieces.assign(ns=pieces.end_ns - pieces.start_ns).reset_index(drop=True), of_kernel], axis=1)
+    latest_end, index = np.maximum.accumulate(end), queue.index.to_numpy()
+    pauses = pd.DataFrame({
+        # At the earliest when the clock begins.
+        "start_ns": np.maximum(np.append(span[0], latest_end), span[0]),
+        "end_ns": np.append(start, max(latest_end[-1], span[1])),
+        "before": np.append(NONE, index[np.maximum.accumulate(np.where(end == latest_end, position, 0))]),
+        "after": np.append(index, NONE),
+    })[np.append(queue.is_clocked, True)]  # fmt: skip
+    return pieces[(pieces.ns > 0) & pieces.is_clocked], pauses[pauses.end_ns > pauses.start_ns]
+
+
+def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
+    """The idle time of all devices in pieces, by the chain of links that the kernel behind each pause waited for."""
+    (trace,), activities = graph.traces.values(), graph.activities
+    ends = activities[activities.kind.isin(("kernel", "steps"))]
+    moments = 2 * ends.index.to_series(index=ends.kernel)[pauses.after] + (pauses.after == NONE).to_numpy()
+    begins_ns = pauses.start_ns + trace.shift_ns
+    at = zip(moments.tolist(), begins_ns.tolist(), strict=True)
+    pieces = graph.chain_pieces([graph.measured.chain(moment, begin_ns) for moment, begin_ns in at])
+    pause = pauses.iloc[pieces.chain].set_axis(pieces.index)
+    pieces = pieces.assign(pause_ns=pause.end_ns - pause.start_ns, device=pause.device)
+    is_host = pieces.thread.notna() | (pieces.cause == LAUNCHING)
+    pieces["time"] = np.select([pieces.cause == GAPS, is_host], ["queued_gap_s", "host_wait_s"], "")
+    # A gap belongs to the kernel before it.
+    phase = take(trace.kernels.phase, pause.before.to_numpy(), OUTSIDE)
+    pieces["phase"] = np.where(pieces.cause == GAPS, phase, pieces.phase)
+    pieces = pieces[pieces.time != ""]
+    told_ns = pieces.groupby("chain").ns.sum().reindex(pauses.index, fill_value=0)
+    rest_ns = pauses.end_ns - pauses.start_ns - told_ns
+    phase = take(trace.kernels.phase, pauses.after.to_numpy(), trace.timeline.at(pauses.start_ns.to_numpy()))
+    rest = pd.DataFrame({"time": "other_idle_s", "ns": rest_ns, "phase": phase, "device": pauses.device})
+    return pd.concat([pieces, rest[rest.ns > 0]], ignore_index=True)

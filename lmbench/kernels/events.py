@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.kernels.trace_notes import NOTES, TraceNotes
-from lmbench.records.intervals import NONE, Flags, Integers, locate, union
+from lmbench.records.intervals import NONE, Flags, Integers
 
 #: Events as an np.recarray, whose columns a type checker does not know. The columns are `name`, `category`, `thread`,
 #: `device`, all `arguments`, and `start_ns` and `end_ns` since the first event. The numbers `correlation`, `sequence`
@@ -232,21 +232,16 @@ def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> T
     by_start = events.sort_values("start_ns", kind="stable")
     kernels = by_start[by_start.category.isin(_DEVICE)].reset_index(drop=True)
     calls = by_start[by_start.category.isin(_CALLS)]
-    # A capture lasts until the next call on its thread that ends one, or to the end of the trace.
-    begins, ends = (
-        calls.loc[where(calls.name, re.compile(f"Stream{word}Capture").search), ["thread", "start_ns", "end_ns"]]
-        for word in ("Begin", "End")
-    )
-    end_ns = pd.merge_asof(begins, ends, on="start_ns", by="thread", direction="forward").end_ns_y
-    end_ns = end_ns.fillna(events.end_ns.max()).to_numpy(np.int64) + 1
-    captures = union(begins.start_ns.to_numpy(), end_ns)
-    launches = calls[where(calls.name, _LAUNCHING.search)]
+    # A capture lasts until the next call that ends one, or to the end of the trace. All threads launch into it.
+    is_begin, is_end = (where(calls.name, re.compile(f"Stream{word}Capture").search) for word in ("Begin", "End"))
+    is_captured = pd.Series(np.select([is_begin, is_end], [1.0, 0.0], np.nan), calls.index).ffill() == 1.0
+    is_launch = where(calls.name, _LAUNCHING.search)
     ranges = host.thread[is_range(host)]
     return TraceEvents(
         distributed,
         host,
         calls.to_records(index=False),
-        launches.assign(is_captured=locate(*captures, launches.start_ns.to_numpy()) != NONE).to_records(index=False),
+        calls.assign(is_captured=is_captured)[is_launch].to_records(index=False),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
         on_host[is_function].to_records(index=False),
         int(np.bincount(ranges if len(ranges) else host.thread[:1]).argmax()) if len(host) else 0,

@@ -73,7 +73,7 @@ class KernelFindings:
 
     @cached_property
     def host_times(self) -> pd.DataFrame:
-        return host_times(self.trace)
+        return host_times(self.graph)
 
     @property
     def attention(self) -> dict[Phase, AttentionTimes]:
@@ -115,7 +115,7 @@ def examine_trace(trace: Trace) -> KernelFindings:
     work = Work.of(trace.kernels[trace.kernels.is_counted], trace.timeline.steps, record.matmul_precision)
     graph = build_graph({trace.record.rank or 0: trace})
     clocks = phase_clocks(graph)
-    waits = find_waits(trace, clocks)
+    waits = find_waits(graph, clocks)
     phases = judge_phases(clocks, waits, work, record)
     run = None if record.outcome == DAMAGED else record
     return KernelFindings(trace, graph, run, count_missing(trace), work, clocks, waits, phases, annotation_times(trace))
@@ -157,7 +157,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
     """
     timeline, work, phases = findings.trace.timeline, findings.work, findings.phases
     simulation = WhatIf(findings.graph)
-    causes = simulation.pieces.groupby("cause").ns.sum().sort_values(ascending=False) / 1e9 / findings.graph.steps
+    causes = simulation.path.groupby("cause").ns.sum().sort_values(ascending=False) / 1e9 / findings.graph.steps
     path = {
         "path_s": simulation.measured_s,
         "path": {f"{cause.replace(' ', '_')}_s": time_s for cause, time_s in causes.items()},

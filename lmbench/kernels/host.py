@@ -156,16 +156,11 @@ class HostEvents:
 
     def module(self, event: int) -> str:
         """The path of the module that an event works for, by the ranges around it or around its forward operator."""
-        for _ in range(2):
-            for index in self.nesting.climb(event):
-                if path := module_path(self.names[index]):
-                    return path
-                if self.is_engine[index]:
-                    event = self.forward.get(index, NONE)
-                    break
-            else:
-                break
-        return ""
+        scope = self._scope[event] if event != NONE else NONE
+        if scope != NONE and self.is_engine[scope]:
+            operator = self.forward.get(scope, NONE)
+            scope = self._scope[operator] if operator != NONE else NONE
+        return (module_path(self.names[scope]) or "") if scope != NONE else ""
 
     def _of_module(self, scope: int, inside: list[int], by_operator: str | None) -> str | None:
         """The part of an event in a module range, by the module and those around it, or by the event's operator."""

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
+from lmbench.kernels.events import each
 from lmbench.kernels.fused import fused_trace
+from lmbench.kernels.graph import Graph
 from lmbench.kernels.matching import graph_of
 from lmbench.kernels.names import short_name
-from lmbench.kernels.path import UNEXPLAINED, late_pieces
-from lmbench.kernels.waits import LAUNCHING, name_places
+from lmbench.kernels.pieces import LAUNCHING, UNEXPLAINED, places
 from lmbench.kernels.what_if import USUAL, GraphChange, WhatIf, checked_fraction, read_changes
-from lmbench.records.intervals import NONE
+from lmbench.records.intervals import covered, union
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.described import table
 from lmbench.report.units import milliseconds, percent
@@ -39,7 +40,7 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     changes = read_changes(what_if) if what_if is not None else None
     graph = graph_of(sources)
     simulation = WhatIf(graph)
-    shown = late_pieces(graph, simulation.pieces).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
+    shown = _late_pieces(graph, simulation.path).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
     step_s, count = simulation.measured_s, len(graph.traces)
     sums = {axis: shown.groupby(axis).s.sum().sort_values(ascending=False) for axis in ("cause", "phase", "part")}
     ranks = f" over {count} ranks" if count > 1 else ""
@@ -78,36 +79,51 @@ def _listed(sums: pd.Series, step_s: float) -> str:
     return ", ".join(f"{name} {milliseconds(time_s)} ms" for name, time_s in large.items()) or "-"
 
 
+def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
+    """The pieces of the path, in which the time that other ranks waited has the cause `waiting for rank N`.
+
+    That is the last rank's time before a collective, from when the lower half of the others had come.
+    """
+    joins = graph.links[graph.links.kind == "join"]
+    if joins.empty:
+        return path
+    on_path = graph.links.target[[link for link, *_ in graph.measured.path]]
+    joins = joins[joins.target.isin(on_path)]
+    arrivals = pd.Series(graph.time_ns[joins.source]).sort_values().groupby(joins.target.to_numpy())
+    start_ns = arrivals.agg(lambda others: others.iloc[max(len(others) - 2, 0) // 2]).to_numpy()
+    late = covered(*union(start_ns, arrivals.max().to_numpy()))
+    begin_ns = path.start_ns.to_numpy(np.int64)
+    late_ns = late(begin_ns + path.ns.to_numpy(np.int64)) - late(begin_ns)
+    waiting = path.assign(
+        start_ns=path.start_ns + path.ns - late_ns, ns=late_ns, cause="waiting for rank " + path["rank"].astype(str)
+    )
+    rows = pd.concat([path.assign(ns=path.ns - late_ns), waiting], ignore_index=True)
+    return rows[rows.ns > 0]
+
+
 def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
-    """A line for the synchronize after which most of the launching on the path comes: the device was idle then."""
-    graph, after, call = simulation.graph, {}, NONE
-    links = graph.links
-    path = graph.path(graph.measured).link.to_numpy()[::-1]
-    for link, kind in zip(path.tolist(), links.kind.to_numpy()[path], strict=True):
-        if kind in ("return", "launch"):
-            call = link if kind == "return" else NONE
-        after[link] = call
+    """A line for the call after which most of the launching on the path comes: it had waited for the device."""
+    path, graph = simulation.path, simulation.graph
     launching = pieces[pieces.cause == LAUNCHING]
-    by_call = launching.groupby(launching.link.map(after)).s.sum()
-    by_place = dict[str, float]()
-    for link, time_s in by_call.drop(NONE, errors="ignore").items():
-        rank, owner = links["rank"][link], links.owner[link]
-        row = graph.calls[rank].loc[[owner]].assign(cause="synchronizing", moment=lambda rows: rows.start_ns)
-        place = f"{row.name.iat[0]} {name_places(graph.traces[rank], row).under.iat[0]}".rstrip()
-        by_place[place] = by_place.get(place, 0.0) + time_s
-    if not by_place or max(by_place.values()) < _LARGE_FRACTION * simulation.measured_s:
+    calls = path[(path.link == path.after) & path.after.isin(launching.after)].drop_duplicates("link")
+    place_of = dict[int, str]()
+    for rank, rows in calls.groupby("rank"):
+        words = zip(rows.name, places(graph.traces[rank], rows), strict=True)
+        place_of |= zip(rows.link, (f"{name} {place}".rstrip() for name, place in words), strict=True)
+    by_place = launching.groupby(launching.after.map(place_of)).s.sum()
+    if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.measured_s:
         return []
-    place = max(by_place, key=by_place.__getitem__)
-    return [
-        Line("", f"launching: {milliseconds(by_place[place])} of {milliseconds(launching.s.sum())} ms after {place}")
-    ]
+    text = (
+        f"launching: {milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
+    )
+    return [Line("", text)]
 
 
 def _slack_lines(simulation: WhatIf) -> list[Line]:
     """A line with the chains that are left if the device, or the host, took no time."""
-    if simulation.device.empty:
+    if (simulation.graph.pieces.link_kind != "kernel").all():
         return []
-    has_collectives = (simulation.device.kind == "comm").any()
+    has_collectives = (simulation.graph.pieces.kind == "comm").any()
     chains = {"the host": f"device=0{',collectives=1e-9' if has_collectives else ''}", "the device": "host=0"}
     texts = [f"{name} alone {milliseconds(simulation.ask(read_changes(free))[0])} ms" for name, free in chains.items()]
     return [Line("slack", f"the next chains: {', '.join(texts)}")]
@@ -136,18 +152,14 @@ def _what_if_table(simulation: WhatIf, changes: Sequence[GraphChange] | None) ->
 
 def _link_table(simulation: WhatIf, pieces: pd.DataFrame) -> Table:
     """The longest links of the path, summed by what they are and where: the module, or what the host was in."""
-    places = []
+    where = list[pd.Series]()
     for rank, rows in pieces.groupby("rank"):
         trace = simulation.graph.traces[rank]
-        is_host = (rows.piece != NONE).to_numpy()
-        host = simulation.host.loc[rows.piece[is_host].astype(int)]
-        around = rows.around.to_numpy(np.int64, copy=True)
-        around[is_host] = trace.host.nesting.around(host.thread.to_numpy(), host.start_ns.to_numpy())
-        modules = {event: re.sub(r"\d+", "*", trace.host.module(event)) for event in set(around.tolist())}
-        places.append(pd.Series([modules[event] for event in around.tolist()], rows.index))
-        under = pd.Series(name_places(trace, host).under.to_numpy(), rows.index[is_host])
-        places[-1].update(under[under != ""])
-    rows = pieces.assign(where=pd.concat(places), name=[*map(short_name, pieces.name)])
+        modules = each([*map(trace.host.module, rows.around.astype(int))], lambda path: re.sub(r"\d+", "*", path))
+        under = places(trace, rows)
+        where.append(pd.Series(modules, rows.index))
+        where[-1].update(under[under != ""])
+    rows = pieces.assign(where=pd.concat(where), name=[*map(short_name, pieces.name)])
     groups = rows.groupby(["rank", "cause", "phase", "name", "where"]).s
     links = groups.agg(step_s="sum", longest_s="max", count="size").sort_values("step_s", ascending=False)
     links["longest_s"] *= simulation.graph.steps

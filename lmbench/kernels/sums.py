@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 
 from lmbench.kernels.events import is_range, take
+from lmbench.kernels.graph import Graph
 from lmbench.kernels.host import Nesting
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
 from lmbench.records.examined import AttentionTimes
-from lmbench.records.intervals import NONE, covered, cut, locate, paint, union
+from lmbench.records.intervals import NONE
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
 
@@ -174,29 +175,23 @@ def operator_times(trace: Trace) -> pd.DataFrame:
     return rows.rename(columns={"kernel_s": "self_s", "kernel_count": "call_count"})
 
 
-def host_times(trace: Trace) -> pd.DataFrame:
-    """The host's time per step by phase, the longest first.
+def host_times(graph: Graph) -> pd.DataFrame:
+    """The host's time per step by phase, the longest first, in a trace without kernels.
 
-    The columns are `phase`, its time `host_s`, the part `operators_s` in which any thread ran an operator, and
-    `function`, the user's Python function with the most time `function_s` of the main thread outside of operators;
-    empty and 0 without one.
+    The columns are `phase`, its time `host_s`, the part `operators_s` in operators, and `function`, the user's Python
+    function with the most time `function_s` outside of operators; empty and 0 without one.
     """
-    timeline, operators = trace.timeline, trace.host.events[~is_range(trace.host.events)]
-    functions = trace.host.functions.events
-    functions = functions[functions.thread == trace.events.main_thread]
-    own_start, own_end, owner = paint(functions.start_ns, functions.end_ns)
-    borders = np.concatenate((timeline.start_ns, timeline.end_ns, own_start, own_end))
-    begin, end = trace.span_ns
-    start_ns, end_ns, _ = cut(np.array([begin]), np.array([end]), borders)
-    in_operators = covered(*union(operators.start_ns, operators.end_ns))
-    pieces = pd.DataFrame({
-        "phase": timeline.at(start_ns),
-        "function": take(functions.name[owner], locate(own_start, own_end, start_ns), ""),
-        "host_s": (end_ns - start_ns) / 1e9 / timeline.steps,
-        "operators_s": (in_operators(end_ns) - in_operators(start_ns)) / 1e9 / timeline.steps,
+    (trace,) = graph.traces.values()
+    pieces = graph.chain_pieces([graph.measured.path])
+    main = np.full(len(pieces), trace.events.main_thread)
+    function = trace.host.functions.around(main, pieces.start_ns.to_numpy())
+    in_operator = ~take(is_range(trace.host.events), pieces.around.to_numpy(np.int64), True)
+    time_s = pieces.ns / 1e9 / graph.steps
+    times = pd.DataFrame({
+        "phase": pieces.phase.to_numpy(object), "function": take(trace.host.functions.names, function, ""),
+        "host_s": time_s, "operators_s": time_s * in_operator, "function_s": time_s * ~in_operator,
     })  # fmt: skip
-    own = pieces.assign(function_s=pieces.host_s - pieces.operators_s).query("function != ''")
-    own = own.groupby(["phase", "function"]).function_s.sum().sort_values(ascending=False).reset_index()
-    times = pieces.groupby("phase")[["host_s", "operators_s"]].sum().reset_index()
-    times = times.merge(own.drop_duplicates("phase"), how="left").fillna({"function": "", "function_s": 0.0})
-    return times.sort_values("host_s", ascending=False)
+    own = times[times.function != ""].groupby(["phase", "function"]).function_s.sum().sort_values(ascending=False)
+    times = times.groupby("phase")[["host_s", "operators_s"]].sum().reset_index()
+    times = times.merge(own.reset_index().drop_duplicates("phase"), how="left")
+    return times.fillna({"function": "", "function_s": 0.0}).sort_values("host_s", ascending=False)

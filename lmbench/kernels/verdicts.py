@@ -18,9 +18,10 @@ import pandas as pd
 from lmbench.kernels.clocks import Clocks
 from lmbench.kernels.compiled import TRITON
 from lmbench.kernels.names import FULL_FP32, KINDS, NAMES, PRODUCTS, UNCLASSIFIED
+from lmbench.kernels.pieces import LAUNCHING
 from lmbench.kernels.sums import Work
 from lmbench.kernels.trace import OUTSIDE, UNLINKED
-from lmbench.kernels.waits import LAUNCHING, largest_causes, remedy
+from lmbench.kernels.waits import largest_causes, remedy
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED
@@ -83,15 +84,12 @@ def judge_phases(clocks: Clocks, waits: pd.DataFrame, work: Work, run: RunRecord
     lag_verdicts = dict(run.probe.verdicts.items()) if run.probe.verdicts else {}
     rows = []
     for phase, clock in phases.iterrows():
-        lag = lag_verdicts.get(phase, LagVerdict())
-        case = _Case(str(phase), clock, waits[waits.phase == phase], work, run)
-        verdict = advice = None
+        lag, verdict, advice = lag_verdicts.get(phase, LagVerdict()), None, None
         if is_judged[phase]:
-            verdict = verdict_of(clock)
+            verdict, case = verdict_of(clock), _Case(str(phase), clock, waits[waits.phase == phase], work, run)
+            advice = _advice(verdict, case)
             if lag.verdict == "queued" and verdict in ("host-bound", "mixed"):
                 advice = f"without the profiler it is queued, and {_advice('queued', case)}"
-            else:
-                advice = _advice(verdict, case)
         rows.append((lag.verdict, lag.min_lag_s, verdict, advice))
     judged = pd.DataFrame(rows, phases.index, ["lag_verdict", "min_lag_s", "verdict", "advice"])
     return phases.join(judged.astype({"min_lag_s": float}))

@@ -6,6 +6,7 @@ Several changes at once are simulated together, since what one saves another may
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, cached_property
@@ -16,18 +17,16 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError, unknown
+from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import KINDS, PARTS
-from lmbench.kernels.path import device_time, host_time, link_causes, path_pieces
+from lmbench.kernels.pieces import DATA, LAUNCHING, UNEXPLAINED
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import FUSED_OPTIMIZER
-from lmbench.kernels.waits import DATA, LAUNCHING
+from lmbench.records.intervals import NONE
 
 #: The changes that are tried where none is named, where the trace has what they change.
-USUAL: Final = (
-    "collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused", "device=2x",
-    "host=2x",
-)  # fmt: skip
+USUAL: Final = ("collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused")
 #: The changes whose effect is kept in run.json, for reports and for the tuner.
 RECORDED: Final = (*USUAL, "layers=0.5", "attention=0", "part:loss=0", "phase:optimizer=0")
 # Parts that are outside of the blocks, which `layers` does not change.
@@ -41,6 +40,11 @@ _ATTENTION_PARTS, _FUSED_AWAY = ("attention", "scores", "mask", "softmax", "valu
 _LOADING_PHASES = ("data", "transfer")
 # Phases whose work goes with the number of parameters.
 _UPDATE_PHASES = ("clip", "optimizer", "zero_grad")
+# Changes that take no number, and the form of those that take one.
+_WORDED = ("launches=0", "data=0", "rank=median", "optimizer=fused", "attention=fused")
+_NUMBERED = re.compile(
+    r"(collectives|attention|layers|host|device|(kind|part|phase):\w+)=(?P<number>\d*\.?\d+(e-?\d+)?)(?P<unit>x|GB/s)?"
+)
 _FORMS = (
     "collectives=F or =NGB/s, launches=0, data=0, rank=median, optimizer=fused, attention=fused or =F, layers=F, "
     "host=F, device=F, kind:K=F, part:P=F, phase:P=F; F: a factor on the time, such as 0.5, or a speed, such as 2x"
@@ -66,38 +70,23 @@ def read_changes(text: str) -> list[GraphChange]:
 
 
 def _read_change(words: str) -> GraphChange:
-    target, _, value = words.partition("=")
-    axis, _, name = target.partition(":")
+    axis, _, name = words.partition("=")[0].partition(":")
     named = {"kind": KINDS, "part": PARTS, "phase": PHASE_ORDER}.get(axis)
     if named and name not in named:
         raise unknown(f"--what_if {axis}", name, named)
-    fixed = {"launches": "0", "data": "0", "rank": "median", "optimizer": "fused"}
-    is_known = named or (not name and axis in (*fixed, "attention", "collectives", "layers", "host", "device"))
-    try:
-        if not is_known or value != fixed.get(axis, value):
-            raise ValueError
-        if axis in fixed or words == "attention=fused":
-            return GraphChange(words, axis, "" if axis in fixed else "fused")
-        if axis == "collectives" and value.endswith("GB/s"):
-            return GraphChange(words, axis, gb_per_s=_positive(value.removesuffix("GB/s")))
-        if value.endswith("x"):
-            return GraphChange(words, axis, name, 1 / _positive(value.removesuffix("x")))
-        return GraphChange(words, axis, name, float(value) and _positive(value))
-    except ValueError:
-        raise UsageError(f"--what_if {words[:60]!r} is no change; give {_FORMS}") from None
-
-
-def _positive(value: str) -> float:
-    number = float(value)
-    if not 0 < number < np.inf:
-        raise ValueError
-    return number
+    if words in _WORDED:
+        return GraphChange(words, axis, "fused" if axis == "attention" else "")
+    match = _NUMBERED.fullmatch(words)
+    number, unit = (float(match["number"]), match["unit"]) if match else (0.0, "")
+    if match is None or (unit and not number) or (unit == "GB/s" and axis != "collectives"):
+        raise UsageError(f"--what_if {words[:60]!r} is no change; give {_FORMS}")
+    if unit == "GB/s":
+        return GraphChange(words, axis, gb_per_s=number)
+    return GraphChange(words, axis, name, 1 / number if unit else number)
 
 
 class WhatIf:
-    """The graph with what its links stand for, simulated with changes; lengths are those of a step, in s.
-
-    `host` and `device` have the pieces and kernels of the links; `base` is the simulation without a change.
+    """The graph simulated with changes; lengths are those of a step, in s.
 
     Raises:
         UsageError: the steps take no time, as in a damaged trace.
@@ -108,16 +97,15 @@ class WhatIf:
         if not graph.measured.length_ns > 0:
             path = next(iter(graph.traces.values())).path
             raise UsageError(f"the steps of {str(path)!r} take no time; give a trace as torch.profiler wrote it")
-        self.host, self.device = host_time(graph), device_time(graph)
-        self.base = graph.simulate()
+        self._base_ns = graph.simulate(graph.links.ns.to_numpy(np.float64)).length_ns
         self.measured_s = float(graph.measured.length_ns / 1e9 / graph.steps)
         #: How much longer the simulation without a change is than the recording, as a share of it.
-        self.residual_fraction = self.base.length_ns / graph.measured.length_ns - 1
+        self.residual_fraction = self._base_ns / graph.measured.length_ns - 1
 
     @cached_property
-    def pieces(self) -> pd.DataFrame:
-        """The critical path of the recording, as `path_pieces` returns it."""
-        return path_pieces(self.graph, self.graph.measured, self.host, self.device)
+    def path(self) -> pd.DataFrame:
+        """The critical path of the recording, as `chain_pieces` returns it."""
+        return self.graph.chain_pieces([self.graph.measured.path])
 
     def recorded(self) -> dict[str, float]:
         """How much longer the step is, in s, with each change of `RECORDED`; 0 if the traces have nothing to change.
@@ -138,31 +126,16 @@ class WhatIf:
         Raises:
             UsageError: the trace does not have what a change needs.
         """
-        kernel, launch, host = (np.prod(factors, axis=0) for factors in zip(*map(self._factors, changes), strict=True))
-        links, ns = self.graph.links, self.graph.links.ns.to_numpy(np.float64).copy()
-        kind = links.kind[self.device.index].to_numpy()
-        # A link into a kernel's start shrinks as its launches do; what is unexplained stays.
-        unexplained_ns = links.unexplained_ns[self.device.index].to_numpy()
-        scaled_ns = (ns[self.device.index] - unexplained_ns) * launch + unexplained_ns
-        ns[self.device.index] = np.where(kind == "kernel", ns[self.device.index] * kernel, scaled_ns)
-        if any(change.axis == "launches" for change in changes):
-            ns[links.kind == "launch"] = links.unexplained_ns[links.kind == "launch"]
-        pieces_ns = self.host.ns * host * self._of_calls(launch)
-        sums = pieces_ns.groupby(self.host.interval).sum()
-        ns[sums.index] = sums
-        solution = self.graph.simulate(ns, any(change.axis == "rank" for change in changes))
-        step_s = self.measured_s + (solution.length_ns - self.base.length_ns) / 1e9 / self.graph.steps
-        path = self.graph.path(solution)
-        spans = ((path.end_ns - path.start_ns) / solution.length_ns).groupby(path.link).sum()
-        # A link of the host counts for the causes of its pieces.
-        weights = pieces_ns / sums[self.host.interval].to_numpy()
-        of_pieces = spans.reindex(self.host.interval, fill_value=0.0).to_numpy() * weights
-        of_links = spans.drop(self.host.interval, errors="ignore")
-        shares = (
-            of_pieces.groupby(self.host.cause)
-            .sum()
-            .add(of_links.groupby(link_causes(self.graph.links, self.device)).sum(), fill_value=0.0)
-        )
+        pieces, count = self.graph.pieces, len(self.graph.links)
+        piece_ns = pieces.ns.to_numpy() * np.prod([*map(self._factors, changes)], axis=0)
+        link_ns = np.bincount(pieces.link, piece_ns, count).astype(np.float64)
+        solution = self.graph.simulate(link_ns, any(change.axis == "rank" for change in changes))
+        step_s = self.measured_s + (solution.length_ns - self._base_ns) / 1e9 / self.graph.steps
+        link, start_ns, end_ns = np.array(solution.path).reshape(-1, 3).T
+        # Time of a link on the path counts for the causes of its pieces.
+        path_ns = np.bincount(link.astype(int), end_ns - start_ns, count)
+        scale = np.divide(path_ns, link_ns, out=np.zeros(count), where=link_ns > 0)[pieces.link]
+        shares = pd.Series(piece_ns * scale / (solution.length_ns or 1.0)).groupby(pieces.cause).sum()
         return float(step_s), shares[shares > 0].sort_values(ascending=False)
 
     def _block_fraction(self) -> float:
@@ -172,69 +145,66 @@ class WhatIf:
             return 0.0
         return 1 - 2 * model.vocab_size * model.d_model / model.parameter_count
 
-    def _of_calls(self, launch: Any) -> Any:
-        """The factor on each piece of launching: the mean of those of the kernels that its call launches."""
-        owners = self.graph.links.owner[self.host.interval].to_numpy()
-        is_kernel = (self.graph.links.kind[self.device.index] == "kernel").to_numpy()
-        by_launch = pd.Series(launch[is_kernel]).groupby([
-            self.device["rank"].to_numpy()[is_kernel], self.device.launch.to_numpy()[is_kernel]
-        ]).mean()  # fmt: skip
-        factor = np.ones(len(self.host))
-        for rank, calls in self.graph.calls.items():
-            is_rank = (self.host["rank"] == rank).to_numpy() & (self.host.cause == LAUNCHING).to_numpy()
-            launches = calls.launch.to_numpy()[owners[is_rank]]
-            factor[is_rank] = by_launch.get(rank, pd.Series(dtype=float)).reindex(launches).fillna(1.0)
-        return factor
-
-    def _factors(self, change: GraphChange) -> tuple[Any, Any, Any]:
-        """The factors that a change has on the time of each kernel, of its launch, and of each piece of the host's."""
-        axis, factor = change.axis, _FUSED_FRACTION if change.axis == "optimizer" else change.factor
-        if axis == "rank" and len(self.graph.traces) == 1:
-            raise UsageError(
-                f"--what_if {change.words} needs the traces of several ranks; give a folder with all of them"
-            )
-        is_changed, is_computed = _selected(self.device, change), _selected(self.host, change)
-        kernel, launch = np.where(is_changed, factor, 1.0), np.ones(len(self.device))
-        # On a CPU operators compute; the host's other time in a block goes with the block alone.
-        host = np.where(is_computed & ((self.host.kind != "") | (axis == "layers")), factor, 1.0)
+    def _factors(self, change: GraphChange) -> Any:
+        """The factor that a change has on the time of each piece of a link."""
+        axis, factor, pieces = change.axis, change.factor, self.graph.pieces
+        if axis == "rank":
+            if len(self.graph.traces) == 1:
+                raise UsageError(
+                    f"--what_if {change.words} needs the traces of several ranks; give a folder with all of them"
+                )
+            return np.ones(len(pieces))
+        is_selected, is_kernel = _selected(pieces, change), (pieces.link_kind == "kernel").to_numpy()
+        is_host, is_launching = pieces.thread.notna().to_numpy(), (pieces.cause == LAUNCHING).to_numpy()
+        work = np.where(is_selected, _FUSED_FRACTION if axis == "optimizer" else factor, 1.0)
+        launch = np.ones(len(pieces))
         if change.gb_per_s is not None:
-            kernel = np.where(
-                is_changed, self.device.bus_bytes / change.gb_per_s / self.graph.links.ns[self.device.index], 1.0
-            )
-            kernel = np.nan_to_num(kernel, nan=1.0)
-        elif (not factor and axis != "device") or axis in ("layers", "optimizer"):
+            work = np.where(is_selected, (pieces.bus_bytes / change.gb_per_s / pieces.ns).fillna(1.0), 1.0)
+        elif axis == "layers" or (factor == 0 and axis != "device"):
             # Kernels that are gone need no launches, and half as many layers half as many.
-            launch[is_changed] = 0.0 if axis == "optimizer" else factor
+            launch = np.where(is_selected, factor, 1.0)
         if axis == "layers":
             # Updates and gradients go with the parameters, of which embedding and head keep theirs.
-            kept = self.device.phase.isin(_UPDATE_PHASES) | (self.device.kind == "comm")
-            kernel[kept] = launch[kept] = 1 - self._block_fraction() * (1 - factor)
-        is_host = np.zeros(len(host), dtype=bool)
+            is_kept = ~is_host & (pieces.phase.isin(_UPDATE_PHASES) | (pieces.kind == "comm")).to_numpy()
+            work[is_kept] = launch[is_kept] = 1 - self._block_fraction() * (1 - factor)
+        # The time of a launch call goes with the kernels that it launches.
+        of_call = pd.Series(launch)
+        if (launch != 1.0).any():
+            of_kernel = of_call.where(is_kernel & (pieces.launch != NONE))
+            of_call = of_kernel.groupby([pieces["rank"], pieces.launch]).transform("mean")
+        # On a CPU operators compute; the host's other time in a block goes with the block alone.
+        is_operator = is_host & ((pieces.kind != "").to_numpy() | (axis == "layers"))
+        is_start = ~is_host & (pieces.cause != UNEXPLAINED).to_numpy()
+        factors = np.select(
+            [is_kernel, is_host & is_launching, is_operator, is_start], [work, of_call.fillna(1.0), work, launch], 1.0
+        )
         if axis == "data":
-            is_host = ((self.host.cause == DATA) | self.host.phase.isin(_LOADING_PHASES)).to_numpy()
-        elif axis in ("host", "launches"):
-            is_host = ((axis == "host") & (self.host.kind == "") | (self.host.cause == LAUNCHING)).to_numpy()
-        host[is_host] = factor
-        if axis != "rank" and not is_host.any() and (host == 1.0).all() and not is_changed.any():
+            factors[is_host & ((pieces.cause == DATA) | pieces.phase.isin(_LOADING_PHASES))] = 0.0
+        elif axis == "host":
+            factors[is_host & (pieces.kind == "")] = factor
+        elif axis == "launches":
+            factors[is_launching] = 0.0
+        if (factors == 1.0).all():
             raise UsageError(f"--what_if {change.words} changes nothing: the trace has no such kernels")
-        return kernel, launch, host
+        return factors
 
 
-def _selected(rows: pd.DataFrame, change: GraphChange) -> Any:
-    """A flag for each kernel, or operator on a CPU: whether a change acts on it."""
-    axis, is_comm = change.axis, rows.kind == "comm"
+def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
+    """A flag for each piece: whether it is of a kernel, or operator on a CPU, that a change acts on."""
+    axis, is_comm = change.axis, pieces.kind == "comm"
     if axis in ("kind", "part", "phase"):
-        is_selected = rows[axis] == change.name
+        is_selected = pieces[axis] == change.name
     elif axis in ("collectives", "device"):
         is_selected = is_comm == (axis == "collectives")
     elif axis == "attention":
-        is_selected = rows.part.isin(_FUSED_AWAY if change.name else _ATTENTION_PARTS)
+        is_selected = pieces.part.isin(_FUSED_AWAY if change.name else _ATTENTION_PARTS)
     elif axis == "layers":
-        is_selected = ~rows.part.isin(_OUTSIDE_BLOCKS)
+        is_selected = ~pieces.part.isin(_OUTSIDE_BLOCKS)
     elif axis == "optimizer":
-        is_selected = (rows.phase == "optimizer") & ~is_comm & ~rows.name.astype(str).str.contains(FUSED_OPTIMIZER)
+        is_fused = where(pieces.name.astype(str), FUSED_OPTIMIZER.search)
+        is_selected = (pieces.phase == "optimizer") & ~is_comm & ~is_fused
     else:
-        is_selected = rows.phase.isin(_LOADING_PHASES) & (axis == "data")
+        is_selected = pieces.phase.isin(_LOADING_PHASES) & (axis == "data")
     return is_selected.to_numpy(dtype=bool)
 
 

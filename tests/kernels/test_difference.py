@@ -13,11 +13,6 @@ from lmbench.report.render import render
 EAGER, COMPILED = TRACES / "small_fp32_inference", TRACES / "small_bf16_compiled"
 
 
-@pytest.fixture(scope="module")
-def sides():
-    return examine(EAGER), examine(COMPILED)
-
-
 def written(path, kernels, steps=1):
     """The findings of a trace in which each step's forward has these kernels, given with their us."""
     trace = HandWritten()
@@ -41,7 +36,7 @@ def test_each_change_has_its_word_and_times_are_per_step(tmp_path):
     assert rows.b_count["new_kernel"] == pytest.approx(1.0)
 
 
-def test_the_answer_is_the_golden_file(sides):
+def test_the_answer_is_the_golden_file():
     text = render(difference_answer(EAGER, COMPILED), "markdown").replace(str(TRACES), "TRACES")
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
 

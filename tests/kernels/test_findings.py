@@ -8,11 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fit_process import bench
+from fit_process import SMALL, bench
 from paths import TRACES
-from test_clocks import Plan, simulated
 from test_verdicts import MANY_FAST, run_folder, twice
-from trace_events import HandWritten
+from trace_events import HandWritten, examined
 
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode
@@ -21,8 +20,6 @@ from lmbench.kernels.findings import examine, summarize
 from lmbench.records.examined import KernelSummary
 from lmbench.records.load import load_run
 from lmbench.records.store import RunFolder
-
-FOLDERS = ("small_fp32_inference", "small_bf16_compiled")
 
 
 def recorder_of(folder, strict=False):
@@ -43,9 +40,8 @@ def guards(findings):
     return {guard.name: guard.status for guard in findings.guards}
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass(name):
-    findings = examine(TRACES / name)
+def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass():
+    findings = examined("small_bf16_compiled")
     kernels = summarize(findings)
     assert set(guards(findings).values()) <= {"pass", "n/a"}
     total = math.fsum(part.kernel_s for phase, part in kernels.phases.items() if phase != "step")
@@ -92,7 +88,7 @@ def test_a_trace_that_cannot_be_read_never_loses_the_run(tmp_path, capsys):
 
 
 def test_a_run_on_a_cpu_says_why_it_has_no_kernels_and_which_command_shows_it(tmp_path, capsys):
-    run = bench(tmp_path, "--trainer.profiler=kernels")
+    run = bench(tmp_path, "--trainer.profiler=kernels", *SMALL)
     assert f"lmbench kernels {run.path}" in capsys.readouterr().out
     kernels = run.record.kernels
     rows, reason = kernels.operators, "a trace of a CPU has operators and no kernels"
@@ -120,8 +116,11 @@ def test_faults_of_a_run_or_trace_have_guards(tmp_path):
     (folder / "run.json").write_text("{")
     assert examine(folder).run is None
     assert guards(examine(folder))["run_record"] == "warn"
-    # The guard is relative to the window: 1 of 14 ms is too much, 4 us are not.
-    for early_us, status in ((1_000.0, "fail"), (4.0, "pass")):
-        early = simulated([[Plan("forward", 2, 0.0, 7_000.0)]])
-        early.events[2]["ts"] += 6_900.0 + 100 + early_us - 2.7 - 97.6
-        assert guards(early.examined())["kernels_before_launch"] == status
+
+
+@pytest.mark.parametrize(("early_us", "status"), [(1_000.0, "fail"), (4.0, "pass")])
+def test_a_kernel_before_its_launch_is_too_much_from_a_share_of_the_window_on(early_us, status):
+    trace = HandWritten()
+    trace.launched(7_000.0, "k", 7_000.0 - early_us, 7_000.0)
+    trace.launched(7_010.0, "k", 14_000.0, 7_000.0)
+    assert guards(trace.examined())["kernels_before_launch"] == status

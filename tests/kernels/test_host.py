@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
-from trace_events import AUTOGRAD, HandWritten, record_steps
+from trace_events import HandWritten, record_steps
 
 from lmbench.instruments.ranges import ModuleRanges
-from lmbench.kernels.host import ENGINE
-from lmbench.kernels.names import part_of
 from lmbench.kernels.trace import load_trace
 from lmbench.model.transformer import Transformer
-from lmbench.records.intervals import NONE
 from lmbench.sizes import SIZES
-
-PARTS = {"embedding", "norm", "qkv", "rope", "scores", "mask", "softmax", "values", "output", "ffn", "head"}
 
 
 def traced(path, module, *inputs, micro_batches=1):
@@ -31,12 +25,6 @@ def traced(path, module, *inputs, micro_batches=1):
     return load_trace(file)
 
 
-def transformer(path, **flags):
-    torch.manual_seed(0)
-    tokens = torch.randint(0, 100, (2, 16))
-    return traced(path, Transformer(SIZES["tiny"], 16, "naive"), tokens, tokens, **flags)
-
-
 def operators_of(trace, phase):
     """The name and part of each ATen operator in a phase, by event."""
     rows = pd.DataFrame({"name": trace.host.names, "phase": trace.timeline.at(trace.host.events.start_ns)})
@@ -44,68 +32,15 @@ def operators_of(trace, phase):
     return rows.assign(part=[trace.host.part(index) for index in rows.index])
 
 
-def slow_innermost(trace, event, prefixes):
-    """The shortest event around an event whose name has one of the prefixes, found among all events."""
-    host, start, end = trace.host.events, trace.host.events.start_ns, trace.host.events.end_ns
-    is_around = (start <= start[event]) & (end >= end[event]) & (host.thread == host.thread[event])
-    around = [index for index in np.flatnonzero(is_around) if trace.host.names[index].startswith(prefixes)]
-    return min((int(index) for index in around if index != event), key=(end - start).__getitem__, default=NONE)
-
-
-def test_backward_operators_have_the_part_of_the_forward_operator_that_made_their_node(tmp_path):
-    trace = transformer(tmp_path)
-    host, names, checked = trace.host.events, trace.host.names, set()
-    for operator in operators_of(trace, "backward").itertuples():
-        engine = slow_innermost(trace, operator.Index, (ENGINE,))
-        if engine == NONE or "AccumulateGrad" in names[engine]:
-            continue
-        # The last operator with the node's sequence number that began before the node.
-        is_made = (host.sequence == host.sequence[engine]) & (host.forward_thread <= 0)
-        is_made &= host.start_ns < host.start_ns[engine]
-        forward = max(np.flatnonzero(is_made).tolist(), key=host.start_ns.__getitem__, default=NONE)
-        module = slow_innermost(trace, forward, ("lmbench.module:",))
-        part = part_of(names[module].removeprefix("lmbench.module:"))
-        if part is not None and operator.part != "residual":
-            assert operator.part == part, (operator.name, names[engine])
-            checked.add(part)
-    assert checked >= PARTS
-
-
 def test_gradients_are_accumulated_on_behalf_of_their_parameter(tmp_path):
-    trace = transformer(tmp_path, micro_batches=2)
-    rows = operators_of(trace, "backward")
-    engines = [slow_innermost(trace, index, (ENGINE,)) for index in rows.index]
-    is_stored = np.array([engine != NONE and "AccumulateGrad" in trace.host.names[engine] for engine in engines])
-    stored = rows[is_stored & (rows.name == "aten::add_")]
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 100, (2, 16))
+    trace = traced(tmp_path, Transformer(SIZES["tiny"], 16, "naive"), tokens, tokens, micro_batches=2)
+    sums = operators_of(trace, "backward").query("name == 'aten::add_'")
+    around = [{trace.host.names[event] for event in trace.host.nesting.climb(index)} for index in sums.index]
+    stored = sums[[any("AccumulateGrad" in name for name in names) for names in around]]
     # In each of two steps, the second micro-batch adds to the gradient of every parameter.
     assert Counter(stored.part) == {"qkv": 12, "output": 4, "ffn": 12, "norm": 10, "head": 2, "embedding": 2}
-
-
-def test_kernels_of_autograds_thread_belong_to_the_phase_and_part_of_their_launch():
-    trace = HandWritten()
-    trace.step(0, 0, 1000)
-    for name, at, duration in (("forward", 0, 100), ("backward", 100, 300), ("optimizer", 400, 600)):
-        trace.phase(name, at, duration)
-    trace.module("blocks.0.attention", 1, 90)
-    trace.module("blocks.0.attention.q", 2, 40)
-    node = {"Sequence number": 6, "Fwd thread id": 1}
-    trace.op("aten::linear", 3, 30, **{"Sequence number": 5, "Fwd thread id": 0})
-    trace.op("aten::mm", 5, 20, **{"Sequence number": 6, "Fwd thread id": 0})
-    trace.op("aten::ones_like", 105, 10)
-    trace.op(f"{ENGINE}MmBackward0", 150, 50, AUTOGRAD, **node)
-    trace.op("MmBackward0", 151, 40, AUTOGRAD, **node)
-    trace.op("aten::mm", 152, 30, AUTOGRAD)
-    trace.op("aten::_fused_adamw_", 410, 20)
-    # Kernels run late: backward's product runs while the host is in the optimizer.
-    # Launches without an event around them, on either thread, have no part.
-    launches = [(6, {}), (106, {}), (153, {"tid": AUTOGRAD}), (411, {}), (250, {"tid": AUTOGRAD}), (260, {})]
-    kernels = [("sgemm", 300), ("fill", 420), ("sgemm", 450), ("adam", 700), ("unknown", 800), ("unknown", 820)]
-    for number, ((at, thread), (name, start)) in enumerate(zip(launches, kernels, strict=True)):
-        trace.launch(number, at, **thread)
-        trace.kernel(number, name, start, 10)
-    table = trace.loaded().kernels
-    assert table.phase.tolist() == ["forward", "backward", "backward", "optimizer", "backward", "backward"]
-    assert table.part.tolist() == ["qkv", "unclassified", "qkv", "optimizer", "unclassified", "unclassified"]
 
 
 def test_input_communication_and_kernels_of_one_part_by_their_name_need_no_operator():
@@ -136,17 +71,6 @@ class Layer(nn.Module):
         return x + self.self_attn(self.input_layernorm(x))
 
 
-def test_the_softmax_tells_scores_from_values_in_a_foreign_model(tmp_path):
-    model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Linear(8, 8))
-    trace = traced(tmp_path, model, torch.randn(2, 3, 4, 8, requires_grad=True))
-    for phase in ("forward", "backward"):
-        rows = operators_of(trace, phase)
-        products = Counter(rows.part[rows.name == "aten::bmm"])
-        assert products.keys() == {"scores", "values"}
-        assert products["scores"] == products["values"]
-        assert {"softmax", "norm", "residual"} <= set(rows.part)
-
-
 def test_calls_of_modules_are_forward_and_tell_parts_but_in_a_checkpoint_they_are_backward(tmp_path):
     model, x = nn.Sequential(Layer(), nn.Linear(8, 8)), torch.randn(3, 4, 8, requires_grad=True)
     with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recording:
@@ -155,6 +79,7 @@ def test_calls_of_modules_are_forward_and_tell_parts_but_in_a_checkpoint_they_ar
     recording.export_chrome_trace(str(tmp_path / "t.json"))
     trace = load_trace(tmp_path / "t.json")
     assert (trace.timeline.inferred, trace.timeline.step_names) == (("backward",), [])
+    # The softmax tells scores from values.
     for phase in ("forward", "backward"):
         rows = operators_of(trace, phase)
         assert set(rows.part[rows.name == "aten::bmm"]) == {"scores", "values"}

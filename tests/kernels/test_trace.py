@@ -11,10 +11,12 @@ import csv
 from collections import Counter
 
 import pytest
+import torch
 from paths import TRACES
+from trace_events import examined
 
+from lmbench.cli import main
 from lmbench.kernels.findings import examine
-from lmbench.kernels.trace import load_trace
 
 
 @pytest.mark.parametrize("name", ["small_bf16_eager", "small_bf16_compiled"])
@@ -22,17 +24,17 @@ def test_every_kernel_of_a_real_step_has_its_phase_kind_and_part(name):
     with (TRACES / name / "answers.csv").open(newline="") as file:
         columns = ("phase", "kind", "part", "kernel")
         expected = {tuple(row[name] for name in columns): int(row["launches"]) for row in csv.DictReader(file)}
-    table = load_trace(TRACES / name / "trace.json.gz").kernels
+    table = examined(name).trace.kernels
     launches = Counter(table[["phase", "kind", "part", "name"]].itertuples(index=False, name=None))
     assert launches == expected
 
 
-def test_a_rank_of_a_real_pair_communicates_beside_its_backward_pass():
-    """One step of DistributedDataParallel on two H200s, 12 layers of 2048 squared: 7 buckets of gradients."""
-    findings = examine(TRACES / "two_gpus" / "trace.json.gz")
-    kernels = findings.work.kernels("backward")
-    (reduces,) = kernels[kernels.kind == "comm"].itertuples()
-    assert (reduces.short_name, reduces.kernel_count) == ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 7)
-    # Other kernels run beside them, so the device is busy for less than the sum of all.
-    total_s = findings.work.total_s("backward")
-    assert reduces.kernel_s < findings.phases.busy_s["backward"] < 0.9 * total_s
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels need a CUDA device")
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_on_this_gpu_every_kernel_has_its_launch_kind_and_part(compiled, tmp_path):
+    words = ["fit", "--model.size=small", "--model.attention=naive", "--trainer.precision=32-true"]
+    words += ["--data.batch_size=4", "--data.context_length=512", "--trainer.profiler=kernels"]
+    assert main([*words, f"--trainer.compile={compiled}", f"--measure.results_dir={tmp_path}"]) == 0
+    (path,) = tmp_path.glob("*/trace.json.gz")
+    assert {guard.status for guard in examine(path).guards} <= {"pass", "n/a"}

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from paths import TRACES
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmbench.kernels.findings import examine
 from lmbench.kernels.trace import load_trace
 
 MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
+
+
+@cache
+def examined(name):
+    """The findings of a recorded trace, which tests share."""
+    return examine(TRACES / name / "trace.json.gz")
 
 
 class HandWritten:
