@@ -40,9 +40,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     """
     window, selected = run.window, select_window(steps, run.window.micro_batches)
     measured = [step for step in steps if step.stage == "window"]
-    pauses_s = [pause_s for pause_s in _values(measured, "excluded_s") if pause_s]
     window.steps_sum_s = math.fsum(_values(measured, "step_s"))
-    window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
+    window.excluded_s = math.fsum(_values(measured, "excluded_s"))
     window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
     turns: dict[int | None, list[float]] = {}
     for step in selected.used:
