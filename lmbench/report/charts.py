@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
 from lmbench.report.answer import Chart, Spec
@@ -24,7 +23,7 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _MOST_STEPS = 5_000
 #: Phases that take a smaller share of the steps are not drawn.
 _SMALL_FRACTION = 0.01
-_WHISKERS = "Whiskers: ± standard deviation between processes, of a ratio its 95 % interval; none of one process."
+_WHISKERS = "Whiskers: 95 % interval between processes, where there are three."
 #: Vega's expression for the label of a length: `16k` for 16 x 1024.
 _LENGTH_LABEL = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
 #: The scale of an axis of lengths, which usually double from one to the next.
@@ -119,14 +118,10 @@ def points_of(column: Quantity, frame: Frame) -> dict[int, Values]:
         elif figure is not None and isinstance(figure.value, int | float):
             y = figure.value * unit.scale
             points[cell] = {"y": y, "tip": f"{name}: {column.title} {column.text(figure)}"}
-            numbers = frame.numbers(cell, column.expression) if column.is_process_mean else ()
-            if (std := sample_std(numbers)) is not None:
-                spread = std * unit.scale
+            if figure.low is not None:
+                low, high = figure.low * unit.scale, figure.high * unit.scale
                 # A whisker that would reach zero is made as long downwards as upwards on a logarithmic axis.
-                low = y - spread if spread < y else y**2 / (y + spread)
-                points[cell] |= {"low": low, "high": y + spread}
-            elif figure.high:
-                points[cell] |= {"low": figure.low * unit.scale, "high": figure.high * unit.scale}
+                points[cell] |= {"low": low if low > 0 else y**2 / high, "high": high}
     return points
 
 

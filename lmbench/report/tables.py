@@ -86,7 +86,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         run_id = frame.runs_of(cell)[0].run_id
         cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *figures])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
-    has_spread = not spec.among and any(column.has_spread for column in columns)
+    has_spread = frame.ok and not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
     return Table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
@@ -132,12 +132,10 @@ def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
 
 def spread_text(runs: Iterable[int]) -> str:
     """What the number behind `±` is, by the number of ok runs of each cell."""
-    counts = sorted({*runs} - {0})
-    if counts == [1]:
+    counts = sorted({*runs} - {1})
+    if not counts:
         return "mean ± std of the steps within one run"
-    numbers = " or ".join(str(count) for count in counts if count > 1)
-    single = ", within the run where there is one" if 1 in counts else ""
-    return f"mean ± std between {numbers} processes{single}" if counts else ""
+    return f"mean ± std between {' or '.join(map(str, counts))} processes"
 
 
 # the fastest

@@ -62,14 +62,13 @@ class BoardRequest(Struct, frozen=True):
 class _Shared(Struct, frozen=True):
     """board.json: the parts that all boards share.
 
-    `columns` and the panels `timed` (or `profiled`) follow those of the study. `worked_out` are W&B's keys of report
-    columns that are computed by functions, so that no record field leads to the key.
+    `columns` follow those of the study, and on boards of timed runs `timed` the study's panels. `worked_out` are W&B's
+    keys of report columns that are computed by functions, so that no record field leads to the key.
     """
 
     columns: tuple[str, ...]
     worked_out: dict[str, str]
     timed: dict[str, tuple[Panel, ...]]
-    profiled: dict[str, tuple[Panel, ...]]
 
 
 def planned_boards(request: BoardRequest) -> Answer:
@@ -86,11 +85,8 @@ def planned_boards(request: BoardRequest) -> Answer:
     return Answer([count], [table], figures={"request": request}, first=())
 
 
-def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iterable[str]) -> Board:
-    """The board of a study's view; the generic view gives the board of all runs.
-
-    `kinds` and `parts` are the kinds of kernels and parts of the model that a profiled run can have.
-    """
+def board_of(view: View, catalogue: Catalogue) -> Board:
+    """The board of a study's view; the generic view gives the board of all runs."""
     shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=_Shared)
 
     def keys_of(names: Iterable[str]) -> list[str]:
@@ -103,11 +99,7 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
     charts = () if is_generic else view.charts
     panels = [Panel("bars", chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in charts]
     answer = tuple(panel for panel in panels if panel.y)
-    sections = {"Answer": answer, **(shared.profiled if view.is_profiled else shared.timed)}
-    if view.is_profiled:
-        for grouping, names in (("kind", kinds), ("part", parts)):
-            kernel_keys = tuple(f"summary:{logged.kernel_name(grouping, name)}" for name in names)
-            sections["Kernels"] += (Panel("bars", f"Step by {grouping}", kernel_keys),)
+    sections = {"Answer": answer, **({} if view.is_profiled else shared.timed)}
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
     keys = keys_of(name for table in view.tables for name in table.columns)
     return Board(

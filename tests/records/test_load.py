@@ -147,8 +147,3 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
         tracemalloc.stop()
         assert (run.damage, len(run.steps)) == (damage, count)
         assert peak_bytes < 32 * MIB
-
-
-def test_steps_beyond_a_limit_are_not_read(folder, monkeypatch):
-    monkeypatch.setattr("lmbench.records.load.MAX_STEPS", 10)
-    assert _append(folder, b"{}\n" * 9)[1] == "steps.jsonl: more than 10 steps; the others are not read"

@@ -12,8 +12,7 @@ from paths import RUNS
 
 from lmbench.cli import main
 from lmbench.records.codec import decode_run, encode_run
-from lmbench.records.measured import Guard, RunError
-from lmbench.records.run import RunRecord
+from lmbench.records.measured import Guard
 from lmbench.records.summary import complete_run
 from lmbench.report.render import render
 from lmbench.report.run import run_answer
@@ -107,11 +106,6 @@ def test_a_price_of_the_device_gives_the_price_and_the_time_of_tokens():
     complete_run(run, [], run.window.wall_s)
     # 40,482 tokens/s by two devices.
     assert "cost         41.17 for 10^9 tokens, 6 h 52 min on 2 device(s)" in shown(run)
-
-
-def test_a_run_that_came_to_nothing_says_only_what_is_known():
-    run = RunRecord(1, "error", error=RunError(phase="setup", message="no"))
-    assert shown(run, Path("r")).splitlines() == ["outcome      error in setup: no", "result       r"]
 
 
 def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, monkeypatch, capsys):

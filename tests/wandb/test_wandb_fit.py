@@ -17,7 +17,6 @@ from wandb_loopback import PLANTED_KEY, Server, keys_of
 
 from lmbench.catalogue import make_catalogue
 from lmbench.configs import shipped_studies
-from lmbench.kernels.names import KINDS, PARTS
 from lmbench.records.run import RunRecord
 from lmbench.records.step import StepRecord
 from lmbench.report.facts import FACT
@@ -60,7 +59,7 @@ def check_boards(logged):
     known = {f"series:{name}" for name in lags} | {f"config:{name}" for name in (*config_of(h200), *FACT, "study")}
     catalogue = make_catalogue()
     studies = ["sweep", *(name for name in shipped_studies() if not name.startswith("tiny_"))]
-    boards = [board_of(catalogue.view(name), catalogue, KINDS, PARTS) for name in studies]
+    boards = [board_of(catalogue.view(name), catalogue) for name in studies]
     named = {key for board in boards for key in keys_of(board)}
     assert {key for key in named if not key.startswith("summary:")} <= logged | known
     assert len(named & logged) > 30

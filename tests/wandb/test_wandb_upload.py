@@ -96,7 +96,7 @@ def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp
         assert main(["upload", str(moved), "--project=other"]) == 0
         assert len(server.history[id_of(moved)]) == 9
         assert server.filed[id_of(moved)]["project"] == "other"
-        assert len(server.artifacts) == 3
+        assert len(server.artifacts) == 2
 
 
 def test_a_fault_is_told_in_one_line_and_once(tmp_path, monkeypatch, capsys):
