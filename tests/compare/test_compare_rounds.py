@@ -102,15 +102,6 @@ def test_slow_processes_of_one_side_are_no_same(tmp_path):
     assert (cell.verdict, "10 of 10 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
 
 
-def test_the_reason_counts_slow_processes_of_the_other_side_too(tmp_path):
-    times = [[*pair] for pair in quiet(40)]
-    for side, repeats in ((0, [2]), (1, range(0, 40, 5))):
-        for repeat in repeats:
-            times[repeat][side] *= 1.3
-    (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
-    assert (cell.verdict, "but 8 of 9 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
-
-
 def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_path):
     failed = {"guards": [{"name": "window_identity", "status": "fail", "message": "1.4 % apart"}]}
     (cell,) = compare(*make_rounds(tmp_path / "c", quiet(24), {("B", 2): failed}), 0.01).cells

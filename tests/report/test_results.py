@@ -7,7 +7,7 @@ import shutil
 import statistics
 
 import pytest
-from runs import make_run, make_sweep, rows_of, section_of, table_rows
+from runs import make_run, make_sweep, rows_of, section_of
 
 STEP = "phases.step.mean_s"
 
@@ -85,22 +85,6 @@ def test_loss_and_gradients_are_compared_on_the_same_seed_and_data_only(tmp_path
     assert [rows["bf16-mixed"][name] for name in names] == pytest.approx([0.01, 0.05])
     # A run with another seed began with other weights.
     assert [rows["bf16-true"][name] for name in names] == [None, None]
-
-
-def test_a_difference_that_may_be_none_by_its_repeats_is_marked_and_not_called_faster(tmp_path):
-    steps = {False: [0.105, 0.106, 0.107], True: [0.100, 0.110, 0.120]}
-    home = make_sweep(
-        tmp_path / "compile", {"model.size": ["small", "large"], "trainer.compile": [False, True]}, view="compile",
-        repeats=3, change=lambda run, repeat: {STEP: steps[run["compile"]["is_enabled"]][repeat], "throughput": {}},
-    )  # fmt: skip
-    section = section_of(home)
-    rows = table_rows(section.tables[0])
-    assert [row["compile"] for row in rows if row["step"].endswith("[1]")] == ["default", "default"]
-    assert section.tables[0].notes[0].startswith("the difference to the baseline is not told from none")
-    text = "compiled is 0.96x as fast as eager (undecided) in large: step 110.0 ± 10.0 ms"
-    assert any(line.text.startswith(text) for line in section.headline)
-    cold = rows_of(home)[1]
-    assert cold["warm_first_step_s"] == pytest.approx(0.2 * cold["cold_first_step_s"])
 
 
 @pytest.mark.parametrize(("row_count", "is_told"), [(1, True), (9, False)])

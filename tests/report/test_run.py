@@ -66,7 +66,7 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
 
 @pytest.mark.parametrize(
     ("synchronized_s", "words"),
-    [(0.0520, "the difference is communication"), (0.0501, "no difference above"), (0.0480, "no difference above")],
+    [(0.0520, "the difference is communication"), (0.0480, "no difference above")],
 )
 def test_a_difference_below_its_noise_or_negative_is_not_called_communication(synchronized_s, words):
     """The steps vary by 0.12 ms."""
@@ -84,7 +84,6 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
             "a datasheet",
             "MFU none: it would be 134.2% of the peak, which no device reaches: the peak is an",
         ),
-        (1.2, 0.6, "a datasheet", "or the clock is wrong; 60.0 % with causal attention counted half"),
         (0.473, 0.455, "a datasheet; elsewhere 2382 or 2500", "MFU 47.3 % of 67 TFLOP/s, elsewhere 2382 or 2500 (45.5"),
     ],
 )

@@ -74,15 +74,9 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, printed, dry
         ]
         assert [(view["id"], view["name"]) for view in server.views] == before
 
-        assert main(["board", "precision", "--project=other"]) == 6
-        assert "lmbench: board: wandb failed with " in capsys.readouterr().err
 
-
-def test_without_a_key_or_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, capsys):
+def test_without_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, capsys):
     (tmp_path / "wandb_workspaces.py").write_text("raise ModuleNotFoundError('no', name='wandb_workspaces')")
-    monkeypatch.delenv("WANDB_API_KEY")
-    assert main(["board", "precision"]) == 6
-    assert "API key" in capsys.readouterr().err
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert main(["board", "precision", "--entity=me"]) == 6
     assert "install it with `pip install 'wandb-workspaces<0.5'`" in capsys.readouterr().err
