@@ -234,16 +234,15 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     steps = min(map(len, [*baseline.values(), *(curves[seed] for seed in shared)]), default=0)
     tails, row_tails = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
     differences = {}
-    for name in tails if steps >= MIN_STEPS else ():
-        # A nan loss is a difference beyond every limit. A nan norm was not recorded.
-        values = tails[name] if name == "loss" else tails[name].dropna()
-        changes = (row_tails[name] - values).reindex(row_tails.index)
-        changes = changes if name == "loss" else changes.dropna()
-        if len(changes):
-            limit = limit_of(values.to_numpy(), len(changes))
-            apart = None if limit is None else float(np.ptp(values)) / math.sqrt(len(changes))
-            differences[name] = Difference(name, float(changes.mean(skipna=False)), apart, limit)
-    changes = (row_tails["loss"] / tails["loss"] - 1).dropna()
+    for name, values in tails.items() if steps >= MIN_STEPS else ():
+        changes = [value - values[seed] for seed, value in row_tails[name].items() if seed in values]
+        if changes:
+            levels = np.array([*values.values()])
+            limit = limit_of(levels, len(changes))
+            apart = None if limit is None else float(np.ptp(levels)) / math.sqrt(len(changes))
+            differences[name] = Difference(name, float(np.mean(changes)), apart, limit)
+    changes = [value / tails["loss"][seed] - 1 for seed, value in row_tails["loss"].items()]
+    changes = [change for change in changes if not math.isnan(change)]
     pairs = ""
     if steps >= MIN_STEPS and len(changes) >= MIN_SEEDS:
         low, high = mean_interval(changes)
@@ -255,7 +254,7 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     names, why = ", ".join(difference.name for difference in far), "; ".join(difference.why for difference in far)
     if beyond:
         return Judgement(False, f"NO: {names}", why, differences)
-    if reason := _obstacle(baseline, shared, steps, tails["loss"]):
+    if reason := _obstacle(baseline, shared, steps, [*tails["loss"].values()]):
         return Judgement(None, f"not judged: {reason}", why or reason, differences)
     if far:
         return Judgement(None, f"undecided: {names}", why, differences)
@@ -263,14 +262,14 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
 
 
 def _obstacle(  # noqa: PLR0911 (one return for each obstacle)
-    baseline: Curves, shared: Sequence[Any], steps: int, losses: pd.Series
+    baseline: Curves, shared: Sequence[Any], steps: int, losses: Sequence[float]
 ) -> str:
     """Why a row cannot be judged; empty where it can.
 
     Args:
         shared: the row's seeds that the baseline has too.
         steps: the steps that all of these runs have.
-        losses: the mean losses of the baseline's tails, by seed.
+        losses: the mean losses of the baseline's tails.
     """
     if not baseline:
         return "the baseline has no run that ended well"
@@ -282,16 +281,19 @@ def _obstacle(  # noqa: PLR0911 (one return for each obstacle)
         return "the baseline's own loss is not finite"
     if len(losses) < MIN_SEEDS:
         return f"the baseline has {len(losses)} of the {MIN_SEEDS} seeds that tell its spread"
-    if losses.nunique() == 1:
+    if len(set(losses)) == 1:
         return "the baseline's seeds make no difference"
     return ""
 
 
-def _tails(curves: Curves, steps: int) -> pd.DataFrame:
-    """Loss and logarithm of the gradient norm over the tail of the first `steps` steps, a row for each seed."""
-    first = [curve.first(steps) for curve in curves.values()]
-    rows = [(curve.tail_loss, curve.tail_log_norm) for curve in first]
-    return pd.DataFrame(rows, pd.Index(list(curves), tupleize_cols=False), ["loss", "gradient norm"], dtype=float)
+def _tails(curves: Curves, steps: int) -> dict[str, dict[Any, float]]:
+    """Loss and logarithm of the gradient norm over the tail of the first `steps` steps, by seed.
+
+    A nan loss is a difference beyond every limit. A nan norm was not recorded, and is left out.
+    """
+    first = {seed: curve.first(steps) for seed, curve in curves.items()}
+    norms = {seed: curve.tail_log_norm for seed, curve in first.items() if not math.isnan(curve.tail_log_norm)}
+    return {"loss": {seed: curve.tail_loss for seed, curve in first.items()}, "gradient norm": norms}
 
 
 def limit_of(values: Array, pairs: int) -> float | None:

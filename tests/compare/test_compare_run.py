@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-from repository import git
 from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
@@ -136,17 +135,6 @@ def test_an_automatic_budget_lasts_as_long_as_the_gate_needs(compare_run):
     servers = compare_run(noisy(0.01, 0.004), "a.yaml", "--budget=auto", "--gate=2%")
     # A change of the gate's size takes 14 rounds for each squared ratio of spread and gate, here about a half.
     assert 5 <= len(servers.started) // 2 <= 60
-
-
-def test_revisions_are_kept_as_commits(compare_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    for line in ("init -q -b main", "add .", "commit -qm one", "branch old", "commit -q --allow-empty -m two"):
-        git(*line.split())
-    first = compare_run(noisy(), "a.yaml", "--revision", "old", "main", "--name=c")
-    git("commit", "-q", "--allow-empty", "-m", "three")
-    again = compare_run(noisy(), "results/c")
-    assert (first.code, again.code, again.started) == (0, 0, [])
 
 
 def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run, refused):

@@ -67,15 +67,6 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
         assert line in out
 
 
-def test_a_floor_of_a_busy_machine_says_so(tmp_path, capsys):
-    busy = [{"name": "busy_machine", "status": "warn", "message": "this machine is busy: load 3.1 a core"}]
-    make_runs(tmp_path, TIMES, guards=busy, probe={})
-    assert main(["noise", str(tmp_path)]) == 0
-    assert "WARN busy machine in 8 of 8 repeats (load 3.1 a core): measure again when it is quiet" in " ".join(
-        capsys.readouterr().out.split()
-    )
-
-
 def test_a_damaged_noise_file_is_said_and_kept(tmp_path, refused):
     make_runs(tmp_path, TIMES)
     for content, message in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from lmbench.records.run import RunRecord
-from lmbench.records.settings import differences
 from lmbench.report.facts import read_facts
 
 DDP = "lightning.pytorch.strategies.DDPStrategy"
@@ -21,11 +20,3 @@ USUAL = {"timeout": "0:30:00", "start_method": "popen", "process_group_backend":
 def test_a_strategy_is_its_name_and_the_options_that_somebody_set(strategy, words):
     run = RunRecord(1, "ok", world_size=2, config={"trainer": {"strategy": strategy}})
     assert read_facts(run)["strategy"] == words
-
-
-def test_a_setting_left_to_its_default_is_compared_by_its_record():
-    sides = []
-    for precision in (None, "bf16-mixed"):
-        run = RunRecord(1, "ok", precision=precision or "32-true", config={"trainer": {"precision": precision}})
-        sides.append(run)
-    assert list(map(str, differences(*sides))) == ["trainer.precision: 32-true -> bf16-mixed"]

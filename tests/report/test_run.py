@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -121,15 +120,3 @@ def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, mo
     assert words["upload"] == ["upload", str(next((tmp_path / "results").iterdir()))]
     assert main([*words["repeat"], "--wandb.mode=disabled"]) == 0
     assert len(list((tmp_path / "results").iterdir())) == 2
-
-
-def test_show_tells_of_a_run_that_was_killed_and_of_one_that_is_damaged(tmp_path, printed):
-    killed, damaged = tmp_path / "a", tmp_path / "b"
-    for folder in (killed, damaged):
-        folder.mkdir()
-        (folder / "steps.jsonl").write_text('{"step":0}\n{"step":1}\n')
-    (killed / "run.json").write_text(json.dumps({"schema_version": 1, "outcome": "running", "pid": 2**22 + 1}))
-    (damaged / "run.json").write_text("{")
-    out = printed("show", killed, damaged)
-    assert "outcome      killed\nsteps        2 recorded, without a summary: the run was not closed\n" in out
-    assert "outcome      damaged\nsteps        2 recorded\ndamage       run.json is damaged: " in out
