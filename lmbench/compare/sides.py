@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, suggest
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.passes import pass_of
@@ -157,9 +157,11 @@ def read_side(text: str) -> Side:
         raise UsageError(f"{text!r} has nothing to compare: {side.left_out[0].reason}")
     for axis, _, value in pairs:
         values = sorted({_on_axis(run, axis) for run in side.runs})
+        axes = set[str]().union(*map(_settings_and_axes, side.runs))
         side.runs[:] = [run for run in side.runs if _on_axis(run, axis) == value]
         if not side.runs:
-            raise UsageError(f"no run of {name!r} is {selector}: {axis} has {', '.join(values)}")
+            suggestion = "" if axis in axes else suggest(axis, axes)
+            raise UsageError(f"no run of {name!r} is {selector}: {axis} has {', '.join(values)}{suggestion}")
     return side
 
 
@@ -171,10 +173,13 @@ def _axes(record: RunRecord) -> Values | None:
     return sweep.axes if sweep.environment is None else {**sweep.axes, "environment": sweep.environment}
 
 
+def _settings_and_axes(run: StoredRun) -> Values:
+    return settings(run.record) | (_axes(run.record) or {})
+
+
 def _on_axis(run: StoredRun, name: str) -> str:
     """A run's value on an axis of its sweep, else of a setting or a field of its record with this name."""
-    choices = settings(run.record) | (_axes(run.record) or {})
-    return as_text(choices.get(name, value_at(run.record, name)))
+    return as_text(_settings_and_axes(run).get(name, value_at(run.record, name)))
 
 
 def home_of(runs: Sequence[StoredRun]) -> Path:
