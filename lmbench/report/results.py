@@ -131,12 +131,10 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     answers = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
     runs = [run for runs in frame.ok.values() for run in runs]
-    # A warning that all runs have goes into the headline, another into the notes.
-    headline_warnings, note_warnings = list[str](), list[str]()
+    warnings = []
     for guards in guards_by_name(runs, "warn").values():
-        warnings = headline_warnings if len(guards) == len(runs) else note_warnings
         worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
-        warnings.append(f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}")
+        warnings.append(Line("WARN", f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}"))
     unfinished = group.sweep.missing(len(group.rows))
     if unfinished and group.home is not None:
         unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
@@ -149,7 +147,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         headline=[
             *labelled("question", view.question),
             *(Line("answer", text) for text in chain.from_iterable(answers)),
-            *(Line("WARN", text) for text in headline_warnings),
+            *warnings,
             Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
             *([Line("unfinished", unfinished, is_whole=True)] if unfinished else []),
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
@@ -162,7 +160,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         ],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in filter(None, (note, copies, *_notes(frame), *note_warnings))),
+            *(Line("note", note) for note in filter(None, (note, copies, *_notes(frame)))),
         ],
     )
 
