@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -33,11 +33,12 @@ from lmbench.report.frame import (
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import environment_text
 from lmbench.report.tables import failed_guards, sentences, view_tables
-from lmbench.report.units import tally
+from lmbench.report.units import GIB, MS, PERCENT, WORDS, tally
 from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Most cells that are named with one failure, and most environments that are listed.
 _MOST_NAMED = 6
+_UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
 
 
 class Section(NamedTuple):
@@ -225,6 +226,14 @@ def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
                 **{name: cells.get(cell) for name, cells in figures.items() if cells},
                 "baseline": frame.base_name or None,
             })  # fmt: skip
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    headings = [answer.Column(key, name=key) for key in keys]
-    return Table("cells", "Cells", headings, [[row.get(key) for key in keys] for row in rows])
+    return rows_table("cells", rows)
+
+
+def rows_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of mappings from names in SI units, such as `step_s`, to values."""
+    columns = []
+    for key in dict.fromkeys(key for row in rows for key in row):
+        title, _, unit = key.rpartition("_")
+        is_number = unit in _UNIT_OF
+        columns.append(answer.Column(title.replace("_", " ") if is_number else key, _UNIT_OF.get(unit, WORDS), key))
+    return Table(name, name, columns, [[row.get(column.name) for column in columns] for row in rows])
