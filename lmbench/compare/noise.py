@@ -27,8 +27,7 @@ from lmbench.compare.sides import (
     turn_differences,
 )
 from lmbench.errors import UsageError, tell
-from lmbench.files import Unreadable, read_file
-from lmbench.records.codec import DamagedRecord, decode, indented_json
+from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -47,8 +46,6 @@ from lmbench.report.frame import frame_of
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
-#: One configuration takes 3 kB.
-_MAX_NOISE_BYTES = 16 * 2**20
 _SPLITS = 500
 
 
@@ -179,11 +176,11 @@ def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
 def read_floors(folder: Path) -> list[NoiseEntry]:
     """The entries of a folder's noise.json. Raises UsageError where the file cannot be read."""
     path = folder / NOISE_FILE
+    if not path.exists():
+        return []
     try:
-        return decode(read_file(path, _MAX_NOISE_BYTES), NoiseFile).entries
-    except (Unreadable, DamagedRecord) as error:
-        if isinstance(error, Unreadable) and error.is_missing:
-            return []
+        return read_packed(path, NoiseFile).entries
+    except DamagedRecord as error:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 

@@ -17,8 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, read_file
-from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
@@ -28,8 +27,6 @@ from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
-
-_MOST_BYTES = 2**24
 
 
 class _StoredAnswer(Struct):
@@ -77,8 +74,8 @@ def _stored_answers(paths: Iterable[str]) -> list[Answer]:
     """The answers that lie in the folders as JSON; other files are passed over."""
     answers = []
     for file in sorted(file for path in paths for file in Path(path).glob("*.json")):
-        with suppress(Unreadable, DamagedRecord):
-            stored = decode(read_file(file, _MOST_BYTES), _StoredAnswer)
+        with suppress(DamagedRecord):
+            stored = read_packed(file, _StoredAnswer)
             tables = [rows_table(name, rows) for name, rows in stored.tables.items()]
             headline, notes = ([Line(*line) for line in part] for part in (stored.headline, stored.notes))
             answers.append(Answer(headline, tables, notes, title=file.stem))

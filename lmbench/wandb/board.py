@@ -62,12 +62,10 @@ class BoardRequest(Struct, frozen=True):
 class _Shared(Struct, frozen=True):
     """board.json: the parts that all boards share.
 
-    `columns` follow those of the study, and on boards of timed runs `timed` the study's panels. `worked_out` are W&B's
-    keys of report columns that are computed by functions, so that no record field leads to the key.
+    `columns` follow those of the study, and on boards of timed runs `timed` the study's panels.
     """
 
     columns: tuple[str, ...]
-    worked_out: dict[str, str]
     timed: dict[str, tuple[Panel, ...]]
 
 
@@ -91,8 +89,7 @@ def board_of(view: View, catalogue: Catalogue) -> Board:
 
     def keys_of(names: Iterable[str]) -> list[str]:
         """The keys of the report's columns, without columns that W&B lacks, such as comparisons of cells."""
-        fields = {name: catalogue.column(name).expression for name in names}
-        keys = [logged.run_names().get(field, shared.worked_out.get(name)) for name, field in fields.items()]
+        keys = [logged.run_names().get(catalogue.column(name).expression) for name in names]
         return [f"summary:{key}" for key in keys if key is not None]
 
     is_generic = view.name == GENERIC.name
