@@ -60,8 +60,6 @@ class Versions:
     cudnn: Text = about("Version of cuDNN that PyTorch loaded.")
     driver: Text = about("Version of the NVIDIA driver.")
     lightning: Text = about("Version of Lightning.")
-    torchmetrics: Text = about("Version of torchmetrics.")
-    wandb: Text = about("Version of wandb.")
     lmbench: Text = about("Version of lmbench.")
 
 
@@ -102,11 +100,9 @@ class HostFacts:
     """Environment: the machine."""
 
     hostname: Text = about("Name of the machine.", "host")
-    system: Text = about("Operating system and kernel.")
     cpu_model: Text = about("Model of the processor.", "CPU")
     core_count: Count = about("Number of logical cores of the machine.", "cores")
     affinity: list[int] | None = about("Cores that the process may use.")
-    memory_total_bytes: Bytes = about("Total memory of the machine.", "host memory")
     python_iteration_s: Seconds = lower("Speed of the host in Python: time of one turn of a small pure-Python loop.")
     kernel_launch_s: Seconds = lower(
         "Speed of the host in launching: time to issue one tiny kernel (on a CPU: to run one tiny operator)."
@@ -210,7 +206,6 @@ class AttentionCheck:
     tolerance_fraction: Fraction = about(
         "Largest deviation allowed in the run's dtype: 16 roundings in bfloat16, float16 and TF32, 1024 in float32."
     )
-    largest_in: Text = about("Result with the largest deviation (output, or gradient of q, k or v) and its shape.")
     refused: list[str] = about("Shapes at which the function raised an error, apart from the run's own.", factory=list)
 
 
