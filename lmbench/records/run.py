@@ -113,8 +113,6 @@ class HostFacts:
 class GarbageCollection:
     """Environment: Python's garbage collection outside the window."""
 
-    is_enabled: Flag = about("Whether automatic garbage collection is on outside the window.")
-    thresholds: list[int] | None = about("Thresholds of Python's garbage collector.")
     frozen_count: Count = about("Number of objects that were frozen before the window.")
 
 
