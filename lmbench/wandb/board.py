@@ -2,7 +2,7 @@
 
 A view's charts become panels and its columns the table of runs; panels and columns that all boards share follow. W&B
 has numbers of single runs, so charts and columns that compare two cells are left out. `python -m lmbench.wandb.board
-FILE` makes the boards of a request in a separate process, since wandb-workspaces takes 2 s to import.
+REQUEST` makes the boards of a request in a separate process, since wandb-workspaces takes 2 s to import.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import sys
 from collections.abc import Iterable
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -111,9 +110,12 @@ def board_of(view: View, catalogue: Catalogue) -> Board:
 # in the process that talks to W&B
 
 
-def main(file: str) -> int:
-    """Save a request's boards and print a line for each; returns 1 after a failure, which the last line explains."""
-    request = msgspec.json.decode(Path(file).read_bytes(), type=BoardRequest)
+def main(text: str) -> int:
+    """Save the boards of a request, which is JSON, and print a line for each.
+
+    Returns 1 after a failure, which the last line explains.
+    """
+    request = msgspec.json.decode(text, type=BoardRequest)
     try:
         import wandb
 
