@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -63,13 +62,13 @@ def _tail_loss(frame: Frame, cell: int) -> float | None:
     return float(np.mean(losses)) if losses else None
 
 
-def _of_difference(name: str, figure: str, transform: Callable[[float], float] = float) -> Read:
+def _of_difference(name: str, figure: str) -> Read:
     """Reads the value or the limit of a difference: of the loss in nat, of the gradient norm as a fraction."""
 
     def read(frame: Frame, cell: int) -> float | None:
         judgement = judgements(frame).get(cell)
         value = getattr(judgement.differences.get(name), figure, None) if judgement is not None else None
-        return None if value is None else transform(value)
+        return value if value is None or name == "loss" else ratio(value) - 1
 
     return read
 
@@ -97,11 +96,6 @@ def _pairs(frame: Frame, cell: int) -> list[tuple[Curve, Curve]]:
     return [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
 
 
-def _change(logarithm: float) -> float:
-    """The relative change of a figure whose logarithm changed by this."""
-    return ratio(logarithm) - 1
-
-
 _NORM = "gradient norm"
 COLUMNS: tuple[Quantity, ...] = tuple(
     Quantity(name, title, read, unit, None)
@@ -112,10 +106,10 @@ COLUMNS: tuple[Quantity, ...] = tuple(
         ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("± nat", 1.0, "{:.2g}".format)),
         (
             "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
-            _of_difference(_NORM, "value", _change), Unit("", 100.0, units.change_percent),
+            _of_difference(_NORM, "value"), Unit("", 100.0, units.change_percent),
         ),
         (
-            "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit", _change),
+            "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit"),
             Unit("± %", 100.0, lambda value: f"{value * 100:.2g}"),
         ),
         ("time_to_loss_s", "time to the same loss", _time_to_loss, SECONDS),

@@ -47,7 +47,6 @@ import pandas as pd
 
 from lmbench.records.load import StoredRun
 from lmbench.records.statistics import mean_interval, student_quantile
-from lmbench.records.store import STEPS_FILE
 from lmbench.report.columns import first_steps
 from lmbench.report.units import change_range
 
@@ -131,11 +130,7 @@ def _mean(values: Array) -> float:
 
 def curve_of(run: StoredRun) -> Curve | None:
     """The curve of a run, read from its folder; None without a file of steps, and where no step has a loss."""
-    with suppress(OSError):
-        state = (run.path / STEPS_FILE).stat()
-        curve = _read(run.path, state.st_mtime_ns, state.st_size)
-        return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
-    return None
+    return _read(run.path)
 
 
 def curves_of(runs: Mapping[Any, StoredRun]) -> dict[Any, Curve]:
@@ -145,10 +140,13 @@ def curves_of(runs: Mapping[Any, StoredRun]) -> dict[Any, Curve]:
 
 
 @lru_cache(maxsize=512)
-def _read(folder: Path, _changed_ns: int, _size_bytes: int) -> Curve:
-    rows = [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
+def _read(folder: Path) -> Curve | None:
+    rows = []
+    with suppress(OSError):
+        rows += [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
     table = np.array(rows, dtype=float).reshape(-1, 3)
-    return Curve(table[:, 0], table[:, 1], table[:, 2] == 1)
+    curve = Curve(table[:, 0], table[:, 1], table[:, 2] == 1)
+    return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
 
 
 def steps_to_loss(curve: Curve, baseline: Curve) -> float:
