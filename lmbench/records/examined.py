@@ -25,13 +25,9 @@ from lmbench.records.field import (
 
 
 class TopKernel(Struct):
-    """One of the longest kernels of its phase; times and counts are means per step."""
+    """One of the longest kernels of its phase, with its share of the phase's kernel time."""
 
     name: str
-    kind: str
-    part: str
-    kernel_s: float
-    kernel_count: float
     share_fraction: float
 
 

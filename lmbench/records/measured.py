@@ -390,8 +390,6 @@ class LagVerdict:
         "it."
     )
     min_lag_s: Offset = about("Smallest lag within <phase>: the median of the probe steps.", over="min")
-    agree_fraction: Fraction = about("Share of probe steps that agree on the verdict for <phase>.")
-    marks: Count = about("Number of times that the lag was measured within <phase> in one step.")
 
 
 @record
