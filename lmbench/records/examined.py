@@ -111,18 +111,6 @@ class KernelSummary:
     )
 
 
-class SavedPerBlock(Struct):
-    """Consecutive blocks of the model that save equally many bytes for the backward.
-
-    `first` and `last` are paths of modules, `each_bytes` is the size for one block.
-    """
-
-    first: str
-    last: str
-    count: int
-    each_bytes: int
-
-
 @record
 class MemoryHistoryRecord:
     """Memory history: contents of the peak of the recorded steps."""
@@ -138,17 +126,6 @@ class MemoryHistoryRecord:
     )
     peak_phase: Text = about("Phase in which the peak was reached.")
     categories: dict[str, int] = about("Bytes at the peak by category: `parameters_bytes`, ...", factory=dict)
-    parts: dict[str, int] = about(
-        "Bytes at the peak by the module that allocated them, the largest first; `*` stands for any block.",
-        factory=dict,
-    )
-    saved_bytes: Bytes = lower(
-        "Bytes that the forward saved for the backward in the step of the peak, without parameters."
-    )
-    saved: list[SavedPerBlock] = about(
-        "Tensors that the forward saved for the backward, by block of the model: first, last, count, `each_bytes`.",
-        factory=list,
-    )
     residual_computed_bytes: Bytes = about(
         "Size of the residual stream by the model's shape: batch x context x d_model, in the precision between the "
         "blocks."
