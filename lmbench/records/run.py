@@ -330,9 +330,6 @@ class SweepPlace:
         "Role in a search for the largest value that fits: `trial`, or `largest` for the run that found it (`oom` "
         "where nothing fits)."
     )
-    searched_cell: Text = about(
-        "Planned cell whose largest value the run helped to find; `cell` is then the trial's own id."
-    )
     load_per_core: Number = lower(
         "Load average of the last minute after the run's process had ended, divided by the machine's cores."
     )
