@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from datetime import datetime
 
 import pytest
+import warm_server
 from fit_process import QUICK, bench
 from paths import SUPPORT
 from tables import rows
@@ -73,8 +72,7 @@ def test_in_the_window_nothing_of_wandb_runs_and_a_broken_one_costs_one_line_aft
     env = {**os.environ, "PYTHONPATH": path, "STATE_FILE": str(tmp_path / "state")}
     del env["WANDB_BASE_URL"]
     words = ["fit", *QUICK, "--trainer.accelerator=cpu", "--model=strangers.Watching", "--wandb.mode=online"]
-    command = [sys.executable, "-m", "lmbench", *words, f"--measure.results_dir={tmp_path}/results"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = warm_server.run(*words, f"--measure.results_dir={tmp_path}/results", folder=tmp_path, variables=env)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "results").iterdir()
     said = "wandb failed with RuntimeError: broken"
