@@ -131,7 +131,10 @@ def _log(title: str) -> Spec:
 
 
 def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A horizontal bar for each cell; or over `x` a line or bars for each combination of the `series` facts."""
+    """A horizontal bar for each cell; or over `x` a line or bars for each combination of the `series` facts.
+
+    Lines are over a number, or over commits or time.
+    """
     column, is_line = column_of(spec.y), spec.kind == "lines"
     values, title = points_of(column, frame), column.heading(frame).heading
     cells, differing = frame.ordered([*spec.series, spec.x]), frame.differing()
@@ -140,10 +143,11 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     positions: list[Any] = [(cell, frame.describe(cell, series_facts), frame.facts[cell].get(spec.x)) for cell in cells]
     if spec.kind == "rows":
         positions = [(cell, "", label) for label, cell in rows_of(frame)]
+    is_scale = is_line and spec.x not in frame.course
     points = [
-        {"series": series, "x": x if is_line else str(x), **values[cell]}
+        {"series": series, "x": x if is_scale else str(x), **values[cell]}
         for cell, series, x in positions
-        if cell in values and (isinstance(x, int | float) or not is_line)
+        if cell in values and (isinstance(x, int | float) or not is_scale)
     ]
     names = list(dict.fromkeys(point["series"] for point in points))
     is_crowded = len(names) > MAX_SERIES or (len(points) > MAX_BARS and not is_line)
@@ -151,6 +155,11 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
         return None
     if spec.kind == "rows":
         return Chart("", _rows(points, title))
+    if is_line and not is_scale:
+        # `domain` orders the axis, since Vega-Lite ignores `sort` where layers have data of their own.
+        domain = {"domain": [point["x"] for point in points]}
+        over = {"type": "nominal", "scale": domain, "title": spec.x, "axis": {"labelAngle": -45}}
+        return Chart("", picture("lines", points, x=over, y={"title": title, "scale": {"zero": False}}))
     if is_line:
         ticks = {"labelExpr": _LENGTH_LABEL, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}
