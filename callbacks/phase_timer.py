@@ -50,7 +50,6 @@ class PhaseTimer(Observer):
     Recorded for the run:
 
     - `clock`: name of the clock.
-    - `window.clock_drift_fraction`: how much faster the device's clock ran than the host's.
     - `probe.steps`, `probe.marked_modules`, `probe.verdicts`: the lag probes and their verdict by phase.
 
     Attributes:
@@ -143,7 +142,7 @@ class PhaseTimer(Observer):
 
     def window_closed(self) -> None:
         self._deliver()
-        self.session.run.window.clock_drift_fraction = self._timeline.calibrate()
+        self._timeline.calibrate()
 
     def since_step_s(self) -> float | None:
         return self._timeline.since_step_s()

@@ -161,7 +161,7 @@ def _worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
         for guard in (guard for guard in run.record.guards if guard.name in _WORK_GUARDS):
             rank = guard.status != "pass", guard.value or 0.0
             if guard.status == "fail" or (rank[0] and rank > ranks.get(guard.name, rank)):
-                yield f"{side}: {guard.message}"
+                yield f"{side}: {guard.message or f'{guard.name} is {guard.status}'}"
 
 
 def _other_work(a: StoredRun, b: StoredRun) -> Iterator[str]:

@@ -234,10 +234,9 @@ def ceiling(
 
 
 def numerics() -> Answer:
-    """Shows how wrong published sums in 16 bit are, and when norms and softmax overflow.
+    """Shows how wrong published sums in 16 bit are.
 
-    Runs the loops of published write-ups on a GPU if there is one, else on the CPU. Finds the inputs from which on
-    norms, softmax and cross entropy give zero or no finite number, written out and as PyTorch computes them.
+    Runs the loops of published write-ups on a GPU if there is one, else on the CPU.
     """
     from lmbench.numerics import measure_numerics
 

@@ -16,7 +16,7 @@ from lmbench.device.sensor import Sensor, other_processes
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts
 
-_SM_CLOCK, _MEMORY_CLOCK = "AmdSmiClkType.GFX", "AmdSmiClkType.MEM"
+_SM_CLOCK = "AmdSmiClkType.GFX"
 
 
 class AmdSensor(Sensor):
@@ -46,8 +46,6 @@ class AmdSensor(Sensor):
         gpu.sku = self._ask("gpu_board_info", part="model_number")
         # Microwatts.
         gpu.power_limit_w = self._ask("power_cap_info", part="power_cap", scale=1e-6)
-        gpu.power_limit_default_w = self._ask("power_cap_info", part="default_power_cap", scale=1e-6)
-        gpu.max_sm_clock_hz = self._ask("clock_info", _SM_CLOCK, part="max_clk", scale=1e6)
         return gpu
 
     def read(self) -> DeviceReading:
@@ -62,10 +60,8 @@ class AmdSensor(Sensor):
             read_at_s=read_at_s,
             energy_j=None if ticks is None or tick_j is None else ticks * tick_j,
             sm_clock_hz=self._ask("clock_info", _SM_CLOCK, part="clk", scale=1e6),
-            memory_clock_hz=self._ask("clock_info", _MEMORY_CLOCK, part="clk", scale=1e6),
             temperature_c=self._ask("temp_metric", "AmdSmiTemperatureType.HOTSPOT", "AmdSmiTemperatureMetric.CURRENT"),
             power_w=self._ask("power_info", part="socket_power"),
-            memory_used_bytes=self._ask("gpu_memory_usage", "AmdSmiMemoryType.VRAM"),
             other_process_pids=other_pids,
             other_process_count=other_count,
         )

@@ -6,7 +6,6 @@ import gc
 import os
 import platform
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -40,7 +39,7 @@ def capture_environment(device: torch.device) -> RunEnvironment:
         ),
         gpu=sensor.facts(),
         host=host_facts(device),
-        gc=GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count()),
+        gc=GarbageCollection(gc.get_freeze_count()),
         flags=torch_flags(),
         variables={
             name: value
@@ -53,18 +52,14 @@ def capture_environment(device: torch.device) -> RunEnvironment:
 def versions(driver: str | None) -> Versions:
     """Versions of Python, PyTorch, CUDA, the driver and packages; packages are not imported for it."""
     cudnn: int | None = torch.backends.cudnn.version() if torch.version.cuda else None
-    packages: dict[str, str] = {}
-    for package in ("lightning", "torchmetrics", "wandb"):
-        with suppress(metadata.PackageNotFoundError):
-            packages[package] = metadata.version(package)
     return Versions(
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         cudnn=None if cudnn is None else str(cudnn),
         driver=driver,
+        lightning=metadata.version("lightning"),
         lmbench=version.__version__,
-        **packages,
     )
 
 

@@ -43,11 +43,9 @@ def host_facts(device: torch.device) -> HostFacts:
     """
     return HostFacts(
         hostname=platform.node() or None,
-        system=platform.platform(),
         cpu_model=_proc_field("/proc/cpuinfo", "model name", "Model", "cpu model") or platform.processor() or None,
         core_count=os.cpu_count(),
         affinity=_usable_cores(),
-        memory_total_bytes=psutil.virtual_memory().total,
         python_iteration_s=min(repeat(_LOOP, number=1, repeat=_REPEATS)) / 50_000,
         kernel_launch_s=kernel_launch_s(device),
     )

@@ -121,17 +121,14 @@ def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
 
 
 def loss_facts(steps: Sequence[StepRecord]) -> Loss:
-    """The `loss` of a run's record: the run's first, the window's last and mean, and the perplexity exp(mean).
+    """The `loss` of a run's record: the run's first, and the window's last and mean.
 
     A nan or an infinity is kept, because it shows that the run diverged.
     """
     losses = [step.loss for step in steps if step.loss is not None]
     window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
-    mean = float(torch.tensor(window, dtype=torch.float64).mean()) if window else None
     return Loss(
         first=losses[0] if losses else None,
         last=window[-1] if window else None,
-        mean=mean,
-        # exp overflows a float above 709.
-        perplexity=math.exp(mean) if mean is not None and not mean > 700 else None,
+        mean=float(torch.tensor(window, dtype=torch.float64).mean()) if window else None,
     )

@@ -13,12 +13,11 @@ import pandas as pd
 from msgspec.structs import asdict
 
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
-from lmbench.memory.findings import Findings
+from lmbench.memory.findings import Findings, SavedPerBlock
 from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
 from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, Shortage, options_of
 from lmbench.memory.timeline import memory_chart
-from lmbench.records.examined import SavedPerBlock
 from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines

@@ -115,7 +115,6 @@ class Rows:
             attempt=self.folder.attempt(job),
             environment=job.cell.environment.name,
             search=None if job.searched is None else "trial",
-            searched_cell=job.searched,
             server_pid=None if end is None else end.server_pid,
             cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
             load_per_core=None if end is None else load_per_core(),

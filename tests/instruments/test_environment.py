@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
@@ -46,9 +45,8 @@ def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_sec
     assert msgspec.convert(json.loads(text), RunEnvironment) == captured
     assert "hunter2" not in text
     assert list(captured.variables) == LISTED.split()
-    assert (captured.gc.is_enabled, captured.gc.thresholds) == (gc.isenabled(), list(gc.get_threshold()))
     assert captured.versions.python == platform.python_version()
-    for package in ("torch", "lightning", "torchmetrics", "wandb"):
+    for package in ("torch", "lightning"):
         assert getattr(captured.versions, package) == metadata.version(package)
 
 
@@ -143,10 +141,10 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     power = SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
     sensor._handle = "handle"
     sensor._nvml = SimpleNamespace(
-        NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
+        NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
         NVML_PERF_POLICY_THERMAL=1, nvmlDeviceGetName=lambda handle: "Small Card",
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000,
-        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10501}[kind],
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520}[kind],
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1 | 0x4 | 0x40,
         nvmlSystemGetDriverVersion=lambda: "600.1",
         nvmlDeviceGetViolationStatus=lambda handle, policy: {0: power}[policy],
@@ -155,7 +153,7 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     assert sensor.facts() == GpuFacts(name="Small Card", power_limit_w=450.0)
     assert sensor.driver() == "600.1"
     assert reading == DeviceReading(
-        read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, memory_clock_hz=10.501e9, power_capped_s=2.5,
+        read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, power_capped_s=2.5,
         throttle_reasons=["software power cap", "hardware thermal slowdown"],
     )  # fmt: skip
 
@@ -175,6 +173,6 @@ def test_a_real_gpu_tells_what_the_reports_need():
     derived = derive_device_state(opened, closed)
     assert 0.5 * closed.power_w < derived.mean_power_w < 1.1 * facts.power_limit_w
     assert 0.0 <= derived.power_capped_fraction <= 1.0
-    assert closed.sm_clock_hz <= facts.max_sm_clock_hz
+    assert closed.sm_clock_hz > 0
     assert 1e-7 < kernel_launch_s(device) < 1e-4
     assert capture_environment(device).versions.driver
