@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from fit_process import QUICK
 from runs import make_run
-from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.records.load import find_runs, load_run
 
 
+@pytest.mark.usefixtures("warm_sweeps")
 def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     smoke = ["fit", "smoke", *QUICK, "--measure.mode=forward"]
-    with warm_servers() as servers:
-        monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
-        assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
-        assert capsys.readouterr() == ("results/before\n", "")
-        code = main([*smoke, "--model.num_layers=12", "--compare=last", "--gate=5%", "--json"])
+    assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
+    assert capsys.readouterr() == ("results/before\n", "")
+    code = main([*smoke, "--model.num_layers=12", "--compare=last", "--gate=5%", "--json"])
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert "lmbench: repeats: cells: 1, repeats: 3" in err

@@ -14,11 +14,9 @@ import psutil
 import pytest
 from waiting import wait_for
 from wandb_loopback import PLANTED_KEY, Server
-from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.records.load import find_runs, load_run
-from lmbench.sweep.environments import HERE
 
 BASE = """
 base:
@@ -48,26 +46,9 @@ repeats: 2
 """
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    # With more threads, OpenMP's spinning on a busy two-core machine makes small steps a hundred times slower.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-@pytest.fixture(scope="module")
-def warm():
-    with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        # A sweep's processes inherit their server's variables, so the server starts before a test turns W&B off.
-        patch.delenv("WANDB_MODE", raising=False)
-        executor.await_ready([HERE])
-        yield executor
-
-
 @pytest.fixture
-def sweep(warm, monkeypatch):
-    """`lmbench sweep` in this process, with a server that several tests share."""
-    monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: warm)
+def sweep(warm_sweeps):
+    """`lmbench sweep` in this process."""
     return lambda *words: main(["sweep", *map(str, words)])
 
 
