@@ -135,7 +135,7 @@ class Execution:
                 axes={**cell.axes, spec.option: value},
                 options={**cell.options, spec.option: value},
             )
-            job = Job(trial, 0, searched=cell.id)
+            job = Job(trial, 0, is_trial=True)
             record = self._bring_to_end(job)
             tried[value] = job, record
             if record.outcome not in ("ok", "oom"):
@@ -242,7 +242,6 @@ class Execution:
             variables[TURNS] = f"{self.plan.file.coin_seed}-{job.repeat} {self.plan.position(job)}"
             # The sides do not count each other as load of the machine.
             variables[PAIR] = str(os.getpid())
-        self.folder.begin(job)
         nodes, devices = self.plan.ranks(job.cell)
         # Ranks on several nodes need srun, in a SLURM job that has these nodes. Ranks of one node are forked here.
         srun = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={devices}", "--kill-on-bad-exit=1"]

@@ -62,11 +62,11 @@ class GridCell:
 
 @dataclass(frozen=True)
 class Job:
-    """One repeat of a cell, or one trial of a search. `searched` is the id of the cell that the trial is made for."""
+    """One repeat of a cell, or one trial of a search."""
 
     cell: GridCell
     repeat: int
-    searched: str | None = None
+    is_trial: bool = False
 
     @property
     def name(self) -> str:

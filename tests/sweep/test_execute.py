@@ -93,7 +93,7 @@ def test_rounds_interleave_the_repeats_and_know_which_rounds_come(tmp_path):
     ]
     assert (first.to_come, [len(names) for names in first.rounds]) == ([1, 0], [3, 3])
     run = records(tmp_path)[first.started[4]]
-    assert (run.sweep.name, run.sweep.repeat, run.sweep.attempt) == ("sim", 1, 1)
+    assert (run.sweep.name, run.sweep.repeat) == ("sim", 1)
     assert (run.sweep.axes, run.sweep.cost.total_s) == ({"model.num_layers": 2}, 1)
     sweep(tmp_path, again, {**GRID, "repeats": 4})
     assert [[name[-2:] for name in names] for names in again.rounds] == [[], [], ["r2"] * 3, ["r3"] * 3]
@@ -112,7 +112,7 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
     (path.parents[1] / f".{servers.started[0]}.log").touch()
     sweep(tmp_path, again, ONE)
     assert (again.started, (tmp_path / "private").exists()) == ([], False)
-    assert json.loads(path.read_text())["sweep"] == {**place, "cost": None, "load_per_core": None}
+    assert json.loads(path.read_text())["sweep"] == {**place, "cost": None}
 
 
 @pytest.mark.parametrize("left", ["{", '{"schema_version": 1, "outcome": "running", "pid": 1}', None])

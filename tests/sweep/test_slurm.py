@@ -16,7 +16,7 @@ BASE = "base: {config: smoke, measure.steps: 2, measure.min_window_s: 0.01, meas
 STUDY = (
     BASE
     + """}
-matrix: {data.batch_size: [1, 2]}
+matrix: {data.batch_size: [1, 2, 3]}
 repeats: 4
 """
 )
@@ -80,9 +80,9 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
     slurm.run("scancel", f"{job}_1")
     slurm.restart_controller()
     output, _ = sweep.communicate(timeout=200)
-    assert (sweep.returncode, "8 of 8 runs: " in output) == (1, True), output
+    assert (sweep.returncode, "12 of 12 runs: " in output) == (1, True), output
     by_round = {repeat: [row for row in rows() if row["sweep"]["repeat"] == repeat] for repeat in range(4)}
-    assert [len(round_rows) for round_rows in by_round.values()] == [2] * 4
+    assert [len(round_rows) for round_rows in by_round.values()] == [3] * 4
     for repeat, word in ((0, "FAILED"), (1, "CANCELLED"), (2, "TIMEOUT")):
         cause = f"task {job}_{repeat} ended: {word}"
         lost = [row["error"] for row in by_round[repeat] if row["outcome"] != "ok"]
@@ -91,7 +91,7 @@ def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_i
     wait_for(lambda: not any(process.is_running() for task in halted.values() for process in task), 200)
     done = {row["run_id"]: row["started_at"] for row in rows() if row["outcome"] == "ok"}
     assert main(["sweep", str(study)]) == 0
-    assert Counter(row["outcome"] for row in rows()) == {"ok": 8}
+    assert Counter(row["outcome"] for row in rows()) == {"ok": 12}
     assert done.items() <= {row["run_id"]: row["started_at"] for row in rows()}.items()
 
 
@@ -110,7 +110,7 @@ def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(slurm, 
     lines = printed("sweep", "study.yaml", "--on", "slurm", "--dry_run", *options).splitlines()
     script = ["#SBATCH --array=0-3%4", "#SBATCH --gpus-per-node=2", "#SBATCH --comment=mine", "#SBATCH --exclusive"]
     assert {*script, "ulimit"} <= {*lines}
-    assert any(line.startswith("tasks: 4, each a round of 2 cells") for line in lines)
+    assert any(line.startswith("tasks: 4, each a round of 3 cells") for line in lines)
     assert not study.exists()
     assert "SLURM refuses this: sbatch: error: invalid partition specified: nope" in refused(
         "sweep", "study.yaml", "--on", "slurm", "--dry_run", "--slurm.partition", "nope"
