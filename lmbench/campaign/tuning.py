@@ -79,7 +79,7 @@ class Stages:
     budget_s: float
     most_bytes: int | None
     cache: CompileCache = field(default_factory=CompileCache)
-    executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(cores=1))
+    executor: LastingExecutor = field(default_factory=LastingExecutor)
     #: All settings of the given configuration, and its tokens per step; known once it has run.
     settings: Values = field(default_factory=dict)
     step_tokens: float | None = None

@@ -130,8 +130,8 @@ class SweepFolder:
             "name": plan.name,
             "command": shlex.join(masked_words(plan.command)) or self._earlier_command(),
             "view": plan.file.view,
-            "axes": axes_of([cell.axes for cell in plan.cells]),
-            "cells": [{"id": cell.id, "axes": cell.axes, "options": masked_whole(cell.options)} for cell in plan.cells],
+            "axes": axes_of(cell.axes for cell in plan.cells),
+            "cells": [{"id": cell.id, "axes": cell.axes} for cell in plan.cells],
             "file": masked_whole(file),
         }
         texts[SWEEP_FILE] = indented_json(content)
