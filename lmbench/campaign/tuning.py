@@ -169,7 +169,8 @@ class Stages:
             return [[] for _ in plan.cells]
         # Each round that decides needs a server of its own, so that repeats differ in hash seed and address layout.
         pace.executor = None if stage.startswith(("finals", "fallback", "rest")) else self.executor
-        Sweep(plan, path, f"tune: {stage}", names, pace).carry_out()
+        # A trial's value that the command line refuses is that trial's failure.
+        Sweep(plan, path, f"tune: {stage}", names, pace, is_checked=stage == _GIVEN).carry_out()
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
 

@@ -13,7 +13,7 @@ class Planted(LightningModule):
     """A regression whose forward sleeps for `delay_ms`. With `learns_nothing` the delay is a quarter of that and the
     gradient is 0; with `breaks` the forward raises."""
 
-    def __init__(self, delay_ms: float = 18.0, learns_nothing: bool = False, breaks: bool = False):
+    def __init__(self, delay_ms: float = 36.0, learns_nothing: bool = False, breaks: bool = False):
         super().__init__()
         self.delay_s = delay_ms / (4e3 if learns_nothing else 1e3)
         self.learns_nothing, self.breaks = learns_nothing, breaks

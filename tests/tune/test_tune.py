@@ -30,7 +30,7 @@ SPACE = """
 only: true
 axes:
   model.breaks: [true]
-  model.delay_ms: [27, 6]
+  model.delay_ms: [54, many, 12]
   model.learns_nothing: [true]
 """
 GIVEN = "model: {class_path: planted_tuning.Planted}\ntrainer: {accelerator: cpu}\n"
@@ -51,7 +51,6 @@ def servers(tmp_path_factory):
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         patch.setattr("lmbench.campaign.trainings.MOST_STEPS", 25)
-        patch.setattr("lmbench.campaign.tuning._ROUNDS", 2)
         patch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
         Path("given.yaml").write_text(GIVEN)
         yield servers
@@ -79,19 +78,21 @@ def tuned(tune):
 
 
 def test_the_fastest_that_trains_is_found(tuned):
-    assert tuned["options"] == {"model.delay_ms": 6}
+    assert tuned["options"] == {"model.delay_ms": 12}
     assert 1 < tuned["gain"] < 4
     assert tuned["gain_low"] < tuned["gain"] < tuned["gain_high"]
-    assert "delay_ms 6; learns_nothing" in tuned["refused"]
+    assert "delay_ms 12; learns_nothing" in tuned["refused"]
     assert tuned["spent_s"] <= 1.05 * tuned["budget_s"] == 252
     rows = {row["choice"]: row for row in tuned["tables"]["choices"]}
     assert rows["breaks"]["outcome"] == "outcome error in forward"
-    assert rows["delay_ms 27"]["gain"] < 1 < rows["learns_nothing"]["gain"]
-    assert 1 < rows["delay_ms 6"]["gain"] < 4
+    # A value that the command line refuses; its other run is skipped.
+    assert rows["delay_ms many"]["outcome"] == "outcome error in setup"
+    assert rows["delay_ms 54"]["gain"] < 1 < rows["learns_nothing"]["gain"]
+    assert 1 < rows["delay_ms 12"]["gain"] < 4
     # The second pass tries the best of the first without its other choice.
     assert rows["whole: learns_nothing"]["gain"] < 1
     model = yaml.safe_load((TUNED / "tuned.yaml").read_text())["model"]
-    assert model == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 6}}
+    assert model == {"class_path": "planted_tuning.Planted", "init_args": {"delay_ms": 12}}
 
 
 def test_a_kill_costs_only_what_ran(tuned, tune):
@@ -113,7 +114,7 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
     monkeypatch.setattr("lmbench.campaign.tuning._VERDICT", 0.0)
     # As if the finals left open whether the second one is slower.
     monkeypatch.setattr("lmbench.campaign.tuning.standing", lambda tried, *_: (tried[:1], tried[1:2]))
-    space = "only: true\naxes: {model.delay_ms: [6], model.dealy_ms: [6]}\n"
+    space = "only: true\naxes: {model.delay_ms: [12], model.dealy_ms: [12]}\n"
     code, answer, err = tune(space, "given.yaml", *WORDS, "--name=verdict")
     assert (code, [*Path("results/verdict").glob("verdict-*")]) == (0, []), err
     assert ": no time for its 5 rounds" in str(answer)
@@ -167,11 +168,11 @@ def test_a_prediction_that_is_refused_is_left_out_with_its_reason_and_the_trial_
         "lmbench.campaign.tuning.gpu_for", lambda name: TargetGpu("NVIDIA H200", 150 * 10**9, 33 * 2**20)
     )
     Path("unpredictable.py").write_text(UNPREDICTABLE)
-    space, words = "only: true\naxes: {model.delay_ms: [27]}\n", ("--model=unpredictable.Unpredictable", "--name=other")
+    space, words = "only: true\naxes: {model.delay_ms: [54]}\n", ("--model=unpredictable.Unpredictable", "--name=other")
     code, answer, err = tune(space, "given.yaml", *WORDS, *words)
     (line,) = [line for line in err.splitlines() if "tune: left out: a prediction of the memory: " in line]
     assert (code, "no fake impl registered" in line, "unpredictable.py:" in line) == (0, True, True)
-    assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 27"], err
+    assert [row["choice"] for row in answer["tables"]["choices"] if row["gain"]] == ["delay_ms 54"], err
 
 
 def test_other_tokens_a_step_are_another_training(tune):
