@@ -40,14 +40,3 @@ def test_an_earlier_result_with_too_few_processes_is_refused_before_anything_is_
     assert main(["fit", "smoke", "--compare=last"]) == 2
     line = "--compare takes 3 processes on each side; last has 1, and --repeats is 3"
     assert capsys.readouterr() == ("", f"lmbench: {line}\n")
-
-
-def test_compare_of_single_runs_shows_the_commands_that_repeat_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    for index, name in enumerate("ab"):
-        make_run(tmp_path / "results" / name, {}, {"pid": index})
-    assert main(["compare", "results/a", "results/b"]) == 11
-    output = capsys.readouterr().out
-    for side, name in zip("AB", "ab", strict=True):
-        assert f"repeats of {side}: lmbench fit --config results/{name}/config.yaml --repeats 3" in output
