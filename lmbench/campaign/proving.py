@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from lmbench.campaign.tuning import LONG, SHORT, Stages
 from lmbench.errors import UsageError
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import FEW_BLOCKS, TREATMENTS, MemoryPlan, PlanRequest, ask_plan, times_of
-from lmbench.standard_output import result_alone
 from lmbench.sweep.file import Options, sweep_from
 from lmbench.sweep.plan import make_plan
 from lmbench.tune.answer import tuned_config
@@ -36,10 +33,8 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         gpu = here
     else:
         raise UsageError("--for memory needs a GPU, or the memory to plan for, such as --at_most 40GiB")
-    stages.begin(trusts)
     words = words_of(stages)
-    with result_alone(), stages.cache, ExitStack() as stack:
-        stack.callback(stages.executor.end)
+    with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
         stages.measure("blocks", {**SHORT, **stages.base}, few_blocks(plan), _BLOCKS)
         times = times_of(stages.path)

@@ -42,6 +42,7 @@ class Sweep:
         names: the cells' names in these lines, by the cells' ids.
         pace: limits of measuring here.
         places: where the settings stand in the sweep's file.
+        is_checked: whether the command line parses cells first; without it, a value that it refuses fails its run.
         engine: measures the plan by tasks on other machines; None measures on this machine.
         on_interrupt: what an interruption does to these tasks.
     """
@@ -52,6 +53,7 @@ class Sweep:
     names: Mapping[str, str] | None = None
     pace: Pace = field(default_factory=Pace)
     places: Mapping[str, str] = field(default_factory=dict)
+    is_checked: bool = True
     engine: Engine | None = None
     on_interrupt: OnInterrupt = "ask"
 
@@ -84,7 +86,8 @@ class Sweep:
             execution = Execution(self._rows, executor, self._predict_largest, self.pace)
             if not is_dry:
                 self.progress.announce(announcement(self.plan))
-            check_cells(self.plan, self._folder, executor, self.progress.announce, self.places)
+            if self.is_checked:
+                check_cells(self.plan, self._folder, executor, self.progress.announce, self.places)
             if is_dry:
                 self._show(description)
                 return ExitCode.OK

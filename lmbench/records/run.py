@@ -322,16 +322,12 @@ class SweepPlace:
     server_pid: Index = about(
         "Process id of the server that forked the run: runs of one server share a hash seed and an address layout."
     )
-    attempt: Count = about("Number of times that this repeat was started, up to this run.")
     environment: Text = about(
         "Name of the environment (interpreter, variables, code) that the run used; null for the sweep's own."
     )
     search: Annotated[Literal["trial", "largest"] | None, "text"] = about(
         "Role in a search for the largest value that fits: `trial`, or `largest` for the run that found it (`oom` "
         "where nothing fits)."
-    )
-    load_per_core: Number = lower(
-        "Load average of the last minute after the run's process had ended, divided by the machine's cores."
     )
     cost: Cost | None = None
 
