@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -46,7 +45,6 @@ class Compiler(Observer):
 
     def __init__(self, options: CompileOptions | None = None) -> None:
         self.options = options
-        self._undo = ExitStack()
         self.listen(options is not None and options.uses_cudagraphs)
 
     def run_started(self) -> None:
@@ -62,7 +60,7 @@ class Compiler(Observer):
             use_cache(empty_cache() or self._cache.name)
         for name, value in vars(self.options).items():
             setattr(facts, name, value)
-        self._undo.enter_context(self.options.splitting())
+        self.undo.enter_context(self.options.splitting())
         facts.targets = compile_in_place(self.module, self.options)
         self._started_s = time.perf_counter()
 
@@ -93,6 +91,3 @@ class Compiler(Observer):
         facts.graph_count, facts.graph_break_count = graph_counts()
         facts.window_recompile_count = facts.graph_count - self._warmup_graph_count
         facts.is_attention_fused = is_attention_fused()
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()

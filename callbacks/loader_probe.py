@@ -6,7 +6,6 @@ import math
 import time
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
 from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
@@ -54,12 +53,6 @@ class LoaderProbe(Observer):
     - `fix`, `predicted_step_s`, `predicted_interval`, `fixed_step_s`: settings that end the waiting, if steps wait.
     - `reason`: why the loader was not measured.
     """
-
-    def prepare(self) -> None:
-        self._undo = ExitStack()
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()
 
     def run_started(self) -> None:
         self._batch: Any = None
@@ -119,8 +112,8 @@ class LoaderProbe(Observer):
         fetcher = loop._data_fetcher
         fetcher.iterator, fetcher.length, fetcher.done = ((batch, 0, 0) for batch in batches), None, False
         fetcher.batches = []
-        self._undo.enter_context(patch.object(loop, "max_batches", math.inf))
-        self._undo.enter_context(patch.object(self.trainer, "limit_val_batches", 0))
+        self.undo.enter_context(patch.object(loop, "max_batches", math.inf))
+        self.undo.enter_context(patch.object(self.trainer, "limit_val_batches", 0))
         self._lead = self.session.steps_done + _LEAD[kind]
 
     def _examine(self, loader: Any) -> None:

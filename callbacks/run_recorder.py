@@ -28,7 +28,6 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COLLECTIVE_FAILED,
     COMPLETE,
-    ClosingFacts,
     Ending,
     definition_of_step,
     ending_of,
@@ -336,7 +335,7 @@ class RunRecorder(Observer):
                 setattr(self.run, name, part)
             self.run.guards += guards
             if self.exit_code is ExitCode.OK:
-                self._note(ending_of(ClosingFacts(COMPLETE, has_failed_guard=self._has_failed_guard)))
+                self._note(ending_of(COMPLETE, has_failed_guard=self._has_failed_guard))
             self.folder.write_run(self.run)
 
     def close(self, ending: Ending) -> None:
@@ -351,7 +350,7 @@ class RunRecorder(Observer):
                 self.folder.close()
                 self.run.unwritten_step_count = self.folder.unwritten_count
                 fault = self._summarize(ending) if self._session is not None else None
-                facts = ClosingFacts(
+                ending = ending_of(
                     ending,
                     fault,
                     received(),
@@ -361,7 +360,6 @@ class RunRecorder(Observer):
                     self._without_loss(),
                     self._has_failed_guard,
                 )
-                ending = ending_of(facts)
             self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.

@@ -36,7 +36,7 @@ from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import SCALARS, StepRecord
-from lmbench.records.vocabulary import CHECKPOINT, RUNNING, VALIDATION, Stage
+from lmbench.records.vocabulary import RUNNING, Stage
 
 #: Events of each step, of which only observers are notified that define them.
 _STEP_EVENTS = ("batch_ended", "step_ended", "between_steps")
@@ -91,10 +91,12 @@ class MeasurementSession(LeanCallback):
         self.raw_wall_s: float | None = None
         self.steps_done = 0
         self.window_steps = 0
-        self.stop_requested = False
+
         self.device = torch.device("cpu")
         #: Folder for files of the run; a RunRecorder replaces it by the result folder.
         self.folder = Path()
+        #: The run's PhaseTimer, which puts itself here.
+        self.timer: Any = None
         self._profiler: BorderProfiler | None = None
         self._has_started = False
         self._attached: list[Events] = []
@@ -102,12 +104,7 @@ class MeasurementSession(LeanCallback):
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
         self.paused_s = 0.0
-        #: Seconds from the end of the window's last step to the window's end.
-        self._tail_s = 0.0
-        #: Listeners of the track, kept aside during a validation within training.
-        self._paused_listeners: list[Callable[[str], None]] = []
-        #: What these listeners heard last.
-        self._pause = VALIDATION
+
         self._optimizer_steps_seen = 0
         #: By event of each step the methods of the observers that define it.
         self._hearers: dict[str, list[Callable[..., None]]] = {}
@@ -192,7 +189,8 @@ class MeasurementSession(LeanCallback):
         self.run.unseen_phases = self.track.unseen_phases()
         for observer in self.observers:
             try:
-                observer.run_closing(exception)
+                with observer.undo:
+                    observer.run_closing(exception)
             except Exception as fault:
                 if exception is None:
                     raise
@@ -220,9 +218,9 @@ class MeasurementSession(LeanCallback):
         """
         is_number = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
         if not is_number:
-            shape = f" of {value.numel()} elements" if isinstance(value, torch.Tensor) else ""
-            kind = type(value).__name__
-            raise UsageError(f"log_scalar({name!r}) was given a {kind}{shape}; give one number, such as a mean")
+            raise UsageError(
+                f"log_scalar({name!r}) was given a {type(value).__name__}; give one number, such as a mean"
+            )
         name = name.replace(".", "/")
         if unit:
             self.run.scalar_units[name] = unit
@@ -269,32 +267,20 @@ class MeasurementSession(LeanCallback):
         if trainer.state.fn != "fit":
             self._start(trainer)
         elif not trainer.sanity_checking:
-            self.track.enter(VALIDATION)
-            self._pause = VALIDATION
-            self.track.listeners, self._paused_listeners = [self._tell_pause], self.track.listeners
+            self.track.set_validating(True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             self._finish()
         elif not trainer.sanity_checking:
-            self.track.listeners = self._paused_listeners
-            self.track.reset(VALIDATION)
-            self.track.leave()
-
-    def _tell_pause(self, phase: str) -> None:
-        """Tell the track's listeners only where a checkpoint begins or ends within a validation."""
-        pause = phase if phase == CHECKPOINT else VALIDATION
-        if pause != self._pause:
-            self._pause = pause
-            for listener in self._paused_listeners:
-                listener(pause)
+            self.track.set_validating(False)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         if trainer.state.fn != "fit":
             self._end_batch(trainer, outputs, batch, is_step=True)
-            if self.stop_requested:
+            if self.stage is Stage.DONE:
                 # Lightning's evaluation loop ends only with its loader, which may be endless.
                 raise StopIteration
 
@@ -402,9 +388,7 @@ class MeasurementSession(LeanCallback):
             self.run.gc_policy = "left alone"
         else:
             self.run.gc_policy = "collected and frozen, off in the window"
-            environment = self.run.environment
-            frozen_count = None if environment is None else environment.gc.frozen_count
-            self.run.collector.full_s = self._collector.begin(frozen_count)
+            self.run.collector.full_s = self._collector.begin()
         for observer in self.observers:
             observer.before_window()
         if self._agreed_steps is not None:
@@ -421,9 +405,8 @@ class MeasurementSession(LeanCallback):
 
     def _close_window(self) -> None:
         synchronize(self.device)
-        self.raw_wall_s = self.window_elapsed_s
-        since_step_s = (observer.since_step_s() for observer in self.observers)
-        self._tail_s = next((seconds for seconds in since_step_s if seconds is not None), 0.0)
+        # Training that ends by itself ends after the window's last step, perhaps after a validation or a checkpoint.
+        self.raw_wall_s = self.window_elapsed_s - (self.timer.since_step_s() if self.timer else 0.0)
         self.run.window.steps = self.window_steps
         if self._trainer is not None:
             self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
@@ -441,7 +424,7 @@ class MeasurementSession(LeanCallback):
         if self.probe_kind is ProbeKind.SETTLE:
             self._settle_steps += 1
             if self._agreed_steps is None:
-                is_settled = all(o.is_settled() for o in self.observers)
+                is_settled = self.timer is None or self.timer.is_settled()
             else:
                 is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
             if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:
@@ -453,7 +436,6 @@ class MeasurementSession(LeanCallback):
             if self.run.probe.is_complete is not None:
                 self.run.probe.is_complete = True
             self.stage = Stage.DONE
-            self.stop_requested = True
             trainer.should_stop = True
 
     def repeat_probe(self) -> None:
@@ -474,8 +456,6 @@ class MeasurementSession(LeanCallback):
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:
             self._close_window()
-            # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
-            self.raw_wall_s = (self.raw_wall_s or 0.0) - self._tail_s
         # Training may have ended before the probe steps did.
         self._switch_probe(None)
         self._end_run(None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from functools import cache, partial
+from itertools import zip_longest
 from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
@@ -142,7 +142,7 @@ class CommandLine:
             self.config = self._parser.parse_args([*texts, *choice.words])
             check_settings(self.config)
         except ArgumentError as error:
-            raise self._mistakes(error) from error
+            raise self._mistake(error) from error
         self.config.pop("config", None)
         for key in _TRAINED_WITH:
             if self.config.get(key) is None:
@@ -158,43 +158,22 @@ class CommandLine:
             SystemExit: the help was printed.
             UsageError: there is no such class.
         """
-        for index, word in enumerate(self.words):
+        for word, next_word in zip_longest(self.words, self.words[1:], fillvalue=""):
             option, _, path = word.partition("=")
-            for key in DEFAULTS:
-                if option == f"--{key}.help":
-                    after = [other for other in self.words[index + 1 : index + 2] if not other.startswith("-")]
-                    named = path or next(iter(after), "")
-                    words = [*self.words[:index], *self.words[index + 1 + len(after) :]]
-                    class_ = import_class(key, named) if named else getattr(choose(self.command, words), key)
-                    if class_ is None:
-                        raise UsageError(f"{option}: there is no {key} class; name it, as in {option} my_file.MyClass")
-                    print(f"options of {path_of(class_)}:")
-                    _builder(key, class_).print_help()
-                    raise SystemExit(0)
+            if option in ("--model.help", "--data.help"):
+                key = option[2:-5]
+                class_ = import_class(key, path or next_word)
+                print(f"options of {path_of(class_)}:")
+                _builder(key, class_).print_help()
+                raise SystemExit(0)
 
-    def _mistakes(self, error: ArgumentError) -> UsageError:
-        """One line for every wrong setting of the configuration files, with file and line, and for `error` itself."""
-        refusals = list[tuple[str, int, str]]()
-        for content in self._choice.settings:
-            for group, settings in content.items():
-                # Parse each setting alone, since the parser stops at the first wrong one.
-                values = settings if isinstance(settings, dict) else {"": settings}
-                for key, value in values.items():
-                    name = ".".join(filter(None, (group, key)))
-                    try:
-                        setting = {group: {key: value} if key else value}
-                        self._parser.parse_args([f"--config={json.dumps(setting, default=str)}"])
-                    except ArgumentError as refusal:
-                        line = str(_translated(refusal, self._parser))
-                        source, _, number = self._choice.places.get(name, "").rpartition(":")
-                        # A line without the setting's name complains of settings missing from this parse.
-                        if name in line and source:
-                            refusals.append((source, int(number), line))
-        lines = [f"{source}:{number}: {line}" for source, number, line in sorted(refusals)]
-        first = str(_translated(error, self._parser))
-        if not any(first in line for line in lines):
-            lines.insert(0, first)
-        return UsageError("; ".join(lines))
+    def _mistake(self, error: ArgumentError) -> UsageError:
+        """One line for a wrong setting, with file and line where a configuration file has it."""
+        line = str(_translated(error, self._parser))
+        name = re.split("[ ;]", line.removeprefix("unknown option --"))[0]
+        is_option = any(word.startswith(f"--{name}") for word in self.words)
+        place = None if is_option else self._choice.places.get(name)
+        return UsageError(line if place is None else f"{place}: {line}")
 
     def _follow(self) -> None:
         """Derive unset settings of model and data from each other, and list them in `_followed`.
@@ -221,15 +200,14 @@ class CommandLine:
                 setting = f"--{source}.{name} {groups[target][name]}"
                 raise UsageError(f"{target}.{name} follows {source}.{name}; set that: {setting}")
 
-    def write(self, skipped: Collection[str] = ()) -> None:
-        """Set `content` and `text` from the settings; `text` is without what is `skipped` (`null`, `default`).
+    def write(self, skip_none: bool = False, skip_default: bool = False) -> None:
+        """Set `content` and `text` from the settings; `text` is without nulls or defaults if they are skipped.
 
         Raises:
             UsageError: a setting holds the mask of a secret, which the user has to fill in.
         """
         dumped = self._parser.dump(self.config, skip_none=False)
-        options = {"skip_none": "null" in skipped, "skip_default": "default" in skipped}
-        repeating = json.loads(self._parser.dump(self.config, **options))
+        repeating = json.loads(self._parser.dump(self.config, skip_none=skip_none, skip_default=skip_default))
         for key, name in self._followed:
             repeating.get(key, {}).pop(name, None)
         self.content = self._with_classes(json.loads(dumped))

@@ -17,8 +17,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -169,18 +169,6 @@ def _end(ranks: list[ForkProcess]) -> None:
         deadline_s = time.monotonic() + 2.0
         for process in running:
             process.join(max(deadline_s - time.monotonic(), 0.0))
-
-
-@contextmanager
-def errors_in_log() -> Iterator[None]:
-    """Send standard error to this rank's log, which `run_ranks`'s process prints if this rank ended the measurement.
-
-    In a process that `run_ranks` did not start, standard error stays as it is.
-    """
-    with ExitStack() as stack:
-        if is_watched():
-            stack.enter_context(redirect_stderr(stack.enter_context(Path(os.environ[_LOG]).open("a"))))
-        yield
 
 
 def _be_rank(environment: dict[str, str], measure: Callable[[], int]) -> None:

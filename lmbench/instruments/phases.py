@@ -17,7 +17,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import nn
 from torch.optim import Optimizer
 
-from lmbench.records.vocabulary import CHECKPOINT, PHASES
+from lmbench.records.vocabulary import CHECKPOINT, PHASES, VALIDATION
 
 #: Owners of Lightning's actions.
 LOOP, STRATEGY, MODULE, CALLBACK = "loop", "Strategy", "LightningModule", "Callback"
@@ -39,6 +39,8 @@ class PhaseTrack:
     def __init__(self) -> None:
         self.has_scaler, self.clips = False, True
         self.is_manual = False
+        #: Whether a training validates, which takes all time but that of checkpoints.
+        self._is_validating = False
         self.listeners: list[Callable[[str], None]] = []
         #: Phases whose time counts as `other`.
         self._hidden: set[str] = set()
@@ -46,13 +48,17 @@ class PhaseTrack:
         self._announced: set[str] = set()
         self.reset()
 
-    def reset(self, *phases: str) -> None:
-        """Replace the running phases by `phases`, the innermost last, without calling a listener.
+    def reset(self) -> None:
+        """Forget the running phases without calling a listener: a run begins, or an exception has cut a phase short."""
+        self._stack = ["other"]
+        self.current = "other"
+        self._is_validating = False
 
-        Needed when a run begins, and when an exception has cut a phase short.
-        """
-        self._stack = ["other", *phases]
-        self.current = self._stack[-1]
+    def set_validating(self, is_on: bool) -> None:
+        """Begin or end a validation within a training; in it listeners hear of checkpoints alone."""
+        self._is_validating = is_on
+        self._stack = ["other"]
+        self._announce()
 
     def unlisten(self, listener: Callable[[str], None]) -> None:
         """Remove a listener, if it is registered."""
@@ -104,6 +110,8 @@ class PhaseTrack:
         phase = self._stack[-1]
         if phase in self._hidden:
             phase = "other"
+        if self._is_validating and phase != CHECKPOINT:
+            phase = VALIDATION
         if phase != self.current:
             self.current = phase
             for listener in self.listeners:

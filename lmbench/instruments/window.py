@@ -143,17 +143,13 @@ class QuietCollector:
         #: Restores the collector after the window; may be called again.
         self.end = self._undo.close
 
-    def begin(self, frozen_count: int | None = None) -> float:
-        """Collect, freeze and switch the collector off; returns the seconds of the collection.
-
-        Args:
-            frozen_count: objects frozen so far; None counts them, which takes 50 ms in a fork of a sweep's server.
-        """
+    def begin(self) -> float:
+        """Collect, freeze and switch the collector off; returns the seconds of the collection."""
         began_s = time.perf_counter()
         gc.collect()
         length_s = time.perf_counter() - began_s
         # `gc.unfreeze` would also thaw objects that other code has frozen, so freeze only if there are none.
-        if not (gc.get_freeze_count() if frozen_count is None else frozen_count):
+        if not gc.get_freeze_count():
             gc.freeze()
             self._undo.callback(gc.unfreeze)
         if gc.isenabled():

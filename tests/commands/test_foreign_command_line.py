@@ -189,8 +189,6 @@ smoke --print_config=skip_null,skip_default | 0 | ^trainer:\n  accelerator: cpu\
 smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; choose one of skip_null, skip_default
 --model.help strangers.Regression | 0 | ^options of strangers.Regression:.*--model.answer
 --data.help=strangers.Data | 0 | ^options of strangers.Data:.*--data.batches
-{OWN} --model.help | 0 | ^options of strangers.OwnLoaders:
-{OWN} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
 --model.help strangers.Nobody | 2 | module strangers has no Nobody
 --config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
 {OWN} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | r

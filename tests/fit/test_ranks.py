@@ -403,7 +403,6 @@ def test_an_unused_parameter_under_ddp_is_one_line_that_says_what_to_do():
     code, run = fit(*words, "--trainer.strategy=ddp")
     message = run.record.error.message
     assert (code, "ddp_find_unused_parameters_true" in message) == (5, True)
-    assert "(spare.weight, spare.bias)" in message
     assert fit(*words, "--trainer.strategy=ddp_find_unused_parameters_true", "--measure.run_id=found")[0] == 0
 
 
