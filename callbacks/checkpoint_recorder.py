@@ -10,8 +10,6 @@ from typing import Any
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.window import ProbeKind
-from lmbench.records.vocabulary import Stage
 
 
 class CheckpointRecorder(Observer):
@@ -48,7 +46,7 @@ class CheckpointRecorder(Observer):
         writer.save_checkpoint = write
         self.undo.callback(delattr, writer, "save_checkpoint")
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         self.session.step.is_saving = self._was_writing or None
         self._was_writing = self._is_writing
 

@@ -20,8 +20,6 @@ from lmbench.instruments.compiling import (
     is_attention_fused,
     use_cache,
 )
-from lmbench.instruments.window import ProbeKind
-from lmbench.records.vocabulary import Stage
 
 
 class Compiler(Observer):
@@ -67,7 +65,7 @@ class Compiler(Observer):
     def on_train_batch_start(self, *_: Any) -> None:
         torch.compiler.cudagraph_mark_step_begin()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         if self.options is not None and self.session.step.step == 0:
             synchronize(self.session.device)
             self.session.run.compile.first_step_s = time.perf_counter() - self._started_s

@@ -14,7 +14,6 @@ from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.codec import indented_json
 from lmbench.records.examined import DtypeRecord
-from lmbench.records.vocabulary import Stage
 
 
 class DtypeRecorder(Observer):
@@ -65,9 +64,9 @@ class DtypeRecorder(Observer):
         if self._step is not None:
             self._step.note_loss(loss)
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: Any) -> None:
         if self._step is not None:
-            scaler = loss_scaler(trainer)
+            scaler = loss_scaler(self.trainer)
             self._record.loss_scale = scaler.get_scale() if scaler is not None else None
             self._step.note_gradients()
 
@@ -75,7 +74,7 @@ class DtypeRecorder(Observer):
         if self._step is not None:
             self._step.note_loss(outputs)
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         step, record, trainer = self._stop_noting(), self._record, self.trainer
         if step is None:
             return

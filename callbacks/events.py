@@ -9,7 +9,6 @@ from lightning.pytorch import Callback
 
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import Stage
 
 #: The hooks that Lightning calls inside a training step.
 STEP_HOOKS = (
@@ -66,8 +65,8 @@ class Events(LeanCallback):
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         """Look at a micro-batch that ended; `outputs` is the return value of the module's step."""
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        """Look at an optimizer step that ended; `kind` is that of a probe step, else None."""
+    def step_ended(self) -> None:
+        """Look at an optimizer step that ended, of the session's `stage` and `probe_kind`."""
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
         """Take the records of finished steps, which the timer hands over between two steps."""

@@ -42,8 +42,8 @@ class HostOwners(Observer):
         if kind is ProbeKind.HOST:
             self._begin()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if stage is Stage.WARMUP and self.session.only_watches and self.session.steps_done == 1:
+    def step_ended(self) -> None:
+        if self.session.stage is Stage.WARMUP and self.session.only_watches and self.session.steps_done == 1:
             self._begin()
 
     def before_window(self) -> None:

@@ -10,7 +10,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.session import MeasurementSession
 from lmbench.errors import check_at_least
-from lmbench.instruments.window import ProbeKind
 from lmbench.kernels.recording.trace import Recording, Tool
 from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.records.run import Profile
@@ -48,8 +47,8 @@ class KernelCapture(Observer):
         self._recording = Recording(self.module, self.session.device, self.tool)
         self._warm_up()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if stage is Stage.WARMUP:
+    def step_ended(self) -> None:
+        if self.session.stage is Stage.WARMUP:
             self._warm_up()
         elif self._recording is not None and self._recording.ranges.is_in_step:
             self._recording.end_step()

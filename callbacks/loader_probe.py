@@ -33,7 +33,6 @@ from lmbench.instruments.input_pipeline import (
 )
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.input_pipeline import InputPipeline
-from lmbench.records.vocabulary import Stage
 
 #: Steps of each kind that do not count; and those of the model alone, before and after the fed ones.
 _LEAD = {ProbeKind.RESIDENT: 2, ProbeKind.FED: LEAD_STEPS}
@@ -79,8 +78,8 @@ class LoaderProbe(Observer):
                 # The window is complete, and a dataset that only its own workers can read is no fault of the run.
                 self._facts.reason = f"{type(error).__name__}: {message_of(error)}"
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if kind in self.own_probes and self.session.steps_done == self._lead:
+    def step_ended(self) -> None:
+        if self.session.probe_kind in self.own_probes and self.session.steps_done == self._lead:
             synchronize(self.session.device)
             self._began, self._began_cpu_s = read_host(), time.process_time()
 

@@ -118,7 +118,7 @@ class PhaseTimer(Observer):
         self._deliver()
         self._restart()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         facts = Step(self.session.step, self._losses)
         self._losses = []
         for (name, _), value in self.session.scalars.items():
@@ -190,6 +190,9 @@ class PhaseTimer(Observer):
 
     def _restart(self) -> None:
         self._timeline.start(self.session.track.current)
+        self._note_flush()
+
+    def _note_flush(self) -> None:
         self._since_flush, self._scalars_since_flush, self._flushed_at = 0, 0, time.monotonic()
 
     def _deliver(self) -> None:
@@ -201,7 +204,7 @@ class PhaseTimer(Observer):
             if records:
                 for observer in self.session.observers:
                     observer.steps_recorded(records)
-        self._since_flush, self._scalars_since_flush, self._flushed_at = 0, 0, time.monotonic()
+        self._note_flush()
 
     def _record(self, facts: Step) -> StepRecord:
         record = facts.record

@@ -114,10 +114,10 @@ class RunRecorder(Observer):
         with held():
             self._open(run, trainer.strategy)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
-        if trainer.lr_scheduler_configs:
-            self.session.attach(LearningRate(), pl_module, "fit")
+        if self.trainer.lr_scheduler_configs:
+            self.session.attach(LearningRate(), self.module, "fit")
 
     def run_started(self) -> None:
         run = self.run
@@ -200,7 +200,7 @@ class RunRecorder(Observer):
             self._session.fail(exception)
         self._fail(exception)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         # Nothing was measured by `predict`, or in a loop without a batch, of which Lightning calls no hook.
         if self.exit_code is None:
             self._discard()

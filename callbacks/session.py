@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.events import Events, LeanCallback
@@ -69,7 +70,7 @@ class MeasurementSession(LeanCallback):
 
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule or Schedule()
-        self._trainer: Trainer | None = None
+        self._trainer: Any = None
         self._is_attached = False
         self._reset()
 
@@ -150,11 +151,9 @@ class MeasurementSession(LeanCallback):
 
     def attach(self, observer: Events, pl_module: LightningModule, stage: str) -> None:
         """Add an observer for this run only, in front of the session."""
-        trainer = self._trainer
-        assert trainer is not None
-        trainer.callbacks = [*trainer.callbacks[:-1], observer, self]  # type: ignore[attr-defined]
+        self._trainer.callbacks = [*self._trainer.callbacks[:-1], observer, self]
         self._attached.append(observer)
-        observer.setup(trainer, pl_module, stage)
+        observer.setup(self._trainer, pl_module, stage)
 
     def _close(self) -> None:
         """Restore the trainer's profiler and callbacks; facts and records stay until the next run."""
@@ -163,12 +162,12 @@ class MeasurementSession(LeanCallback):
             return
         self.track.listeners.clear()
         self._bypass.close()
-        if self._profiler is not None and trainer.profiler is self._profiler:  # type: ignore[attr-defined]
-            trainer.profiler = self._profiler.inner  # type: ignore[attr-defined]
+        if self._profiler is not None and trainer.profiler is self._profiler:
+            trainer.profiler = self._profiler.inner
         attached: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
-        trainer.callbacks = [c for c in trainer.callbacks if c not in attached]  # type: ignore[attr-defined]
+        trainer.callbacks = [c for c in trainer.callbacks if c not in attached]
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -233,14 +232,12 @@ class MeasurementSession(LeanCallback):
 
     # Lightning's hooks: training
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         MeasurementSession.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.track.has_scaler = loss_scaler(trainer) is not None
-        clipping_hook = type(pl_module).configure_gradient_clipping
-        is_overridden = clipping_hook is not LightningModule.configure_gradient_clipping
-        self.track.clips = bool(trainer.gradient_clip_val) or is_overridden
+        self.track.clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module)
         if not pl_module.automatic_optimization:
             self.track.watch_manual_optimization()
             self._bypass.enter_context(BypassWatch(pl_module, trainer.optimizers, self.track))
@@ -258,26 +255,24 @@ class MeasurementSession(LeanCallback):
             self.step.follows_loader_end = True
         self._end_batch(trainer, outputs, batch, is_step)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self._finish()
 
     # validation: a run of its own, or within training, where it is excluded from the step
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._start(trainer)
         elif not trainer.sanity_checking:
             self.track.set_validating(True)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._finish()
         elif not trainer.sanity_checking:
             self.track.set_validating(False)
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._end_batch(trainer, outputs, batch, is_step=True)
             if self.stage is Stage.DONE:
@@ -315,7 +310,7 @@ class MeasurementSession(LeanCallback):
             self._open_window()
 
     def _end_step(self, trainer: Trainer) -> None:
-        stage, kind = self.stage, self.probe_kind
+        stage = self.stage
         step = self.step
         step.step, step.rank = self.steps_done, trainer.global_rank
         step.stage, step.is_warmup = stage, stage is Stage.WARMUP
@@ -325,7 +320,7 @@ class MeasurementSession(LeanCallback):
             if self.window_steps == 1:
                 self._bypass.close()
         for hear_step in self._hearers["step_ended"]:
-            hear_step(stage, kind)
+            hear_step()
         self.step, self.scalars = StepRecord(micro_batches=0), {}
         if self.steps_done == 1:
             reach("first_step")
@@ -378,7 +373,6 @@ class MeasurementSession(LeanCallback):
 
     def _open_window(self) -> None:
         trainer = self._trainer
-        assert trainer is not None
         if self.steps_done:
             self._bypass.close()
         if self._agrees(trainer):
@@ -408,10 +402,9 @@ class MeasurementSession(LeanCallback):
         # Training that ends by itself ends after the window's last step, perhaps after a validation or a checkpoint.
         self.raw_wall_s = self.window_elapsed_s - (self.timer.since_step_s() if self.timer else 0.0)
         self.run.window.steps = self.window_steps
-        if self._trainer is not None:
-            self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
-            batches = self._trainer.num_training_batches
-            self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
+        self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
+        batches = self._trainer.num_training_batches
+        self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
         self.stage = Stage.DONE
         opening = self.run.window.replaced_functions or []
         self.run.window.replaced_functions = list(dict.fromkeys([*opening, *replaced_functions()]))

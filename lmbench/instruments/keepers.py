@@ -70,10 +70,11 @@ def garbage_bytes() -> int:
 
 def _held_bytes(leaf: Any) -> int:
     """The bytes of a tensor's whole storage, or of an array; 0 for other values, and for layouts without storage."""
+    # `isinstance` would ask a proxy in the garbage for its class, and the proxy's object may be gone.
     with suppress(NotImplementedError, RuntimeError):
-        if isinstance(leaf, torch.Tensor):
+        if issubclass(type(leaf), torch.Tensor):
             return int(leaf.untyped_storage().nbytes())
-    return leaf.nbytes if isinstance(leaf, np.ndarray) else 0
+    return leaf.nbytes if issubclass(type(leaf), np.ndarray) else 0
 
 
 def _place(container: Any) -> str:

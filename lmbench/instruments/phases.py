@@ -186,10 +186,8 @@ class PhaseTrack:
         return {
             (LOOP, "train_dataloader_next"): data,
             (LOOP, "val_next"): data,
-            (LOOP, "test_next"): data,
             (STRATEGY, "training_step"): forward,
             (STRATEGY, "validation_step"): forward,
-            (STRATEGY, "test_step"): forward,
             (STRATEGY, "batch_to_device"): (self.start_transfer, self.leave),
             (STRATEGY, "backward"): (partial(self.enter, "backward"), self.stop_backward),
             # This action contains the closure with forward and backward, so until clipping ends its time is `other`.

@@ -125,11 +125,11 @@ def loss_facts(steps: Sequence[StepRecord]) -> Loss:
 
     A nan or an infinity is kept, because it shows that the run diverged.
     """
-    losses = [step.loss for step in steps if step.loss is not None]
-    window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
+    losses = [(step.stage, step.loss) for step in steps if step.loss is not None]
+    window = [loss for stage, loss in losses if stage == "window"]
     mean = float(torch.tensor(window, dtype=torch.float64).mean()) if window else None
     return Loss(
-        first=losses[0] if losses else None,
+        first=losses[0][1] if losses else None,
         last=window[-1] if window else None,
         mean=mean,
         # exp overflows a float above 709.

@@ -188,12 +188,11 @@ class AllocatorPeaks:
 
     def end_window(self, memory: Memory) -> None:
         """Record the window's peaks and the run's."""
-        memory.host_peak_rss_bytes = peak_rss_bytes()
         if self._counters is not None:
             memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes = self._read()
             memory.window_alloc_retry_count = self._retry_count() - self._retries
             memory.window_reserved_growth_bytes = self._counters.memory_reserved(self.device) - self._reserved
-            self.end_run(memory)
+        self.end_run(memory)
 
     def end_run(self, memory: Memory) -> None:
         """Record the run's peaks, also where no window was closed."""

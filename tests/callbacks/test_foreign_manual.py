@@ -67,7 +67,6 @@ class Fetching(Sleeper):
         (Fetching(), "transfer clip", "forward backward optimizer"),
         (ByHand(), "forward clip zero_grad", "backward optimizer other"),
         (ByHand(bypass="backward"), "forward backward clip zero_grad", "optimizer"),
-        (ByHand(bypass="optimizer"), "forward clip optimizer zero_grad", "backward"),
         (WithClosure(), "forward clip zero_grad", "backward optimizer"),
         (Lbfgs(), "forward clip optimizer zero_grad", ""),
         (Alone(), "forward backward clip optimizer zero_grad", ""),

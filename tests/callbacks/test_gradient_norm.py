@@ -20,7 +20,7 @@ def measured(module, *callbacks, **flags):
     return measure(module, *(callbacks or [GradientNorm()]), schedule=Schedule(0, 5), **flags)[0]
 
 
-@pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3}, {"gradient_clip_val": 1e-3}])
+@pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3, "gradient_clip_val": 1e-3}])
 def test_each_step_has_the_norm_that_the_module_sees_before_it_is_clipped(sleeper, seen_norms, flags):
     records = measured(sleeper, **flags)
     assert [record.gradient_norm for record in records] == pytest.approx(seen_norms, rel=1e-6)

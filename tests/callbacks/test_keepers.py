@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from fit_process import measure_here
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from planted_faults import return_freed_memory
 from strangers import OwnLoaders
 
 from lmbench.callbacks import CheckpointRecorder
 from lmbench.fit.checkpoints import DistributedCheckpointIO
 from lmbench.instruments import host
+from lmbench.instruments.keepers import garbage_bytes
 from lmbench.instruments.window import Schedule
 
 from conftest import measure
@@ -55,6 +58,8 @@ def line_of(text):
     ],
 )
 def test_what_keeps_the_tensors_of_each_step_is_named_with_its_line(deed, keeper, monkeypatch, tmp_path):
+    # Else what earlier tests have freed would be used again, and memory would not grow.
+    return_freed_memory()
     monkeypatch.setattr(host, "_READING_INTERVAL_S", 0.0)
     run = measure_here(Hoarder(deed), steps=40, probe_steps=2, results_dir=tmp_path).record
     (guard,) = (guard for guard in run.guards if guard.name == "memory_growth")
@@ -68,6 +73,13 @@ def test_calls_of_the_collector_are_named_with_their_line(tmp_path):
     assert run.collector.location == f"{__file__}:{line_of('gc.collect()')} in training_step"
     assert (run.collector.count, run.collector.full_s > 0) == (12, True)
     assert [guard.status for guard in run.guards if guard.name == "garbage_collection"] == ["warn"]
+
+
+def test_garbage_may_hold_a_proxy_of_what_is_gone():
+    cycle = [torch.ones(1_000_000), weakref.proxy(Hoarder("nothing"))]
+    cycle.append(cycle)
+    del cycle
+    assert garbage_bytes() >= 4_000_000
 
 
 class SlowDisk(DistributedCheckpointIO):

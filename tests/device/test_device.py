@@ -19,9 +19,8 @@ from lmbench.callbacks import (
     SyncFinder,
     ThroughputMeter,
 )
-from lmbench.device import DEVICES, best_device, device_of, synchronize
+from lmbench.device import DEVICES, device_of
 from lmbench.device.amd import AmdSensor
-from lmbench.device.clock import HostClock
 from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
@@ -131,20 +130,6 @@ def test_an_unregistered_kind_is_refused_in_one_line():
     line = r"^device mps:0: not measured; measured are cuda, cpu\b.*: set trainer.accelerator$"
     with pytest.raises(UsageError, match=line):
         device_of(torch.device("mps", 0))
-
-
-def test_a_cpu_has_the_host_clock_and_nothing_to_wait_for():
-    cpu = device_of(torch.device("cpu"))
-    synchronize(torch.device("cpu"))
-    assert {type(cpu.clock(name)) for name in ("events", "sync")} == {HostClock}
-    assert (cpu.counters, cpu.history(), cpu.sync_debug, cpu.activities, cpu.name()) == (None, None, None, (), "CPU")
-
-
-def test_a_gpu_is_the_best_device_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert best_device() == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert best_device() == torch.device("cuda")
 
 
 class AmdError(Exception):

@@ -28,8 +28,7 @@ def model(**changes):
 @pytest.mark.parametrize(
     ("recipe", "settings", "changes"),
     [
-        ("tensorwise", {}, {"checkpoint": "block"}),
-        ("tensorwise", {"mode": "inference"}, {}),
+        ("tensorwise", {"mode": "inference"}, {"checkpoint": "block"}),
         ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}, {}),
     ],
 )
