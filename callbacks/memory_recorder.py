@@ -79,7 +79,6 @@ class MemoryRecorder(Observer):
 
     def window_closed(self) -> None:
         self._collector.end()
-        self._reader.close()
         self._peaks.end_window(self.session.run.memory)
         # The window's garbage is still there, and older objects are frozen.
         self._garbage_bytes = 0 if self.session.only_watches else garbage_bytes()

@@ -22,16 +22,16 @@ from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.originals import replaced_functions
-from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
-from lmbench.instruments.training import LoggedValues, loss_scaler
+from lmbench.instruments.phases import BorderProfiler, PhaseTrack, watch_bypasses
+from lmbench.instruments.training import logged_values, loss_scaler
 from lmbench.instruments.window import (
     MAX_SETTLE_STEPS,
     PACE_STEPS,
     SETTLE_STEPS_OF_RANKS,
     ProbeKind,
-    QuietCollector,
     Schedule,
-    WarmupPace,
+    planned_steps,
+    quiet_collector,
 )
 from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
@@ -101,7 +101,7 @@ class MeasurementSession(LeanCallback):
         self._profiler: BorderProfiler | None = None
         self._has_started = False
         self._attached: list[Events] = []
-        self._bypass, self._collector = ExitStack(), QuietCollector()
+        self._bypass, self._collector = ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
         self.paused_s = 0.0
@@ -111,13 +111,15 @@ class MeasurementSession(LeanCallback):
         self._hearers: dict[str, list[Callable[..., None]]] = {}
         #: Logged scalars of the running step, by name and source.
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
-        self._logged = LoggedValues()
+        #: The values that `self.log` kept last.
+        self._logged: dict[str, torch.Tensor] = {}
         self._probe_plan: list[ProbeKind] = []
         self._settle_steps = 0
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
         self._first_epoch = 0
-        self._pace = WarmupPace()
+        #: When rounds of the warm-up began whose pace several ranks watch.
+        self._rounds_ns: list[int] = []
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
@@ -184,7 +186,7 @@ class MeasurementSession(LeanCallback):
                 self._close()
 
     def _end_run(self, exception: BaseException | None) -> None:
-        self._collector.end()
+        self._collector.close()
         self.run.unseen_phases = self.track.unseen_phases()
         for observer in self.observers:
             try:
@@ -240,7 +242,7 @@ class MeasurementSession(LeanCallback):
         self.track.clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module)
         if not pl_module.automatic_optimization:
             self.track.watch_manual_optimization()
-            self._bypass.enter_context(BypassWatch(pl_module, trainer.optimizers, self.track))
+            watch_bypasses(self._bypass, pl_module, trainer.optimizers, self.track)
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)
@@ -280,7 +282,7 @@ class MeasurementSession(LeanCallback):
                 raise StopIteration
 
     def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
-        for name, value in self._logged.take(trainer._results or {}):
+        for name, value in logged_values(trainer, self._logged):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
             if name not in SCALARS:
                 self.log_scalar(name, value)
@@ -293,7 +295,6 @@ class MeasurementSession(LeanCallback):
     # the stages
 
     def _start(self, trainer: Trainer) -> None:
-        reach("built")
         self.device = trainer.strategy.root_device
         self.track.reset()
         self._has_started = True
@@ -305,7 +306,6 @@ class MeasurementSession(LeanCallback):
             self._hearers[event] = [getattr(observer, event) for observer in hearers]
         for observer in self.observers:
             observer.run_started()
-        reach("ready")
         if self.schedule.warmup_steps == 0:
             self._open_window()
 
@@ -364,12 +364,12 @@ class MeasurementSession(LeanCallback):
             return True
         if (self.steps_done - self.schedule.warmup_steps) % PACE_STEPS:
             return False
-        self._pace.end_round(self.device)
-        planned_steps = self._pace.steps_for(self.schedule.min_window_s) if self._pace.is_steady else None
-        planned_steps = trainer.strategy.broadcast(planned_steps)
-        if planned_steps is not None:
-            self._agreed_steps = max(self.schedule.steps or 1, planned_steps)
-        return planned_steps is not None
+        synchronize(self.device)
+        self._rounds_ns.append(time.perf_counter_ns())
+        steps = trainer.strategy.broadcast(planned_steps(self._rounds_ns, self.schedule.min_window_s))
+        if steps is not None:
+            self._agreed_steps = max(self.schedule.steps or 1, steps)
+        return steps is not None
 
     def _open_window(self) -> None:
         trainer = self._trainer
@@ -382,7 +382,7 @@ class MeasurementSession(LeanCallback):
             self.run.gc_policy = "left alone"
         else:
             self.run.gc_policy = "collected and frozen, off in the window"
-            self.run.collector.full_s = self._collector.begin()
+            self.run.collector.full_s = quiet_collector(self._collector)
         for observer in self.observers:
             observer.before_window()
         if self._agreed_steps is not None:
@@ -410,8 +410,7 @@ class MeasurementSession(LeanCallback):
         self.run.window.replaced_functions = list(dict.fromkeys([*opening, *replaced_functions()]))
         for observer in self.observers:
             observer.window_closed()
-        self._collector.end()
-        reach("window_closed")
+        self._collector.close()
 
     def _next_probe(self, trainer: Trainer) -> None:
         if self.probe_kind is ProbeKind.SETTLE:

@@ -115,7 +115,7 @@ def run(args: list[str]) -> int:
         if recorder.folder is None or rank_of_process():
             return code
     except BaseException as error:
-        return _before_anything(error)
+        return report_failure(error)
     code = _finish(recorder, flags)
     _publish(recorder, wandb.timeout_s, is_loud)
     signum = received()
@@ -198,8 +198,8 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
     return cause.code if cause.code > 0 else ExitCode.INTERNAL
 
 
-def _before_anything(error: BaseException) -> int:
-    """Report an error from before the measurement, such as a wrong option; returns the exit code.
+def report_failure(error: BaseException) -> int:
+    """Report an error that no record has, such as a wrong option; returns the exit code.
 
     Raises:
         BaseException: `error` itself, after a signal or when it is no Exception.
@@ -211,7 +211,7 @@ def _before_anything(error: BaseException) -> int:
     if is_usage_error(error):
         return _complain(error, ExitCode.USAGE)
     if memory := out_of_memory(error):
-        return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
+        return _complain(f"out of memory: {memory.message}", ExitCode.OUT_OF_MEMORY)
     if user_lines(error):
         return _print_own_lines(error)
     _print_lines("".join(traceback.format_exception(error)))

@@ -23,7 +23,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from msgspec import Struct
-from torch.distributed import DistError, DistNetworkError
+from torch.distributed import DistError
 
 from lmbench.code_owners import INSTALLED, code_owner
 from lmbench.errors import ExitCode, UsageError, message_of
@@ -53,10 +53,9 @@ COMPLETE = Ending("ok", ExitCode.OK)
 
 def is_usage_error(exception: BaseException) -> bool:
     """Whether an exception is a mistake of the user's, of which its message says everything."""
-    is_port_taken = isinstance(exception, DistNetworkError) and "EADDRINUSE" in message_of(exception)
     is_wrong_loss = message_of(exception).startswith(_WRONG_LOSS)
     is_refused = isinstance(exception, UsageError | MisconfigurationException) and not is_wrong_loss
-    return is_refused or is_port_taken or is_checkpoint_mismatch(exception)
+    return is_refused or is_checkpoint_mismatch(exception)
 
 
 def is_checkpoint_mismatch(exception: BaseException) -> bool:

@@ -279,21 +279,18 @@ class BorderProfiler(Profiler):
         return getattr(self.__dict__["inner"], name)
 
 
-class BypassWatch(ExitStack):
-    """Hides `backward` or `optimizer` where manual optimization bypasses Lightning; watches until `close`.
+def watch_bypasses(undo: ExitStack, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
+    """Hide `backward` or `optimizer` where manual optimization bypasses Lightning, until `undo` is closed.
 
     A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's optimizer beside
     Lightning's. Then a part of the phase has no borders, and the time of the other part alone would be wrong. PyTorch's
     hooks reveal the bypass: `Tensor.register_post_accumulate_grad_hook` and `Optimizer.register_step_post_hook`. They
-    cost the host a call for every parameter, so close the watch before the window.
+    cost the host a call for every parameter, so close `undo` before the window.
     """
-
-    def __init__(self, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
-        super().__init__()
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(partial(track.hide_unless_running, "backward"))
-                self.callback(hook.remove)
-        for optimizer in optimizers:
-            if isinstance(optimizer, Optimizer):
-                self.callback(optimizer.register_step_post_hook(partial(track.hide_unless_running, "optimizer")).remove)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook(partial(track.hide_unless_running, "backward"))
+            undo.callback(hook.remove)
+    for optimizer in optimizers:
+        if isinstance(optimizer, Optimizer):
+            undo.callback(optimizer.register_step_post_hook(partial(track.hide_unless_running, "optimizer")).remove)

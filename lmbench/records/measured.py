@@ -254,7 +254,6 @@ class Loss:
     first: Nats = lower("Loss of step 0, which is a warm-up step unless `window.warmup_steps` is 0.", "first loss")
     last: Nats = lower("Loss of the window's last step.", "last loss")
     mean: Nats = lower("Mean loss over the window.", "mean loss")
-    perplexity: Number = lower("Exponential of the mean loss: exp(`loss.mean`).")
 
 
 class RankRecord(Struct):
@@ -359,7 +358,6 @@ class DeviceReading:
 
     read_at_s: Seconds = about("Time of the reading on the host's monotonic clock.")
     sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors (SM) at the window's <end>.", "SM clock")
-    memory_clock_hz: Hertz = about("Clock rate of the GPU's memory at the window's <end>.")
     temperature_c: Celsius = about("Temperature of the GPU at the window's <end>.")
     power_w: Watts = about("Power draw of the GPU at the window's <end>.")
     energy_j: Joules = about("Energy that the GPU has used since its driver was loaded.", "energy counter")
@@ -367,8 +365,6 @@ class DeviceReading:
     thermal_capped_s: Seconds = about(
         "Total time so far during which the temperature held the clock down.", "thermal-capped"
     )
-    throttle_reasons: list[str] | None = about("Everything that holds the clock down at the time of the reading.")
-    memory_used_bytes: Bytes = about("Memory of the device that all processes together use.", "used")
     other_process_pids: list[int] | None = about(
         "Ids of the other processes on the GPU; null where the driver hides them.", "other pids"
     )

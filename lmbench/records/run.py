@@ -19,7 +19,6 @@ from lmbench.records.field import (
     FlopCount,
     FlopsPerSecond,
     Fraction,
-    Hertz,
     Index,
     Number,
     PerPhase,
@@ -90,11 +89,8 @@ class GpuFacts:
     uuid: Text = about("Unique id of the GPU (UUID).", "UUID")
     sku: Text = about("Part number of the GPU's board.", "SKU")
     pci_bus_id: Text = about("Address of the GPU on the PCI bus.", "PCI id")
-    compute_capability: Text = about("CUDA compute capability of the GPU.", "capability")
     memory_total_bytes: Bytes = about("Total memory of the GPU.", "memory")
     power_limit_w: Watts = about("Power limit in force for the GPU.")
-    power_limit_default_w: Watts = about("Default power limit of the GPU.", "default limit")
-    max_sm_clock_hz: Hertz = about("Highest clock rate of the GPU's multiprocessors (SM).", "max SM clock")
     is_mig: Flag = about("Whether the GPU is split into slices (MIG).", "MIG")
     sensor_reason: Text = about(
         "Why the GPU's sensors were not read: no NVML, or no amdsmi on ROCm; null where they were, and on a CPU."
@@ -380,15 +376,10 @@ class Milestones:
         "Time at which Python was running. All milestones are in seconds since the process began, to 10 ms."
     )
     imported_s: Seconds = about("Time at which all modules were imported.")
-    parsed_s: Seconds = about("Time at which the command line was parsed.")
-    device_ready_s: Seconds = about("Time at which the device had its context.")
-    built_s: Seconds = about("Time at which data, model and optimizer were built.")
-    ready_s: Seconds = about("Time just before the first batch was fetched.")
     first_step_s: Seconds = about(
         "Time at which step 0 was issued; with torch.compile, at which it ended on the device."
     )
     window_opened_s: Seconds = about("Time of the window's start.")
-    window_closed_s: Seconds = about("Time of the window's end.")
     stepped_s: Seconds = about("Time at which the last step ended, probe steps included.")
     closed_s: Seconds = about("Time at which the record was complete.")
 

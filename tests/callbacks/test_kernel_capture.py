@@ -10,20 +10,15 @@ from itertools import pairwise
 import pytest
 import torch
 from fit_process import SMOKE, bench, plant, run_here
-from strangers import Data, Regression
 from torch._inductor import config, metrics
 
-import lmbench
 from lmbench.cli import main
 from lmbench.commands.rooms import nsys
 from lmbench.kernels.recording.trace import GraphOrigins
-from lmbench.kernels.sums import operator_times
 from lmbench.kernels.trace import load_trace
 from lmbench.model.layers import RMSNorm
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import Profile
-
-from conftest import quiet_trainer
 
 
 def profiled(tmp_path, *words, code=0):
@@ -90,15 +85,6 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
     assert timeline.steps == 1
     assert "backward" in timeline.phases
     assert not torch.autograd.profiler._is_profiler_enabled
-
-
-def test_validations_between_recorded_steps_are_outside(tmp_path):
-    flags = {"max_steps": 12, "val_check_interval": 1, "limit_val_batches": 1}
-    profiler = lmbench.KernelProfiler(steps=3)
-    quiet_trainer(**flags, profiler=profiler, default_root_dir=tmp_path).fit(Regression(), Data())
-    trace = load_trace(tmp_path / "trace.json.gz")
-    assert trace.timeline.steps == 3
-    assert "outside" in set(operator_times(trace).phase)
 
 
 def test_a_trace_that_the_disk_has_no_room_for_is_told_and_costs_no_step(tmp_path, small_disk, capsys):

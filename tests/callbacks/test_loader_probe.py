@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from fit_process import measure_here
-from strangers import OwnLoaders, Regression
+from strangers import Regression
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 MODEL_S = 0.01
@@ -109,7 +109,3 @@ class Batches:
 def test_a_loader_that_cannot_be_timed_has_a_reason_and_a_complete_run(loader, reason):
     run, facts = examine(Piped(loader))
     assert (run.outcome, reason in facts.reason, facts.fix) == ("ok", True, {})
-
-
-def test_without_being_asked_no_loader_is_timed():
-    assert measure_here(OwnLoaders(), probe_steps=1).record.input_pipeline is None

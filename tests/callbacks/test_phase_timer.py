@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from planted_device import PlantedDevice
 from strangers import SlowBatches
 
-from lmbench.callbacks import Observer, PhaseTimer
+from lmbench.callbacks import PhaseTimer
 from lmbench.device import DEVICES
 from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
@@ -78,19 +78,6 @@ def test_window_lasts_as_long_as_asked(sleeper):
 def test_two_timers_are_refused(sleeper):
     with pytest.raises(UsageError, match="two PhaseTimers"):
         measure(sleeper, PhaseTimer())
-
-
-def test_records_are_delivered_in_time_and_each_once_to_ones_own_observer(sleeper, monkeypatch):
-    monkeypatch.setattr("lmbench.callbacks.phase_timer.FLUSH_S", 0.05)
-    delivered = []
-
-    class Reader(Observer):
-        def steps_recorded(self, records):
-            delivered.append((self.session.steps_done, [record.step for record in records]))
-
-    measure(sleeper, Reader(), schedule=Schedule(0, 20))
-    assert delivered[0][0] <= 6
-    assert [step for _, steps in delivered for step in steps] == list(range(20))
 
 
 @pytest.mark.parametrize(("work_s", "most_settling"), [(0.06, 2), (0.0, 1)])

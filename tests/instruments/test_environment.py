@@ -137,11 +137,10 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     power = SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
     sensor._handle = "handle"
     sensor._nvml = SimpleNamespace(
-        NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
+        NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
         NVML_PERF_POLICY_THERMAL=1, nvmlDeviceGetName=lambda handle: "Small Card",
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000,
-        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10501}[kind],
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1 | 0x4 | 0x40,
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520}[kind],
         nvmlSystemGetDriverVersion=lambda: "600.1",
         nvmlDeviceGetViolationStatus=lambda handle, policy: {0: power}[policy],
     )  # fmt: skip
@@ -149,8 +148,7 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     assert sensor.facts() == GpuFacts(name="Small Card", power_limit_w=450.0)
     assert sensor.driver() == "600.1"
     assert reading == DeviceReading(
-        read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, memory_clock_hz=10.501e9, power_capped_s=2.5,
-        throttle_reasons=["software power cap", "hardware thermal slowdown"],
+        read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, power_capped_s=2.5
     )  # fmt: skip
 
 
@@ -169,6 +167,6 @@ def test_a_real_gpu_tells_what_the_reports_need():
     derived = derive_device_state(opened, closed)
     assert 0.5 * closed.power_w < derived.mean_power_w < 1.1 * facts.power_limit_w
     assert 0.0 <= derived.power_capped_fraction <= 1.0
-    assert closed.sm_clock_hz <= facts.max_sm_clock_hz
+    assert closed.sm_clock_hz > 0
     assert 1e-7 < kernel_launch_s(device) < 1e-4
     assert capture_environment(device).versions.driver
