@@ -40,7 +40,7 @@ def capture_environment(device: torch.device) -> RunEnvironment:
         ),
         gpu=sensor.facts(),
         host=host_facts(device),
-        gc=GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count()),
+        gc=GarbageCollection(gc.isenabled(), list(gc.get_threshold())),
         flags=torch_flags(),
         variables={
             name: value

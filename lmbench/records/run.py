@@ -122,7 +122,6 @@ class GarbageCollection:
 
     is_enabled: Flag = about("Whether automatic garbage collection is on outside the window.", "gc")
     thresholds: list[int] | None = about("Thresholds of Python's garbage collector.", "gc thresholds")
-    frozen_count: Count = about("Number of objects that were frozen before the window.", "gc frozen")
 
 
 @record
