@@ -70,11 +70,13 @@ def garbage_bytes() -> int:
 
 def _held_bytes(leaf: Any) -> int:
     """The bytes of a tensor's whole storage, or of an array; 0 for other values, and for layouts without storage."""
-    # `isinstance` would ask a proxy in the garbage for its class, and the proxy's object may be gone.
-    with suppress(NotImplementedError, RuntimeError):
-        if issubclass(type(leaf), torch.Tensor):
+    # Garbage holds weak proxies too, which raise where their object is gone.
+    with suppress(NotImplementedError, RuntimeError, ReferenceError):
+        if isinstance(leaf, torch.Tensor):
             return int(leaf.untyped_storage().nbytes())
-    return leaf.nbytes if issubclass(type(leaf), np.ndarray) else 0
+        if isinstance(leaf, np.ndarray):
+            return leaf.nbytes
+    return 0
 
 
 def _place(container: Any) -> str:
