@@ -49,7 +49,10 @@ class DtypeRecorder(Observer):
         if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank notes its dtypes"
             return
+        self._record.reason = "the step whose dtypes were noted did not end"
         self._step = StepDtypes(self.module, self.session.device)
+        # Also after an exception: the hooks would stay in this process.
+        self.undo.callback(self._stop_noting)
         self._record.was_compiled = self._step.is_compiled
         self._step.start(self.session.track.current)
         self.session.track.listeners.append(self._step.border)
@@ -88,11 +91,6 @@ class DtypeRecorder(Observer):
             record.reason = f"they could not be noted: {type(fault).__name__}: {message}"
         else:
             record.reason, record.notes_file = None, DTYPES_FILE
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        """Remove the hooks, also after an exception: they would stay in this process."""
-        if self._stop_noting() is not None:
-            self._record.reason = "the step whose dtypes were noted did not end"
 
     def _stop_noting(self) -> StepDtypes | None:
         step, self._step = self._step, None

@@ -397,10 +397,12 @@ class MeasurementSession(LeanCallback):
         self.run.window.first_step = self.steps_done
         self._first_epoch = trainer.current_epoch
 
-    def _close_window(self) -> None:
+    def _close_window(self, ends_training: bool = False) -> None:
         synchronize(self.device)
-        # Training that ends by itself ends after the window's last step, perhaps after a validation or a checkpoint.
-        self.raw_wall_s = self.window_elapsed_s - (self.timer.since_step_s() if self.timer else 0.0)
+        self.raw_wall_s = self.window_elapsed_s
+        if ends_training and self.timer is not None:
+            # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
+            self.raw_wall_s -= self.timer.since_step_s()
         self.run.window.steps = self.window_steps
         self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
         batches = self._trainer.num_training_batches
@@ -447,7 +449,7 @@ class MeasurementSession(LeanCallback):
 
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:
-            self._close_window()
+            self._close_window(ends_training=True)
         # Training may have ended before the probe steps did.
         self._switch_probe(None)
         self._end_run(None)

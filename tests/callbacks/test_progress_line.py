@@ -46,8 +46,8 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
     [
         (Stage.WARMUP, {"steps_done": 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.8 s left"),
         (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, until the pace is steady, 0.0 s so far, 4.5 s left"),
-        # The rest of the window's 3 s, and 18 probe steps of 0.1 s.
-        (Stage.WINDOW, {"window_steps": 12, "window_elapsed_s": 1.2},
+        # The time left is the rest of the window's 3 s, and 15 probe steps of 0.1 s.
+        (Stage.WINDOW, {"steps_done": 17, "window_steps": 12, "window_elapsed_s": 1.2},
          "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"),
         (Stage.WINDOW, {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
         (Stage.PROBE, {"steps_done": 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"),

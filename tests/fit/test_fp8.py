@@ -32,7 +32,8 @@ def model(**changes):
     ],
 )
 def test_fp8_trains_like_bf16_and_the_record_lists_the_layers(recipe, settings, changes):
-    plain, module = measure(model(**changes), BATCH, precision="bf16-mixed", **settings), model(**changes)
+    plain = measure(model(**changes), BATCH, precision="bf16-mixed", **{**settings, "compile": False})
+    module = model(**changes)
     run = measure(module, BATCH, precision=f"fp8-{recipe}", **settings)
     losses, expected = [step.loss for step in run.steps], [step.loss for step in plain.steps]
     assert losses == pytest.approx(expected, abs=0.01)
