@@ -12,7 +12,6 @@ from test_task_progress import Terminal
 from lmbench import progress
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.instruments.window import ProbeKind, Schedule
-from lmbench.records.run import Compile, RunRecord
 from lmbench.records.vocabulary import Stage
 
 
@@ -21,7 +20,6 @@ def in_a_run(stream, stage=Stage.WARMUP):
     line = ProgressLine(stream)
     line._session = SimpleNamespace(
         schedule=Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5),
-        run=RunRecord(1, "running", compile=Compile(is_enabled=True)),
         steps_done=0,
         stage=stage,
         window_steps=0,
@@ -30,13 +28,13 @@ def in_a_run(stream, stage=Stage.WARMUP):
     return line
 
 
-def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_window(monkeypatch):
+def test_the_wait_for_a_first_step_is_told_and_ends_with_the_window(monkeypatch):
     monkeypatch.setattr(progress, "_LIVE_EVERY_S", 0.01)
     line = in_a_run(terminal := Terminal())
     line.run_started()
-    while "compiling" not in terminal.getvalue():
+    while "step 0 of 5" not in terminal.getvalue():
         time.sleep(0.01)
-    assert "compiling, 0.0 s so far" in terminal.getvalue()
+    assert "step 0 of 5, 0.0 s so far" in terminal.getvalue()
     line.before_window()
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
 
@@ -45,7 +43,7 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
     ("stage", "changes", "text"),
     [
         (Stage.WARMUP, {"steps_done": 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.8 s left"),
-        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, until the pace is steady, 0.0 s so far, 4.5 s left"),
+        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, 0.0 s so far, 4.5 s left"),
         # The time left is the rest of the window's 3 s, and 15 probe steps of 0.1 s.
         (Stage.WINDOW, {"steps_done": 17, "window_steps": 12, "window_elapsed_s": 1.2},
          "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"),

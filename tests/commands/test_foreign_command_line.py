@@ -193,7 +193,7 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 --config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
 {OWN} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | r
 {OWN} --trainer.callbacks EarlyStoping | 2 | there is no class 'EarlyStoping'; .* did you mean EarlyStopping
-{OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: Problem with given class_path 'strangers.Mine': module 'strangers' has no
+{OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | module 'strangers' has no
 {OWN} --trainer.callbacks torch.nn.Linear | 2 | callbacks: Import path does not correspond to a subclass of Callback
 {OWN} --trainer.callbacks EarlyStopping | 2 | EarlyStopping': the following arguments are required: monitor
 {OWN} --trainer.callbacks '[3]' | 2 | callbacks: Not a valid subclass of Callback
@@ -251,7 +251,7 @@ MISTAKES = f"""
 {BY_HAND} --measure.zero_grad after_step | allowed: native
 {REGRESSION} --trainer.compile.mode reduce-overhead --trainer.accumulate_grad_batches 2 | CUDA graphs lose gradients
 {REGRESSION} --lr_scheduler StepLR --lr_scheduler.step_size 2 | lr_scheduler needs an optimizer
-{REGRESSION} --optimizer torch.optim.SDG | optimizer: Problem with given class_path 'torch.optim.SDG': module 'torch.optim' has no attribute
+{REGRESSION} --optimizer torch.optim.SDG | module 'torch.optim' has no attribute 'SDG'
 {REGRESSION} --optimizer.lr 0.1 | name the class before it, as in --optimizer CLASS
 {REGRESSION} --optimizer SGD --optimizer.lrr 1 | unknown option --optimizer.lrr of torch.optim.SGD
 {REGRESSION} --optimizer SGD --optimizer.lr=-1 | cannot be made for Regression: Invalid learning rate
