@@ -21,6 +21,7 @@ from uneven import Uneven
 import lmbench
 from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
+from lmbench.instruments.compiling import CompileOptions
 from lmbench.model.language_model import LanguageModel
 
 from conftest import quiet_trainer
@@ -170,17 +171,14 @@ def test_what_lightning_and_pytorch_add_to_a_step_is_a_warning():
     assert run.record.communication.sigterm_check_s > 0
 
 
-def test_blocks_that_are_split_at_buckets_are_counted():
-    compiled = "{regional: true, backend: aot_eager, split_at_buckets: true}"
+def test_blocks_that_are_split_at_buckets_are_counted_and_by_default_they_are_not_split():
     words = ["--model={d_model: 512, d_ff: 512, num_layers: 1, num_heads: 2, vocab_size: 101}", *TINY[1:]]
     words += [*WITHOUT_PROBES, "--measure.steps=2", "--trainer.strategy=ddp", "--trainer.strategy.bucket_cap_mb=1"]
-    # Once here, so that no rank has to import it.
-    torch.compile(torch.neg, backend="aot_eager")(torch.ones(1))
-    splits = []
-    for run_id, options in (("split", compiled), ("whole", compiled.replace("true}", "null}"))):
-        code, run = fit(*words, f"--trainer.compile={options}", f"--measure.run_id={run_id}")
-        splits.append((code, run.record.communication.bucket_split_count > 0))
-    assert splits == [(0, True), (0, False)]
+    code, run = fit(*words, "--trainer.compile={regional: true, backend: aot_eager, split_at_buckets: true}")
+    assert (code, run.record.communication.bucket_split_count > 0) == (0, True)
+    for is_regional in (True, False):
+        with CompileOptions(regional=is_regional).splitting():
+            assert torch._dynamo.config.optimize_ddp is not is_regional
 
 
 def test_in_a_trainer_of_the_users_own_the_check_stays_and_its_cost_is_told():
