@@ -15,11 +15,9 @@ from lmbench.device import device_of
 from lmbench.device.protocol import History
 from lmbench.errors import check_at_least
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
-from lmbench.instruments.window import ProbeKind
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, WORKSPACES, CountedPeaks, MemoryNotes
 from lmbench.memory.recording import Ledger
 from lmbench.records.examined import MemoryHistoryRecord
-from lmbench.records.vocabulary import Stage
 
 
 class MemoryHistory(Observer):
@@ -119,7 +117,7 @@ class MemoryHistory(Observer):
 
     # the session's events
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         if self._history is None:
             return
         if not self._is_window:

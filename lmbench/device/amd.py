@@ -16,8 +16,6 @@ from lmbench.device.sensor import Sensor, other_processes
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts
 
-_SM_CLOCK = "AmdSmiClkType.GFX"
-
 
 class AmdSensor(Sensor):
     """Reads properties and state of a GPU by amdsmi, which is asked for the GPU at the same PCI address.
@@ -59,7 +57,7 @@ class AmdSensor(Sensor):
         return DeviceReading(
             read_at_s=read_at_s,
             energy_j=None if ticks is None or tick_j is None else ticks * tick_j,
-            sm_clock_hz=self._ask("clock_info", _SM_CLOCK, part="clk", scale=1e6),
+            sm_clock_hz=self._ask("clock_info", "AmdSmiClkType.GFX", part="clk", scale=1e6),
             temperature_c=self._ask("temp_metric", "AmdSmiTemperatureType.HOTSPOT", "AmdSmiTemperatureMetric.CURRENT"),
             power_w=self._ask("power_info", part="socket_power"),
             other_process_pids=other_pids,

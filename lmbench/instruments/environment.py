@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from lmbench.device import device_of
 from lmbench.git import git_output
 from lmbench.instruments.host import host_facts
 from lmbench.masking import is_secret
-from lmbench.records.run import Code, Flags, GarbageCollection, Revision, RunEnvironment, Versions
+from lmbench.records.run import Code, Flags, Revision, RunEnvironment, Versions
 
 T = TypeVar("T")
 
@@ -39,7 +38,6 @@ def capture_environment(device: torch.device) -> RunEnvironment:
         ),
         gpu=sensor.facts(),
         host=host_facts(device),
-        gc=GarbageCollection(gc.get_freeze_count()),
         flags=torch_flags(),
         variables={
             name: value

@@ -336,7 +336,6 @@ class DeviceReading:
     energy_j: Joules = about("Energy that the GPU has used since its driver was loaded.")
     power_capped_s: Seconds = about("Total time so far during which the power cap held the clock down.")
     thermal_capped_s: Seconds = about("Total time so far during which the temperature held the clock down.")
-    throttle_reasons: list[str] | None = about("Everything that holds the clock down at the time of the reading.")
     other_process_pids: list[int] | None = about(
         "Ids of the other processes on the GPU; null where the driver hides them."
     )

@@ -110,13 +110,6 @@ class HostFacts:
 
 
 @record
-class GarbageCollection:
-    """Environment: Python's garbage collection outside the window."""
-
-    frozen_count: Count = about("Number of objects that were frozen before the window.")
-
-
-@record
 class Flags:
     """Environment: PyTorch's global switches."""
 
@@ -141,7 +134,6 @@ class RunEnvironment:
     code: Code = part(Code)
     gpu: GpuFacts = part(GpuFacts)
     host: HostFacts = part(HostFacts)
-    gc: GarbageCollection = part(GarbageCollection)
     flags: Flags = part(Flags)
     variables: dict[str, str] | None = about("Environment variables from an allow-list; never a secret.")
 
@@ -340,15 +332,10 @@ class Milestones:
         "Time at which Python was running. All milestones are in seconds since the process began, to 10 ms."
     )
     imported_s: Seconds = about("Time at which all modules were imported.")
-    parsed_s: Seconds = about("Time at which the command line was parsed.")
-    device_ready_s: Seconds = about("Time at which the device had its context.")
-    built_s: Seconds = about("Time at which data, model and optimizer were built.")
-    ready_s: Seconds = about("Time just before the first batch was fetched.")
     first_step_s: Seconds = about(
         "Time at which step 0 was issued; with torch.compile, at which it ended on the device."
     )
     window_opened_s: Seconds = about("Time of the window's start.")
-    window_closed_s: Seconds = about("Time of the window's end.")
     stepped_s: Seconds = about("Time at which the last step ended, probe steps included.")
     closed_s: Seconds = about("Time at which the record was complete.")
 

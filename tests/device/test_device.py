@@ -19,9 +19,8 @@ from lmbench.callbacks import (
     SyncFinder,
     ThroughputMeter,
 )
-from lmbench.device import DEVICES, best_device, device_of, synchronize
+from lmbench.device import DEVICES, device_of
 from lmbench.device.amd import AmdSensor
-from lmbench.device.clock import HostClock
 from lmbench.errors import UsageError
 from lmbench.instruments.window import Schedule
 from lmbench.records.load import load_run
@@ -133,20 +132,6 @@ def test_an_unregistered_kind_is_refused_in_one_line():
         device_of(torch.device("mps", 0))
 
 
-def test_a_cpu_has_the_host_clock_and_nothing_to_wait_for():
-    cpu = device_of(torch.device("cpu"))
-    synchronize(torch.device("cpu"))
-    assert {type(cpu.clock(name)) for name in ("events", "sync")} == {HostClock}
-    assert (cpu.counters, cpu.history(), cpu.sync_debug, cpu.activities, cpu.name()) == (None, None, None, (), "CPU")
-
-
-def test_a_gpu_is_the_best_device_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert best_device() == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert best_device() == torch.device("cuda")
-
-
 class AmdError(Exception):
     pass
 
@@ -190,11 +175,6 @@ def test_a_card_of_amds_is_read_in_si_units(monkeypatch):
     assert (reading.sm_clock_hz, reading.temperature_c) == (2.1e9, 51)
     assert (reading.power_w, reading.energy_j) == (141, pytest.approx(30.6))
     assert (reading.other_process_count, sensor.driver()) == (0, "6.12.12")
-
-
-def test_what_a_card_of_amds_does_not_support_is_null(monkeypatch):
-    sensor = amd_card(monkeypatch, amdsmi(power_cap_info=None, energy_count=None, gpu_process_list=None))
-    assert (sensor.facts().power_limit_w, sensor.read().energy_j, sensor.read().other_process_count) == (None,) * 3
 
 
 @pytest.mark.parametrize(
