@@ -251,7 +251,6 @@ class Findings:
             saved=self.saved,
             saved_bytes=int(self.saved_storages["size_bytes"].sum()),
             residual_computed_bytes=stream_bytes or None,
-            residual_seen_bytes=next(iter(self.blocks.query("is_stream")["size_bytes"].mode().tolist()), None),
             top=[TopAllocation(*row) for row in top.to_numpy().tolist()],
         )
 

@@ -16,22 +16,20 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
-import pandas as pd
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from lmbench.configs import may_run, read_yaml
 from lmbench.errors import UsageError
 from lmbench.masking import leaves
 from lmbench.memory.blocks import held_bytes, rounded_bytes
 from lmbench.memory.forecast import TargetGpu, ask, gpu_of
-from lmbench.memory.predictor import Allocation
+from lmbench.memory.predictor import Allocation, frame_of
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import find_runs, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.vocabulary import PHASES, Values
+from lmbench.records.vocabulary import PHASES, Values, recompute_words
 
 #: What may be done to a block, as settings of `--trainer.recompute`.
 TREATMENTS: dict[str, Values] = {
@@ -121,38 +119,28 @@ class Chain(Struct):
 
 
 class ChainSample(NamedTuple):
-    """A fake step of few blocks: the bytes held after each event, where its blocks have their borders, and its work."""
+    """A fake step of few blocks: the bytes held after each event, its allocations, its blocks' borders, its work."""
 
     held: Any
-    starts: Any
-    ends: Any
-    sizes: Any
+    allocations: Any
     borders: BlockBorders
     work: float
-    gradient_bytes: float
+
+    @property
+    def gradient_bytes(self) -> float:
+        """The bytes of the gradients that the last backward made."""
+        made = self.allocations.query(f"category == 'gradients' and start >= {self.borders.backward_start}")
+        return float(made["size_bytes"].sum())
 
 
-def sample_of(
-    allocations: Sequence[Allocation], borders: BlockBorders, flops: float, steps: int, host_bytes: float
-) -> ChainSample:
-    """A sample from the log of a process that ran so many equal steps, with their FLOPs and bytes moved to the host."""
+def sample_of(allocations: Sequence[Allocation], borders: BlockBorders, work: float, steps: int) -> ChainSample:
+    """A sample from the log of so many equal steps, and the work of a step besides moving bytes on the device."""
     count = max(allocation.end or allocation.start for allocation in allocations) + 2
-    blocks = pd.DataFrame(map(astuple, allocations), columns=Allocation.__struct_fields__)
-    sizes = rounded_bytes(blocks["size_bytes"])
-    blocks = blocks.assign(size_bytes=sizes, end=blocks["end"].fillna(count).astype(int))
+    blocks = frame_of(allocations, count)
+    blocks["size_bytes"] = rounded_bytes(blocks["size_bytes"])
     written = int(blocks["size_bytes"][blocks["category"] != "parameters"].sum())
-    work = (flops + FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * written + 2 * FLOPS_PER_HOST_BYTE * host_bytes) / steps
-    at_end = (blocks["category"] == "gradients") & (blocks["start"] >= borders.backward_start)
-    held = held_bytes(blocks, count)
-    return ChainSample(
-        held,
-        blocks["start"],
-        blocks["end"],
-        blocks["size_bytes"],
-        borders,
-        work,
-        float(blocks["size_bytes"][at_end].sum()),
-    )
+    work += FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * written / steps
+    return ChainSample(held_bytes(blocks, count), blocks, borders, work)
 
 
 def block_facts(sample: ChainSample, index: int = 1) -> BlockFacts:
@@ -160,11 +148,11 @@ def block_facts(sample: ChainSample, index: int = 1) -> BlockFacts:
     held, borders = sample.held, sample.borders
     enter, leave, start = borders.enter[index], borders.leave[index], borders.backward[index]
     end = borders.backward[index - 1]
-    is_saved = (sample.starts > enter) & (sample.starts <= leave) & (sample.ends > borders.backward_start)
+    saved = sample.allocations.query(f"{enter} < start <= {leave} and end > {borders.backward_start}")
     figures = (
         held[enter : leave + 1].max() - held[enter],
         held[borders.enter[index + 1]] - held[enter],
-        sample.sizes[is_saved].sum(),
+        saved["size_bytes"].sum(),
         held[start : end + 1].max() - held[start],
         held[end] - held[start],
         0,
@@ -212,50 +200,51 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
 
 
 class Recipe(Struct, frozen=True):
-    """One way to train: the micro-batch, and the treatment of the first blocks, in groups."""
+    """One way to train: the micro-batch, and the treatment of the first blocks (None: of all), in groups."""
 
     batch_size: int
     micro_batches: int
     treatment: str = "none"
-    first: int = 0
+    first: int | None = None
     group: int = 1
     is_nested: bool = False
     is_chunked: bool = False
 
-    def options(self, count: int) -> Values:
-        """The options of `lmbench fit` that make this recipe for a model of `count` blocks."""
-        recompute: Values | None = None
-        if self.treatment != "none":
-            recompute = {
-                **({"first": self.first} if self.first < count else {}),
-                **({"group": self.group} if self.group > 1 else {}),
-                **({"nested": True} if self.is_nested else {}),
-                **TREATMENTS[self.treatment],
-            }
+    def treated(self, count: int) -> int:
+        """The number of treated blocks, of `count`."""
+        return 0 if self.treatment == "none" else self.first or count
+
+    @property
+    def recompute(self) -> Values | None:
+        """The settings of `--trainer.recompute`; None where nothing is computed again."""
+        if self.treatment == "none":
+            return None
+        first = {} if self.first is None else {"first": self.first}
+        group = {"group": self.group, "nested": self.is_nested} if self.group > 1 else {}
+        return {**first, **group, **TREATMENTS[self.treatment]}
+
+    @property
+    def options(self) -> Values:
+        """The options of `lmbench fit` that make this recipe."""
         return {
             "data.batch_size": self.batch_size,
             "trainer.accumulate_grad_batches": self.micro_batches,
-            "model.checkpoint": "none",
             **({"model.loss": "chunked"} if self.is_chunked else {}),
-            "trainer.recompute": recompute,
+            "trainer.recompute": self.recompute,
         }
 
-    def words(self, count: int) -> str:
+    @property
+    def words(self) -> str:
         """The recipe in words, without its micro-batch."""
-        words = "nothing"
-        if self.treatment != "none":
-            blocks = "all blocks" if self.first >= count else f"{self.first} of {count} blocks"
-            groups = f", {'nested ' if self.is_nested else ''}groups of {self.group}" if self.group > 1 else ""
-            kept = "" if self.treatment == "inputs" else f", keep {self.treatment}"
-            words = f"{blocks}{kept}{groups}"
-        return words + ("; loss in chunks" if self.is_chunked else "")
+        words = "nothing" if self.recompute is None else recompute_words(**self.recompute)
+        return f"{words}; loss in chunks" if self.is_chunked else words
 
 
 def units_of(recipe: Recipe, count: int) -> list[tuple[int, str]]:
     """The blocks from first to last as groups: the number of blocks, and their treatment."""
-    groups, rest = divmod(recipe.first, recipe.group)
-    treated = [(recipe.group, recipe.treatment)] * groups + [(rest, recipe.treatment)] * (rest > 0)
-    return treated + [(1, "none")] * (count - recipe.first)
+    treated = recipe.treated(count)
+    sizes = [min(recipe.group, treated - start) for start in range(0, treated, recipe.group)]
+    return [*((size, recipe.treatment) for size in sizes), *[(1, "none")] * (count - treated)]
 
 
 def predicted_peak(chain: Chain, recipe: Recipe) -> float:
@@ -294,7 +283,7 @@ def predicted_work(chain: Chain, recipe: Recipe) -> float:
     """The work of a step: of its micro-batches with what they compute again, and of the optimizer."""
     facts, none = chain.facts, chain.blocks["none"]
     again = (chain.blocks[recipe.treatment].work - none.work) * (2 if recipe.is_nested else 1)
-    micro_batch = facts.work + chain.count * none.work + recipe.first * again
+    micro_batch = facts.work + chain.count * none.work + recipe.treated(chain.count) * again
     if recipe.micro_batches > 1:
         micro_batch += facts.adding_work
     return recipe.micro_batches * micro_batch + facts.update_work
@@ -366,10 +355,10 @@ def recipes_of(chain: Chain, samples: int) -> Iterator[Recipe]:
     }  # fmt: skip
     yield Recipe(**shape)
     for name, first in product(treatments, range(count, 0, -(1 + count // _MOST_PORTIONS))):
-        yield Recipe(**shape, treatment=name, first=first)
+        yield Recipe(**shape, treatment=name, first=None if first == count else first)
     groups = [size for size in range(2, count // 2 + 1) if size <= 4 or count % size == 0]
     for size, is_nested in product(groups if _IN_GROUPS in treatments else (), (False, True)):
-        yield Recipe(**shape, treatment=_IN_GROUPS, first=count, group=size, is_nested=is_nested)
+        yield Recipe(**shape, treatment=_IN_GROUPS, group=size, is_nested=is_nested)
 
 
 class PlanPoint(Struct):
@@ -381,7 +370,6 @@ class PlanPoint(Struct):
 
     recipe: Recipe
     options: Values
-    words: str
     peak_bytes: float
     reserved_bytes: float
     work: float
@@ -389,9 +377,9 @@ class PlanPoint(Struct):
     is_checked: bool = False
 
 
-def options_of(point: PlanPoint) -> list[str]:
-    """A point's options as words of `lmbench fit`."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in point.options.items()}
+def option_words(options: Values) -> list[str]:
+    """Options as words of `lmbench fit`."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
     return [f"--{name}={text}" for name, text in texts.items()]
 
 

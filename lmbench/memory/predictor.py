@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pandas as pd
 import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from lmbench.memory.blocks import CATEGORIES, Category, by_category, held_at, held_bytes, highest_moments, rounded_bytes
-from lmbench.memory.forecast import CONTEXT_BYTES, Largest, PhasePeak, TargetGpu
+from lmbench.memory.forecast import FitOnGpu, PhasePeak, TargetGpu
 from lmbench.records.vocabulary import PHASES, Phase
 
 _MIB = 2**20
@@ -122,6 +123,12 @@ class Allocation(Struct):
     end: int | None = None
 
 
+def frame_of(allocations: Sequence[Allocation], count: int) -> Any:
+    """The frame of blocks (see `lmbench.memory.blocks`) of allocations, in a log of `count` events."""
+    frame = pd.DataFrame(map(astuple, allocations), columns=Allocation.__struct_fields__)
+    return frame.assign(end=frame["end"].fillna(count).clip(upper=count).astype(int))
+
+
 class Stretch(NamedTuple):
     """A part of a step from event `start` to event `end`: a phase, or a named region of it."""
 
@@ -153,8 +160,7 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
         else:
             held[index] = allocator.allocate(sized[index].size_bytes)
             sizes.append(held[index].size_bytes)
-    blocks = pd.DataFrame(map(astuple, sized), columns=Allocation.__struct_fields__)
-    blocks = blocks.assign(size_bytes=sizes, end=blocks["end"].fillna(count).clip(upper=count).astype(int))
+    blocks = frame_of(sized, count).assign(size_bytes=sizes)
     spans = [((stretch.phase, stretch.region), stretch.start, stretch.end) for stretch in stretches]
     peaks = []
     for (phase, region), moment in highest_moments(held_bytes(blocks, count), spans).items():
@@ -178,8 +184,6 @@ ROUGHLY_FRACTION = 0.05
 EARLIER = "before "
 #: The categories that ranks share if they share any.
 SHARED: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state")
-#: Searches for a border; each takes the ratio of reserved to allocated bytes at the border before.
-_MAX_ROUNDS = 3
 
 
 class FakeStep(NamedTuple):
@@ -193,6 +197,8 @@ class FakeStep(NamedTuple):
     block_count: int | None
 
 
+#: A batch size and a context length; None for data that is not lmbench's own.
+Shape = tuple[int, int | None]
 #: Takes a fake step of a batch size and a context length with a number of the alike blocks (None: all of them).
 TakeStep = Callable[[int, int | None, int | None], FakeStep]
 
@@ -240,66 +246,71 @@ class Predictor:
         self.run_peak_bytes = peak_bytes(peaks)
         self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
 
-    def largest(self, gpu: TargetGpu, is_context: bool = False) -> Largest:
-        """The largest batch size that fits, or the largest context, a multiple of CONTEXT_UNIT tokens.
+    def fits_on(self, gpus: Sequence[TargetGpu], has_context: bool) -> list[FitOnGpu]:
+        """Whether the configuration fits on each GPU, and the largest batch size and context length that do.
 
-        The search uses peaks from few blocks. A step with all blocks at its result then corrects the ratio of reserved
-        to allocated bytes, and the search is repeated.
+        Args:
+            gpus: the GPUs; the peaks have the workspaces of cuBLAS on the first one.
+            has_context: whether the context length can be varied; a multiple of CONTEXT_UNIT is found.
         """
-        start, unit, limit = self.span(is_context)
-        ratio = self._held_ratio
-        peak = cache(lambda value: peak_bytes(self.peaks(*self.shape(value, is_context))))
+        workspace_bytes = gpus[0].workspace_bytes
+        workspace_count = max(peak.peak["workspaces"] for peak in self.phases) / max(workspace_bytes, 1)
+        rooms = [gpu.room_bytes - round(workspace_count * (gpu.workspace_bytes - workspace_bytes)) for gpu in gpus]
+        batches = self._largest(rooms, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
+        contexts: Sequence[int | None] = [None] * len(gpus)
+        if has_context:
+            start = self.context_length or CONTEXT_UNIT
+            contexts = self._largest(rooms, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)
+        fits = [self.reserved_bytes <= room for room in rooms]
+        return [FitOnGpu(*row) for row in zip(gpus, fits, batches, contexts, strict=True)]
 
-        def reserve(value: int) -> int:
-            return round(peak(value) * ratio)
+    def _largest(
+        self, rooms: Sequence[int], shape_of: Callable[[int], Shape], start: int, unit: int, limit: int
+    ) -> list[int | None]:
+        """The largest value that fits in each room, a multiple of `unit` up to `limit`.
 
-        for _ in range(_MAX_ROUNDS):
-            border = largest_that_fits(reserve, gpu, start, unit, limit)
-            if self._is_slow or border.value in (None, start):
-                break
-            # Only the ratio is corrected: peaks from few and from all blocks would not be on one curve.
-            start = border.value
-            ratio = self.reserved_ratio(*self.shape(start, is_context))
-        return border
+        The peak of each part of a step is a polynomial: of the first degree in the batch size, of the second in the
+        context length, for attention that is not fused. It goes through the configuration's value and two larger ones.
+        The ratio of reserved to allocated bytes is the larger one of those of the first and the last of these.
 
-    def span(self, is_context: bool) -> tuple[int, int, int]:
-        """The configuration's batch size, or context length, with the unit and the limit of others."""
-        if is_context:
-            return self.context_length or CONTEXT_UNIT, CONTEXT_UNIT, MAX_CONTEXT
-        return self.batch_size, 1, MAX_BATCH
+        Args:
+            rooms: bytes that the allocator may reserve on each GPU.
+            shape_of: the batch size and context length with a value.
+            start: the configuration's value.
+        """
 
-    def shape(self, value: int, is_context: bool) -> tuple[int, int | None]:
-        """The batch size and context length of a configuration in which one of them has a value."""
-        return (self.batch_size, value) if is_context else (value, self.context_length)
+        def through(values: list[int]) -> Callable[[int], float]:
+            sizes = [[peak.total_bytes for peak in self.peaks(*shape_of(value))] for value in values]
+            polynomials = np.polyfit(values, sizes, len(values) - 1)
+            return lambda value: float(np.polyval(polynomials, value).max())
 
-    def reserved_ratio(self, batch_size: int, context_length: int | None) -> float:
+        far = largest_that_fits(through([start, 4 * start]), max(rooms), start, unit, limit) or start
+        far = max(far, 4 * start)
+        ratio = max(self._reserved_ratio(*shape_of(value)) for value in (start, far))
+        peak = through([start, far // unit // 2 * unit, far])
+        return [largest_that_fits(lambda value: peak(value) * ratio, room, start, unit, limit) for room in rooms]
+
+    def _reserved_ratio(self, batch_size: int, context_length: int | None) -> float:
         """The ratio of reserved to allocated bytes at the peak, from a step of all blocks unless that is slow."""
         if self._is_slow:
             return self._held_ratio
         shape = batch_size, context_length
         return self._take_step(*shape, None).reserved_bytes / peak_bytes(self.peaks(*shape))
 
-    def fewest_ranks(self, world_size: int, gpu: TargetGpu, reserve: Callable[[int], int]) -> int | None:
+    def fewest_ranks(self, world_size: int, gpu: TargetGpu) -> int | None:
         """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.
 
-        Each peak is `shared / ranks + rest`; None if the rest alone does not fit.
-
-        Args:
-            world_size: the number of ranks that the peaks of this predictor are for.
-            gpu: the GPU of each rank.
-            reserve: a function from a number of ranks to the reserved bytes, which checks the result.
+        Each peak is `shared / ranks + rest`, where this predictor's peaks are for `world_size` ranks; None if the rest
+        alone does not fit.
         """
         counts = []
         for peak in self._peaks:
             shared_bytes = sum(peak.peak[name] for name in SHARED) * self._held_ratio
-            room_bytes = gpu.total_bytes - CONTEXT_BYTES - (peak.total_bytes * self._held_ratio - shared_bytes)
+            room_bytes = gpu.room_bytes - (peak.total_bytes * self._held_ratio - shared_bytes)
             if room_bytes <= 0:
                 return None
             counts.append(ceil(shared_bytes * world_size / room_bytes))
-        count = max(counts)
-        while not gpu.fits(reserve(count)):
-            count += 1
-        return count
+        return max(counts)
 
     def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
         """The peak of each phase and region of a configuration, from few blocks if they tell the peaks of all."""
@@ -346,28 +357,27 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     return all(abs(a - b) <= ROUGHLY_FRACTION * b for a, b in sizes)
 
 
-def largest_that_fits(reserve: Callable[[int], int], gpu: TargetGpu, start: int, unit: int, limit: int) -> Largest:
-    """The largest multiple of `unit` up to `limit` that fits, where `reserve` has the reserved bytes of each.
+def largest_that_fits(
+    reserve: Callable[[int], float], room_bytes: int, start: int, unit: int, limit: int
+) -> int | None:
+    """The largest multiple of `unit` up to `limit` whose reserved bytes are not more than the room; None if none is.
 
     The search begins at `start`, brackets the border, and finds it by Brent's method.
     """
     low, max_count = 1, limit // unit
-    allowed_bytes = gpu.total_bytes - CONTEXT_BYTES
     high = max(1, min(start // unit, max_count))
 
     @cache
-    def room_bytes(count: int) -> int:
-        return allowed_bytes - reserve(count * unit)
+    def rest_bytes(count: int) -> float:
+        return room_bytes - reserve(count * unit)
 
-    while room_bytes(high) >= 0 and high < max_count:
+    while rest_bytes(high) >= 0 and high < max_count:
         low, high = high, min(4 * high, max_count)
     count = high
-    if room_bytes(high) < 0 <= room_bytes(low):
-        count = round(scipy.optimize.brentq(lambda value: room_bytes(round(value)), low, high, xtol=0.5))
-        while room_bytes(count) < 0:
+    if rest_bytes(high) < 0 <= rest_bytes(low):
+        count = round(scipy.optimize.brentq(lambda value: rest_bytes(round(value)), low, high, xtol=0.5))
+        while rest_bytes(count) < 0:
             count -= 1
-        while room_bytes(count + 1) >= 0:
+        while rest_bytes(count + 1) >= 0:
             count += 1
-    if room_bytes(count) < 0:
-        return Largest(None)
-    return Largest(count * unit, allowed_bytes - room_bytes(count))
+    return count * unit if rest_bytes(count) >= 0 else None

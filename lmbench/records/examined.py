@@ -272,9 +272,6 @@ class MemoryHistoryRecord:
         "blocks.",
         "residual stream",
     )
-    residual_seen_bytes: Bytes = about(
-        "Size of the residual stream in the history: that of most blocks' outputs.", "residual stream seen"
-    )
     top: list[TopAllocation] = about(
         "The largest allocations at the peak: size, count, category, part, phase and where they were made.",
         "largest",

@@ -13,6 +13,7 @@ from strangers import OwnLoaders
 
 from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import fp8_precision
+from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.model.language_model import LanguageModel
 
 BATCH = tuple(torch.randint(96, (2, 2, 16), generator=torch.Generator().manual_seed(0)))
@@ -28,7 +29,7 @@ def model(**changes):
 @pytest.mark.parametrize(
     ("recipe", "settings", "changes"),
     [
-        ("tensorwise", {}, {"checkpoint": "block"}),
+        ("tensorwise", {"recompute": RecomputeOptions()}, {}),
         ("tensorwise", {"mode": "inference"}, {}),
         ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}, {}),
     ],

@@ -202,12 +202,10 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
         """A plan as its process makes it, for a chain that is known."""
         chains = with_times([chain], request.times) if request.times else [chain]
         points = [
-            PlanPoint(recipe, recipe.options(6), recipe.words(6), 2**20, 2**20, work)
-            for recipe in (Recipe(2, 1), Recipe(2, 1, "inputs", 6))
+            PlanPoint(recipe, recipe.options, 2**20, 2**20, work)
+            for recipe in (Recipe(2, 1), Recipe(2, 1, "inputs"))
             if (work := predicted_work(chains[0], recipe))
         ]
-        for point in points:
-            del point.options["model.checkpoint"]
         points.sort(key=lambda point: point.work)
         return MemoryPlan(points, points[: request.checks], request.gpu, bool(request.times), [chain], 2)
 
