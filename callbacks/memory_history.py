@@ -36,7 +36,7 @@ class MemoryHistory(Observer):
     Recorded under `memory_history`:
 
     - `steps`, `max_entries`: number of recorded steps, and the history's capacity.
-    - `snapshot_file`, `snapshot_bytes`: name and size of the snapshot.
+    - `snapshot_file`: name of the snapshot.
     - `reason`: why there is no history; null where there is one.
 
     Args:
@@ -162,7 +162,7 @@ class MemoryHistory(Observer):
                     history.drop_workspaces()
                 self._notes.moments = self._ledger.moments
                 folder = self.session.folder
-                self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
+                history.write(folder / SNAPSHOT_FILE)
                 (folder / NOTES_FILE).write_bytes(msgspec.json.encode(self._notes))
                 self._record.snapshot_file = SNAPSHOT_FILE
         except OSError as error:

@@ -18,7 +18,6 @@ from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
 from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, Shortage, option_words
 from lmbench.memory.timeline import memory_chart
-from lmbench.records.examined import SavedPerBlock
 from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines
@@ -63,11 +62,6 @@ def history_answer(findings: Findings) -> Answer:
     contents = sizes.rename_axis("category").reset_index(name="size_bytes")
     contents["share_fraction"] = contents["size_bytes"] / (peak["allocated_bytes"] or 1)
     used = [name for name in CATEGORIES if (findings.phases[name] >= _COLUMN_BYTES).any()]
-    sums = {"count": "sum", "total_bytes": "sum", "free_bytes": "sum", "largest_free_bytes": "max"}
-    segments = played.segments.groupby("kind", as_index=False).agg(sums)
-    saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
-    saved["total_bytes"] = saved["count"] * saved["each_bytes"]
-    saved["gradient_bytes"] = saved["first"].map(findings.gradient_bytes)
     operators = findings.saved_operators
     tables = [
         table("memory/peak", contents),
@@ -75,8 +69,7 @@ def history_answer(findings: Findings) -> Answer:
         _part_table(findings),
         _largest_table(findings),
         table("memory/gaps", _short_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
-        table("memory/segments", segments),
-        table("memory/saved", saved),
+        table("memory/saved", findings.saved),
         table("memory/saved_operators", operators, block=next(iter(operators["block"]), "")),
     ]
     keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
@@ -95,7 +88,7 @@ def history_answer(findings: Findings) -> Answer:
             "peak": {key: peak[key] for key in keys}, "refused": findings.refused, "guards": findings.guards,
         },
         data=lambda: table("memory/allocations", findings.largest),
-        first=("peak",) if run else ("peak", "largest") if played.has_history else ("peak", "segments", "largest"),
+        first=("peak",) if run else ("peak", "largest"),
     )  # fmt: skip
 
 

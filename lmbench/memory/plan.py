@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -68,23 +68,29 @@ class BlockFacts(NamedTuple):
 
 
 class ChainFacts(NamedTuple):
-    """What is held besides blocks, in bytes: before the first block, and per block there; at peaks of the parts of a
-    step, and changes over them: until the backward begins (and what each block has of it), until the last block's
-    backward begins, and after the first block's. `work` is that of a micro-batch without blocks, `adding_work` that of
-    adding its gradients to others, `update_work` that of the optimizer."""
+    """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
+    and changes over them: until the backward begins, until the last block's backward begins, and after the first
+    block's; and all gradients. `work` is that of a micro-batch without blocks, `adding_work` that of adding its
+    gradients to others, `update_work` that of the optimizer."""
 
     entry: float
-    entry_per_block: float
     head_peak: float
     head_change: float
-    head_change_per_block: float
     loss_peak: float
     loss_change: float
     tail_peak: float
     gradients: float
-    work: float
-    adding_work: float
+    work: float = 0.0
+    adding_work: float = 0.0
     update_work: float = 0.0
+
+
+Facts = TypeVar("Facts", BlockFacts, ChainFacts)
+
+
+def between(a: Facts, b: Facts, share: float) -> Facts:
+    """The facts on the line through two, at a share of the way from the first to the second."""
+    return type(a)(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
 
 
 class BlockBorders(Struct):
@@ -110,12 +116,9 @@ class Chain(Struct):
         """The facts of another size of the micro-batch, on the line through these and the other chain's."""
         span = other.batch_size - self.batch_size
         share = (batch_size - self.batch_size) / span if span else 0.0
-
-        def mix(a: Any, b: Any) -> Any:
-            return type(a)(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
-
-        blocks = {name: mix(facts, other.blocks[name]) for name, facts in self.blocks.items() if name in other.blocks}
-        return Chain(batch_size, self.is_chunked, self.count, mix(self.facts, other.facts), blocks)
+        pairs = ((name, facts, other.blocks[name]) for name, facts in self.blocks.items() if name in other.blocks)
+        blocks = {name: between(*facts, share) for name, *facts in pairs}
+        return Chain(batch_size, self.is_chunked, self.count, between(self.facts, other.facts, share), blocks)
 
 
 class ChainSample(NamedTuple):
@@ -125,12 +128,6 @@ class ChainSample(NamedTuple):
     allocations: Any
     borders: BlockBorders
     work: float
-
-    @property
-    def gradient_bytes(self) -> float:
-        """The bytes of the gradients that the last backward made."""
-        made = self.allocations.query(f"category == 'gradients' and start >= {self.borders.backward_start}")
-        return float(made["size_bytes"].sum())
 
 
 def sample_of(allocations: Sequence[Allocation], borders: BlockBorders, work: float, steps: int) -> ChainSample:
@@ -143,21 +140,42 @@ def sample_of(allocations: Sequence[Allocation], borders: BlockBorders, work: fl
     return ChainSample(held_bytes(blocks, count), blocks, borders, work)
 
 
-def block_facts(sample: ChainSample, index: int = 1) -> BlockFacts:
-    """The facts of one block, by default the second; `work` is left at zero."""
+def block_facts(sample: ChainSample) -> BlockFacts:
+    """The facts of the second block; `work` is left at zero."""
     held, borders = sample.held, sample.borders
-    enter, leave, start = borders.enter[index], borders.leave[index], borders.backward[index]
-    end = borders.backward[index - 1]
+    enter, leave, start, end = borders.enter[1], borders.leave[1], borders.backward[1], borders.backward[0]
     saved = sample.allocations.query(f"{enter} < start <= {leave} and end > {borders.backward_start}")
     figures = (
         held[enter : leave + 1].max() - held[enter],
-        held[borders.enter[index + 1]] - held[enter],
+        held[borders.enter[2]] - held[enter],
         saved["size_bytes"].sum(),
         held[start : end + 1].max() - held[start],
         held[end] - held[start],
         0,
     )
     return BlockFacts(*map(float, figures))
+
+
+def chain_facts(sample: ChainSample, none: BlockFacts) -> ChainFacts:
+    """The facts of a chain of as many blocks as the sample has, whose facts are `none`; `work` is left at zero."""
+    held, borders = sample.held, sample.borders
+    last = max(borders.leave)
+    leave, backward, start, end = (
+        borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
+    )  # fmt: skip
+    made = sample.allocations.query(f"category == 'gradients' and start >= {backward}")
+    gradients = made["size_bytes"].sum()
+    figures = (
+        held[borders.enter[0]],
+        held[leave : backward + 1].max() - held[leave],
+        held[backward] - held[leave] + (last + 1) * (none.kept - none.saved),
+        held[backward : start + 1].max() - held[backward], held[start] - held[backward],
+        held[end:].max() - held[end],
+        gradients,
+        0,
+        FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * gradients,
+    )  # fmt: skip
+    return ChainFacts(*map(float, figures))
 
 
 def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tuple[str, int], ChainSample]) -> Chain:
@@ -167,36 +185,11 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
         samples: by treatment and number of blocks: `none` of both numbers of FEW_BLOCKS, others of the first.
     """
     fewer, more = FEW_BLOCKS
-    first, second = samples["none", fewer], samples["none", more]
     blocks = {name: block_facts(sample) for (name, kept), sample in samples.items() if kept == fewer}
-    none = blocks["none"]
-
-    def levels(sample: ChainSample) -> tuple[float, float]:
-        entry, backward = sample.held[sample.borders.enter[0]], sample.held[sample.borders.backward_start]
-        return entry, backward - sample.held[sample.borders.leave[max(sample.borders.leave)]]
-
-    entry_per_block, drop_per_block = (
-        (b - a) / (more - fewer) for a, b in zip(levels(first), levels(second), strict=True)
-    )
-    (entry, drop), held, borders = levels(first), first.held, first.borders
-    last = max(borders.leave)
-    leave, backward, start, end = (
-        borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
-    )  # fmt: skip
-    figures = (
-        entry - entry_per_block * fewer, entry_per_block,
-        held[leave : backward + 1].max() - held[leave],
-        drop - drop_per_block * fewer, drop_per_block + none.kept - none.saved,
-        held[backward : start + 1].max() - held[backward], held[start] - held[backward],
-        held[end:].max() - held[end],
-        first.gradient_bytes - fewer * (none.change + none.saved),
-        0,
-        FLOPS_PER_BYTE * _MOVED_PER_WRITTEN
-        * (first.gradient_bytes + (count - fewer) * (none.change + none.saved)),
-    )  # fmt: skip
-    chain = Chain(batch_size, is_chunked, count, ChainFacts(*map(float, figures)), blocks)
+    few, many = (chain_facts(samples["none", kept], blocks["none"]) for kept in FEW_BLOCKS)
+    facts = between(few, many, (count - fewer) / (more - fewer))
     works = {key: sample.work for key, sample in samples.items()}
-    return with_works(chain, works, works)
+    return with_works(Chain(batch_size, is_chunked, count, facts, blocks), works, works)
 
 
 class Recipe(Struct, frozen=True):
@@ -251,10 +244,8 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
     """The bytes at the peak of a steady step, by a walk through its blocks."""
     facts, none, units = chain.facts, chain.blocks["none"], units_of(recipe, chain.count)
     gradient = none.change + none.saved
-    level = facts.entry + facts.entry_per_block * chain.count
     accumulates = recipe.micro_batches > 1
-    if accumulates:
-        level += facts.gradients + gradient * chain.count
+    level = facts.entry + (facts.gradients if accumulates else 0)
     peak, dropped = level, 0.0
     for size, name in units:
         block = chain.blocks[name]
@@ -262,7 +253,7 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
         level += block.saved + size * (block.kept - block.saved)
         dropped += size * (block.kept - block.saved)
     peak = max(peak, level + facts.head_peak)
-    level += facts.head_change - dropped + facts.head_change_per_block * chain.count
+    level += facts.head_change - dropped
     peak = max(peak, level + facts.loss_peak)
     level += facts.loss_change
     for size, name in reversed(units):

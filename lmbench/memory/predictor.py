@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
 from typing import Any, ClassVar, NamedTuple
@@ -34,79 +33,74 @@ _LARGE_FROM_BYTES, LARGE_SEGMENT_BYTES = 10 * _MIB, 20 * _MIB
 _SEGMENT_MULTIPLE_BYTES = 2 * _MIB
 
 
-@dataclass(slots=True, eq=False)
-class CachedBlock:
-    """A piece of a segment, with its neighbours in the segment."""
+class Piece(NamedTuple):
+    """A piece of a segment. Free pieces are ordered by size, and those of one size by address."""
 
-    address: int
     size_bytes: int
+    address: int
     is_small: bool
-    is_free: bool = False
-    before: CachedBlock | None = None
-    behind: CachedBlock | None = None
 
 
-@dataclass
 class CachingAllocator:
-    """A model of PyTorch's caching allocator: it hands out blocks of segments and takes them back.
+    """A model of PyTorch's caching allocator: it hands out pieces of segments and takes them back.
 
-    `allocated_bytes` is the size of all blocks in use, `reserved_bytes` the size of all segments.
+    `allocated_bytes` is the size of all pieces in use, `reserved_bytes` the size of all segments.
     """
 
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    #: A block is split if at least this much of it is left: for small requests (True), and for others.
+    #: A piece is split if at least this much of it is left: for small requests (True), and for others.
     least_rest_bytes: ClassVar[dict[bool, int]] = {True: 512, False: _MIB + 1}
-    _free: dict[bool, list[tuple[int, int, CachedBlock]]] = field(default_factory=lambda: {True: [], False: []})
 
-    def allocate(self, size_bytes: int) -> CachedBlock:
-        """A block for a request, of the requested size or more."""
+    def __init__(self) -> None:
+        self.allocated_bytes = self.reserved_bytes = 0
+        self._free: dict[bool, list[Piece]] = {True: [], False: []}
+        #: Free pieces by the addresses of their begin and end.
+        self._begins, self._ends = dict[int, Piece](), dict[int, Piece]()
+
+    def allocate(self, size_bytes: int) -> Piece:
+        """A piece for a request, of the requested size or more."""
         size = rounded_bytes(max(size_bytes, 1))
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
-        smallest_fit = bisect_left(free, (size, 0))
-        if smallest_fit < len(free):
-            block = free.pop(smallest_fit)[2]
-            block.is_free = False
-        else:
-            block = self.reserve(size, is_small)
-        rest_size = block.size_bytes - size
+        smallest_fit = bisect_left(free, (size,))
+        piece = free[smallest_fit] if smallest_fit < len(free) else self.reserve(size, is_small)
+        self._take(piece)
+        rest_size = piece.size_bytes - size
         if rest_size >= self.least_rest_bytes[is_small]:
-            rest = CachedBlock(block.address + size, rest_size, is_small, True, block, block.behind)
-            if block.behind is not None:
-                block.behind.before = rest
-            block.behind, block.size_bytes = rest, size
-            insort(free, (rest_size, rest.address, rest))
-        self.allocated_bytes += block.size_bytes
-        return block
+            self._give(Piece(rest_size, piece.address + size, is_small))
+            piece = Piece(size, piece.address, is_small)
+        self.allocated_bytes += piece.size_bytes
+        return piece
 
-    def reserve(self, size_bytes: int, is_small: bool) -> CachedBlock:
-        """A block with room for a request, in a new segment."""
+    def reserve(self, size_bytes: int, is_small: bool) -> Piece:
+        """A free piece with room for a request, in a new segment."""
         segment_size = rounded_bytes(size_bytes, _SEGMENT_MULTIPLE_BYTES)
         if size_bytes < _LARGE_FROM_BYTES:
             segment_size = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
-        # The model puts each segment behind the ones before.
-        block = CachedBlock(self.reserved_bytes, segment_size, is_small)
+        # The model puts each segment behind the ones before, with as large a gap.
+        piece = Piece(segment_size, 2 * self.reserved_bytes, is_small)
         self.reserved_bytes += segment_size
-        return block
+        return self._give(piece)
 
-    def free(self, block: CachedBlock) -> None:
-        """Take a block back and join it with free neighbours."""
-        self.allocated_bytes -= block.size_bytes
-        free = self._free[block.is_small]
-        for neighbour in (block.before, block.behind):
-            if neighbour is not None and neighbour.is_free:
-                # Addresses are unique, so that blocks themselves are never compared.
-                del free[bisect_left(free, (neighbour.size_bytes, neighbour.address))]
-                block, joined = (neighbour, block) if neighbour is block.before else (block, neighbour)
-                block.size_bytes = block.size_bytes + joined.size_bytes
-                block.behind = joined.behind
-                # A block without a size is a part of the one before.
-                joined.size_bytes, joined.before = 0, block
-                if joined.behind is not None:
-                    joined.behind.before = block
-        block.is_free = True
-        insort(free, (block.size_bytes, block.address, block))
+    def free(self, piece: Piece) -> None:
+        """Take a piece back and join it with free neighbours."""
+        self.allocated_bytes -= piece.size_bytes
+        for neighbour in (self._ends.get(piece.address), self._begins.get(piece.address + piece.size_bytes)):
+            if neighbour is not None:
+                self._take(neighbour)
+                size, address = piece.size_bytes + neighbour.size_bytes, min(piece.address, neighbour.address)
+                piece = Piece(size, address, piece.is_small)
+        self._give(piece)
+
+    def _give(self, piece: Piece) -> Piece:
+        """Add a piece to the free ones."""
+        insort(self._free[piece.is_small], piece)
+        self._begins[piece.address] = self._ends[piece.address + piece.size_bytes] = piece
+        return piece
+
+    def _take(self, piece: Piece) -> None:
+        """Remove a piece from the free ones."""
+        free = self._free[piece.is_small]
+        del free[bisect_left(free, piece)], self._begins[piece.address], self._ends[piece.address + piece.size_bytes]
 
 
 class Allocation(Struct):
@@ -152,7 +146,7 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
     events = [(allocation.start, index) for index, allocation in enumerate(sized)]
     events += [(allocation.end, index) for index, allocation in enumerate(sized) if allocation.end is not None]
     allocator = CachingAllocator()
-    held = dict[int, CachedBlock]()
+    held = dict[int, Piece]()
     sizes = list[int]()
     for _, index in sorted(events):
         if index in held:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from lmbench.errors import UsageError, check_at_least, check_divides, unknown
 from lmbench.instruments.recomputing import RecomputeOptions, recomputed_flops
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
-from lmbench.model.layers import convert_projections, split_blocks
+from lmbench.model.layers import split_blocks
 from lmbench.model.optimizers import BY_MATRIX, choose_optimizer
 from lmbench.model.transformer import Transformer
 from lmbench.precision import PRECISIONS, find_precision
@@ -44,7 +43,7 @@ class LanguageModel(LightningModule):
         residual_dtype: bf16 keeps the residual stream in bfloat16 under bfloat16 autocast; null is the embedding's
             float32.
         fused_projections: one product computes q, k and v, another one gate and up; the network stays the same, and
-            checkpoints of both forms load into either.
+            weights of both forms load into either.
         loss: whole, or chunked: computed in chunks of tokens, and again in the backward pass, so that only one chunk's
             logits are in memory.
         optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
@@ -141,26 +140,6 @@ class LanguageModel(LightningModule):
                 is_fused=self.fused_projections,
                 is_chunked=self.loss == "chunked",
             )
-
-    def on_load_checkpoint(self, checkpoint: Values) -> None:
-        """Convert an optimizer's state where the checkpoint's projections are fused and the network's are not, or the
-        other way round. The network converts its weights itself."""
-        # A strategy that loads the weights itself has removed them here.
-        weights, is_fused = checkpoint.get("state_dict", {}), self.fused_projections
-        names, new_names = list(weights), list(convert_projections(weights, is_fused))
-        if names == new_names:
-            return
-        for optimizer in checkpoint.get("optimizer_states", ()):
-            slots = defaultdict[str, dict[str, Tensor]](dict)
-            # LBFGS has one state for all parameters, which stays as it is.
-            if len(optimizer["state"]) == len(names):
-                for index, values in optimizer["state"].items():
-                    for slot, value in values.items():
-                        slots[slot][names[index]] = value
-                converted = {slot: convert_projections(values, is_fused) for slot, values in slots.items()}
-                states = ({slot: values[name] for slot, values in converted.items()} for name in new_names)
-                optimizer["state"] = dict(enumerate(states))
-            optimizer["param_groups"][0]["params"] = list(range(len(new_names)))
 
     def forward(self, tokens: Tensor) -> Any:
         """Logits, ``batch seq vocab``."""

@@ -195,29 +195,6 @@ class KernelSummary:
     )
 
 
-class SavedPerBlock(Struct):
-    """Consecutive blocks of the model that save equally many bytes for the backward.
-
-    `first` and `last` are paths of modules, `each_bytes` is the size for one block.
-    """
-
-    first: str
-    last: str
-    count: int
-    each_bytes: int
-
-
-class TopAllocation(Struct):
-    """Allocations of one size and origin among the largest at the peak."""
-
-    size_bytes: int
-    count: int
-    category: str
-    part: str
-    phase: str
-    where: str
-
-
 @record
 class MemoryHistoryRecord:
     """Memory history: contents of the peak of the recorded steps."""
@@ -232,50 +209,19 @@ class MemoryHistoryRecord:
     snapshot_file: Text = about(
         "Name of the snapshot in the result folder; `memory_notes.json` lies beside it.", "snapshot"
     )
-    snapshot_bytes: Bytes = about("Size of the snapshot's file.", "snapshot size")
-    entry_count: Count = about("Number of entries in the history.", "entries")
-    is_complete: Flag = about("Whether the history has every entry of the recorded steps.", "complete history")
     peak_allocated_bytes: Bytes = lower(
         "Largest number of bytes allocated in the recorded steps, by replaying the history.",
         "history's peak",
         over="max",
     )
-    peak_requested_bytes: Bytes = lower(
-        "Largest number of bytes in use in the recorded steps, before the allocator rounds sizes up.",
-        "asked for at the peak",
-        over="max",
-    )
-    peak_reserved_bytes: Bytes = lower(
-        "Bytes that the allocator had reserved at the peak.", "reserved at the peak", over="max"
-    )
     peak_phase: Text = about("Phase in which the peak was reached.", "phase of the peak")
-    unknown_fraction: Fraction = lower("Share of the peak without a category.")
     categories: dict[str, int] = about(
         "Bytes at the peak by category: `parameters_bytes`, ...", "peak by category", factory=dict
-    )
-    parts: dict[str, int] = about(
-        "Bytes at the peak by the module that allocated them, the largest first; `*` stands for any block.",
-        "peak by part",
-        factory=dict,
-    )
-    saved_bytes: Bytes = lower(
-        "Bytes that the forward saved for the backward in the step of the peak, without parameters.",
-        "saved for backward",
-    )
-    saved: list[SavedPerBlock] = about(
-        "Tensors that the forward saved for the backward, by block of the model: first, last, count, `each_bytes`.",
-        "saved by block",
-        factory=list,
     )
     residual_computed_bytes: Bytes = about(
         "Size of the residual stream by the model's shape: batch x context x d_model, in the precision between the "
         "blocks.",
         "residual stream",
-    )
-    top: list[TopAllocation] = about(
-        "The largest allocations at the peak: size, count, category, part, phase and where they were made.",
-        "largest",
-        factory=list,
     )
 
 

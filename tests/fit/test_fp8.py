@@ -29,7 +29,7 @@ def model(**changes):
 @pytest.mark.parametrize(
     ("recipe", "settings", "changes"),
     [
-        ("tensorwise", {"recompute": RecomputeOptions()}, {}),
+        ("tensorwise", {"trainer": {"recompute": RecomputeOptions()}}, {}),
         ("tensorwise", {"mode": "inference"}, {}),
         ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}, {}),
     ],

@@ -195,7 +195,7 @@ trainer: {accelerator: cpu}
 
 def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(tune, monkeypatch):
     block = BlockFacts(30, 30, 30, 5, -20, work=30)
-    facts = ChainFacts(*[0.0] * 9, work=50, adding_work=3)
+    facts = ChainFacts(*[0.0] * 7, work=50, adding_work=3)
     chain = Chain(2, False, 6, facts, {"none": block, "inputs": block._replace(kept=2, saved=2, work=40)})
 
     def plan_for(words, request):
