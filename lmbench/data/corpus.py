@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-END_OF_TEXT_ID = 0
 #: One token id for each byte value and one for the end of a text; with fewer, some texts cannot be encoded.
 MINIMUM_VOCAB_SIZE = 257
 #: The tokenizer is trained on every n-th piece, about this many bytes in all. Training on all 12 MB of the standard

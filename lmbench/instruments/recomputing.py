@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import _cur_sdpa_kernel_backends, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lmbench.errors import UsageError, check_at_least
@@ -33,13 +33,6 @@ _ATTENTION = (
 _SAVED: dict[Kept, re.Pattern[str]] = {
     "attention": re.compile(f"aten::{_ATTENTION}"),
     "matmuls": re.compile(f"aten::(mm|addmm|_scaled_mm|{_ATTENTION})"),
-}
-#: The fused kernels, each with PyTorch's switch.
-_BACKENDS = {
-    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
-    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
-    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
-    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
 }
 
 
@@ -114,8 +107,7 @@ def _checkpointed(keep: Kept, function: Callable[..., Any], *inputs: Any, **name
     if keep in _SAVED:
         named["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, keep))
     if not torch.compiler.is_compiling():
-        enabled = [backend for backend, is_enabled in _BACKENDS.items() if is_enabled()]  # type: ignore[no-untyped-call]
-        function = sdpa_kernel(enabled)(function)
+        function = sdpa_kernel(_cur_sdpa_kernel_backends())(function)
     return checkpoint(function, *inputs, use_reentrant=False, **named)
 
 

@@ -116,8 +116,7 @@ class Chain(Struct):
         """The facts of another size of the micro-batch, on the line through these and the other chain's."""
         span = other.batch_size - self.batch_size
         share = (batch_size - self.batch_size) / span if span else 0.0
-        pairs = ((name, facts, other.blocks[name]) for name, facts in self.blocks.items() if name in other.blocks)
-        blocks = {name: between(*facts, share) for name, *facts in pairs}
+        blocks = {name: between(facts, other.blocks[name], share) for name, facts in self.blocks.items()}
         return Chain(batch_size, self.is_chunked, self.count, between(self.facts, other.facts, share), blocks)
 
 

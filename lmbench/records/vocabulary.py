@@ -30,7 +30,7 @@ def recompute_words(
     first: int | None = None, group: int = 1, nested: bool = False, keep: str = "inputs", offload: bool = False
 ) -> str:
     """The settings of `--trainer.recompute` in words, such as `first 4 blocks, keep matmuls`."""
-    words = "all blocks" if first is None else f"first {first} blocks"
+    words = "all blocks" if first is None else "first block" if first == 1 else f"first {first} blocks"
     if keep != "inputs":
         words += f", keep {keep}"
     if group > 1:

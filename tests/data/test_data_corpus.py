@@ -10,7 +10,7 @@ import pytest
 import warm_server
 
 from lmbench.data import corpus as corpora
-from lmbench.data.corpus import END_OF_TEXT_ID, corpus_tokens, open_corpus, standard_library
+from lmbench.data.corpus import corpus_tokens, open_corpus, standard_library
 from lmbench.errors import UsageError
 
 TEXT = "".join(f"line {i} of a text whose words repeat and repeat\n" for i in range(400))
@@ -35,7 +35,7 @@ def text_of(ids, corpus, vocab_size):
 
 def test_tokens_are_the_text_with_an_end_after_each_file(corpus, tmp_path):
     ids = corpus_tokens(corpus, 400, tmp_path / "cache")
-    assert (ids.dtype, ids.max() < 400, ids[-1]) == (np.uint16, True, END_OF_TEXT_ID)
+    assert (ids.dtype, ids.max() < 400, ids[-1]) == (np.uint16, True, 0)
     expected = TEXT[:5000] + "naïve 日本語\n" + "<|endoftext|>" + TEXT + "<|endoftext|>"
     expected += "no UTF-8: caf\xe9 \x00\xff\n<|endoftext|>"
     assert text_of(ids, corpus, 400) == expected

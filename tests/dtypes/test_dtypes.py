@@ -215,11 +215,3 @@ def test_the_command_shows_a_run_with_reasons(toys, capsys):
     linear = {"operator": "linear", "count": 1, "given": "float32 x 2", "gives": "float16", "why": LOWER}
     assert linear in tables["operators"]
     assert any("float16" in repair for repair in load_run(toys / "fp16").record.repairs)
-
-
-def test_damaged_notes_are_refused_in_one_line(toys, tmp_path, capsys):
-    (tmp_path / "run.json").write_bytes((toys / "fp16" / "run.json").read_bytes())
-    (tmp_path / DTYPES_FILE).write_text('{"modules": 3}')
-    assert main(["dtypes", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert ("is damaged" in error, error.count("\n")) == (True, 1)
