@@ -165,10 +165,12 @@ class RunRecorder(Observer):
                     join_ranks(self.run, ranks)
             self.close(COMPLETE)
         else:
+            what, limits = "training", "lift max_steps, max_epochs, max_time or limits"
+            if self.run.mode == "inference":
+                what, limits = "the validation data", "give more batches"
             message = (
-                f"nothing was measured: training ended at step {session.steps_done}, the window begins after "
-                f"{session.schedule.warmup_steps}; lift max_steps, max_epochs, max_time or limits, or lower "
-                "warmup_steps"
+                f"nothing was measured: {what} ended at step {session.steps_done}, the window begins after "
+                f"{session.schedule.warmup_steps}; {limits}, or lower warmup_steps"
             )
             self.close(failed("EmptyWindow", message, None, ExitCode.USAGE))
 

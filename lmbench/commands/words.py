@@ -31,6 +31,8 @@ def read_configuration(configuration: str | None, words: Sequence[str], advice: 
     Raises UsageError, with `advice`, where there is no configuration.
     """
     options = {CONFIG: configuration, **read_options(words)}
+    if options[CONFIG] is None and "model" in options:
+        raise UsageError(f"{advice}; `lmbench fit --model {options['model']} --print_config > own.yaml` writes one")
     if options[CONFIG] is None:
         raise UsageError(advice)
     return options

@@ -51,7 +51,8 @@ class DataParallel(DDPStrategy):
             static_graph=static_graph,
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused_parameters,
-            broadcast_buffers=broadcast_buffers,
+            # Also its default is deprecated in torch 2.13, where it is given.
+            **({} if broadcast_buffers else {"broadcast_buffers": False}),
         )
 
     def _setup_model(self, model: Module) -> DistributedDataParallel:

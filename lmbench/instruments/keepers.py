@@ -70,10 +70,13 @@ def garbage_bytes() -> int:
 
 def _held_bytes(leaf: Any) -> int:
     """The bytes of a tensor's whole storage, or of an array; 0 for other values, and for layouts without storage."""
-    with suppress(NotImplementedError, RuntimeError):
+    # Garbage holds weak proxies too, which raise where their object is gone.
+    with suppress(NotImplementedError, RuntimeError, ReferenceError):
         if isinstance(leaf, torch.Tensor):
             return int(leaf.untyped_storage().nbytes())
-    return leaf.nbytes if isinstance(leaf, np.ndarray) else 0
+        if isinstance(leaf, np.ndarray):
+            return leaf.nbytes
+    return 0
 
 
 def _place(container: Any) -> str:

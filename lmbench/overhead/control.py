@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lmbench.device import device_of, synchronize
-from lmbench.errors import ExitCode, UsageError, tell
+from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, tell
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.data_parallel import DataParallel
 from lmbench.fit.measurement import Measurement, apply_mode
@@ -257,6 +257,9 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
             builds the Trainer too, to read the flags and find the device, but trains in a plain loop, as `do_bench`
             does, which times it in another way.
         words: the configuration as words of `lmbench fit`.
+
+    Raises:
+        UsageError: the words are wrong, or the configuration has no data module.
     """
     line = CommandLine("fit", words)
     settings = line.build("measure")
@@ -264,6 +267,11 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     seed_everything(line.config.seed_everything, workers=True, verbose=False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
+    if data is None:
+        raise UsageError(
+            f"a bare loop needs batches that are sequences of tensors, and {type(module).__name__} has loaders of its "
+            "own; give a data module with --data"
+        )
     # Turn off what the configuration adds to the work; keep the flags that change the work itself.
     off = {**TRAINER_DEFAULTS, "callbacks": None, "profiler": None}
     off |= {name: flags[name] for name in ("max_epochs", "devices")}
@@ -303,6 +311,7 @@ def leave_record(arm: str, result: str, words: list[str]) -> int:
 
 if __name__ == "__main__":
     arm, result, _, *words = sys.argv[1:]
+    find_modules_in_current_folder()
     count = count_to_start(vars(CommandLine("fit", words).build("trainer", callbacks=None, logger=None, profiler=None)))
     measure = partial(leave_record, arm, result, words)
     if count == 1:

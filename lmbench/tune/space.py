@@ -123,7 +123,9 @@ def _values(axis: Axis, settings: Values) -> list[Options]:
     values = list(axis.values)
     try:
         if axis.name == MICRO_BATCH and not values:
-            values = micro_batches(_value(settings, BATCH), _value(settings, ACCUMULATION))
+            batch_size = _value(settings, BATCH)
+            # A loader of the user's own decides its batches.
+            values = micro_batches(batch_size, _value(settings, ACCUMULATION)) if batch_size else []
         if axis.name == "trainer.strategy" and _value(settings, _DEVICES) in (1, "1", "auto"):
             return []
         differing = [value for value in values if any(_value(settings, name) != value[name] for name in value)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ class Hoarder(OwnLoaders):
             self.by_name["logits"].append({"step": batch_idx, "logits": logits.numpy()})
         elif self.deed == "cycle":
             logits.itself = logits
+            # Of garbage that the collector finds, weak proxies are dead.
+            logits.proxies = [weakref.proxy(logits)]
         elif self.deed == "collect":
             gc.collect()
         return super().training_step(batch, batch_idx)

@@ -29,8 +29,8 @@ SCREENS = {
 
 
 def screen(name, folder):
-    """The standard output of a command in a folder with results. The numbers of a measurement, and the warnings that it
-    may have, are left out."""
+    """The standard output of a command in a folder with results. The numbers of a measurement, and the warnings and
+    owners of the host's time that it may have, are left out."""
     make_sides(folder / "results")
     make_runs(folder / "repeats", [0.0500, 0.0502, 0.0499, 0.0501, 0.0498, 0.0500])
     (folder / "results" / "h200").mkdir()
@@ -38,7 +38,7 @@ def screen(name, folder):
     done = warm_server.run(*SCREENS[name].split(), folder=folder)
     text = done.stdout.replace(str(folder.resolve()), "FOLDER")
     if name == "fit":
-        text = re.sub(r"^(?:WARN|FAIL) .*\n(?: {9}.*\n)*", "", text, flags=re.MULTILINE)
+        text = re.sub(r"^(?:WARN|FAIL|\w+ +[\d.]+ %:) .*\n(?: {9}.*\n)*", "", text, flags=re.MULTILINE)
         text = re.sub(r"^(device|guards) .*", r"\1 ...", text, flags=re.MULTILINE)
         text = re.sub(r"─+", "─", re.sub(r" +", " ", re.sub(r"\d[\d.,TZ]*(-\w+)?", "#", text)))
     return re.sub(r"in \d+ s,", "in # s,", text)

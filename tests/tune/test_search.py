@@ -132,6 +132,11 @@ def test_micro_batches_keep_the_tokens_of_a_step(batch_size, accumulated, expect
     assert {tuple(value.values()) for value in micro_batches(batch_size, accumulated)} == expected
 
 
+def test_batches_that_a_loader_of_the_users_own_decides_are_not_split():
+    axes = applicable(read_space(None), {**GIVEN, "data": {"batch_size": None}})
+    assert "micro_batch" not in {axis.name for axis in axes}
+
+
 def test_an_axis_can_save_what_the_what_if_that_it_acts_on_saves():
     summary = KernelSummary(path_s=0.2, what_if={"attention=0": -0.04, "part:loss=0": -0.001, "launches=0": 0.002})
     run = RunRecord(1, "ok", kernels=summary)
