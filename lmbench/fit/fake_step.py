@@ -127,7 +127,7 @@ class StepWatch(LeanCallback):
         self.borders.enter[index] = self._tracker.now
         if index == 0:
             self.borders.first_backward_end = 0
-            hidden = first_of(inputs or tuple(named.values()))
+            hidden = first_of(inputs or (*named.values(), None))
             _call_in_backward(hidden, lambda: setattr(self.borders, "first_backward_end", self._tracker.now))
 
     def _leave_block(self, index: int, block: nn.Module, inputs: Any, output: Any) -> None:

@@ -203,9 +203,6 @@ class MemoryHistoryRecord:
         "Why there is no history, or why it could not be examined; null where it was.", "no history because"
     )
     steps: Count = about("Number of steps in the history, from the start of the window.", "recorded steps")
-    max_entries: Count = about(
-        "Largest number of entries that the history can hold; older entries are lost.", "most entries"
-    )
     snapshot_file: Text = about(
         "Name of the snapshot in the result folder; `memory_notes.json` lies beside it.", "snapshot"
     )
@@ -277,7 +274,4 @@ class DtypeRecord:
         "reason.",
         "dtypes of tensors",
         factory=list,
-    )
-    unused_modules: list[str] = about(
-        "Paths of modules that the step never called, except those whose parameters another module uses.", factory=list
     )
