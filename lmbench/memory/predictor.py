@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
 from typing import Any, ClassVar, NamedTuple
 
@@ -219,26 +219,28 @@ class Predictor:
         self.batch_size, self.context_length, self._is_slow = batch_size, context_length, is_slow
         #: Few blocks: two groups of them, and four.
         self._few = 2 * group, 4 * group
-        #: The number of alike blocks, if few of them tell the peaks of all; else None.
-        self._block_count: int | None = None
-        self.method = "every block"
-        kept = 3 * group if is_slow else None
-        trial = self._take_step(batch_size, context_length, kept)
-        peaks, count = trial.peaks, trial.block_count
+        self._kept = 3 * group if is_slow else None
+        self._trial = trial = self._take_step(batch_size, context_length, self._kept)
         #: The ratio of reserved to allocated bytes at the peak.
-        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(peaks)
-        if count is not None:
-            # Steps of two and four groups have to tell the peaks of three, or of all.
-            is_alike = _are_alike(self._from_few(batch_size, context_length, kept or count), peaks)
-            self._block_count = count if is_alike else None
-            if is_slow:
-                peaks = self.peaks(batch_size, context_length)
+        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(trial.peaks)
+        self._peaks, self.method = trial.peaks, "every block"
+        if is_slow and trial.block_count is not None:
+            self._peaks = self.peaks(batch_size, context_length)
+            if self._block_count is not None:
                 few = "{} and {}".format(*self._few)
-                self.method = f"{few} of {count} alike blocks, checked by {kept}" if is_alike else self.method
-        self._peaks = peaks
-        self.phases = by_phase(peaks)
-        self.run_peak_bytes = peak_bytes(peaks)
+                self.method = f"{few} of {self._block_count} alike blocks, checked by {self._kept}"
+        self.phases = by_phase(self._peaks)
+        self.run_peak_bytes = peak_bytes(self._peaks)
         self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
+
+    @cached_property
+    def _block_count(self) -> int | None:
+        """The number of alike blocks, if steps of two and of four groups tell the peaks of the trial; else None."""
+        trial = self._trial
+        if trial.block_count is None:
+            return None
+        few = self._from_few(self.batch_size, self.context_length, self._kept or trial.block_count)
+        return trial.block_count if _are_alike(few, trial.peaks) else None
 
     def fits_on(self, gpus: Sequence[TargetGpu], has_context: bool) -> list[FitOnGpu]:
         """Whether the configuration fits on each GPU, and the largest batch size and context length that do.
