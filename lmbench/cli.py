@@ -20,7 +20,8 @@ from lmbench.standard_output import abandon_result, replace_unencodable, result_
 from lmbench.version import __version__
 
 #: Commands that start runs. Other commands may start some with `--run` or `--config`.
-_STARTS_RUNS = {*MEASURING, "sweep", "tune", "bisect", "overhead", "selfcheck", "nsys"}
+_STARTS_RUNS = {*MEASURING, "sweep", "tune", "judge", "bisect", "overhead", "selfcheck", "nsys"}
+_COMPARES = {"compare", "judge", "bisect", "noise", "tune"}
 #: With one of these options a program reads standard output, so it holds the result alone.
 _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
@@ -112,9 +113,9 @@ def _run(args: list[str], is_whole_process: bool) -> int:
             check_launcher(10**6 if args[0] in MEASURING else 1)
             is_run = args[0] in _STARTS_RUNS or "--run" in options
             if is_run and not {"--print_config", "--dry_run"} & options:
-                from lmbench.campaign.waiting import give_way_when_busy
+                from lmbench.campaign.waiting import give_way
 
-                give_way_when_busy()
+                give_way(is_comparison=args[0] in _COMPARES)
             if is_whole_process and args[0] in MEASURING:
                 leave_no_process()
         with result_alone(is_whole_process) if is_for_programs else nullcontext():

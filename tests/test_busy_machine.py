@@ -24,7 +24,9 @@ print(code, os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules)
     90 |        | fit nope        | passive
     90 |        | overhead --config nope | passive
     90 |        | sweep nope      | passive
-    90 |        | tune nope       | passive
+    90 | active | judge nope nope | active
+    5  |        | judge nope nope | passive
+    5  |        | compare --run nope nope | passive
     90 | active | fit nope        | active
     5  |        | fit nope        | None
     90 |        | fit nope --print_config | None
@@ -37,4 +39,4 @@ def test_threads_give_way_in_every_command_alike_and_a_wrong_name_fails_before_t
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", printed, "False"]
     assert done.stderr.splitlines()[-1].startswith("lmbench: ")
-    assert ("give theirs away" in done.stderr) == (printed == "passive")
+    assert ("give theirs away" in done.stderr) == (printed == "passive" and percent == "90")

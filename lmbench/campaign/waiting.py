@@ -16,12 +16,17 @@ WAITING = "OMP_WAIT_POLICY"
 _BUSY_PERCENT, _BUSY_INTERVAL_S = 25.0, 0.3
 
 
-def give_way_when_busy() -> None:
-    """Let threads of this process and of those that it starts give their cores away while they wait, and tell it.
+def give_way(is_comparison: bool) -> None:
+    """Let threads of this process and of those that it starts give their cores away while they wait.
 
-    This happens only if other processes take cores. The user's own variable stays. PyTorch reads it when imported.
+    Comparisons do so in any case: their sides share the cores, and the machine may become busy in the minutes that they
+    take. Others do so, and tell it, if other processes take cores now. The user's own variable stays. PyTorch reads it
+    when imported.
     """
     if WAITING in os.environ or "torch" in sys.modules:
+        return
+    if is_comparison:
+        os.environ[WAITING] = "passive"
         return
     busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
     if busy_percent > _BUSY_PERCENT:

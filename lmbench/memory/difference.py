@@ -60,13 +60,14 @@ def difference_answer(a: MemoryPeak, b: MemoryPeak) -> Answer:
     headline = f"B holds {gib(abs(total))} {'more' if total > 0 else 'less'}: {grown}" if grown else "no difference"
     categories = categories.rename(CATEGORY_LABELS)
     categories.loc["peak"] = categories.sum()
-    phases = _beside(a.phases, b.phases)
+    phases = _beside(a.phases, b.phases).rename_axis("phase")
+    phases = phases.loc[[name for name in PHASES if name in phases.index]]
     lines = _beside(a.lines, b.lines).query(f"abs(change_bytes) >= {_LINE_BYTES}")
     lines = lines.sort_values("change_bytes", key=abs, ascending=False, kind="stable").rename(CATEGORY_LABELS, level=0)
     tables = [
         table("memory/changed_categories", categories.rename_axis("category").reset_index()),
         table("memory/changed_lines", lines.reset_index()),
-        table("memory/changed_phases", phases.loc[[name for name in PHASES if name in phases.index]].reset_index()),
+        table("memory/changed_phases", phases.reset_index()),
     ]
     return Answer(
         headline=[Line("change", headline)],

@@ -50,3 +50,5 @@ def test_a_recording_and_a_prediction_have_their_categories_in_common(tmp_path):
     answer = difference_answer(recorded, predicted_peak("b", forecast))
     assert answer.figures["change_bytes"] == (1 << 30) - (252 << 20)
     assert "B holds 0.75 GiB more" in answer.headline[0].text
+    (phases,) = (table for table in answer.tables if table.name == "changed_phases")
+    assert ["backward", 252 << 20, 1 << 30, (1 << 30) - (252 << 20)] in phases.rows
