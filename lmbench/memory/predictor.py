@@ -267,7 +267,7 @@ class Predictor:
 
         The peak of each part of a step is a polynomial: of the first degree in the batch size, of the second in the
         context length, for attention that is not fused. It goes through the configuration's value and two larger ones.
-        The ratio of reserved to allocated bytes is the larger one of those of the first and the last of these.
+        The bytes reserved beyond a peak lie between those of the first and of the last of these.
 
         Args:
             rooms: bytes that the allocator may reserve on each GPU.
@@ -282,16 +282,21 @@ class Predictor:
 
         far = largest_that_fits(through([start, 4 * start]), max(rooms), start, unit, limit) or start
         far = max(far, 4 * start)
-        ratio = max(self._reserved_ratio(*shape_of(value)) for value in (start, far))
         peak = through([start, far // unit // 2 * unit, far])
-        return [largest_that_fits(lambda value: peak(value) * ratio, room, start, unit, limit) for room in rooms]
+        ends = [peak(value) for value in (start, far)]
+        beyond = [self._bytes_beyond_peak(*shape_of(value)) for value in (start, far)]
 
-    def _reserved_ratio(self, batch_size: int, context_length: int | None) -> float:
-        """The ratio of reserved to allocated bytes at the peak, from a step of all blocks unless that is slow."""
+        def reserve(value: int) -> float:
+            return peak(value) + float(np.interp(peak(value), ends, beyond))
+
+        return [largest_that_fits(reserve, room, start, unit, limit) for room in rooms]
+
+    def _bytes_beyond_peak(self, batch_size: int, context_length: int | None) -> float:
+        """The bytes that are reserved beyond the peak, from a step of all blocks unless that is slow."""
+        peak = peak_bytes(self.peaks(batch_size, context_length))
         if self._is_slow:
-            return self._held_ratio
-        shape = batch_size, context_length
-        return self._take_step(*shape, None).reserved_bytes / peak_bytes(self.peaks(*shape))
+            return peak * FRAGMENTATION_FRACTION
+        return self._take_step(batch_size, context_length, None).reserved_bytes - peak
 
     def fewest_ranks(self, world_size: int, gpu: TargetGpu) -> int | None:
         """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.
