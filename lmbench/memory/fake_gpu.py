@@ -44,11 +44,6 @@ _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 _SDPA = functional.scaled_dot_product_attention
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
-# PyTorch's counter of FLOPs has no formulas for the fused attention of a CPU.
-_FUSED_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_FUSED_ON_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-register_flop_formula(_FUSED_ON_CPU)(lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v))
-register_flop_formula(_FUSED_ON_CPU_BACKWARD)(lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v))
 
 
 @cache
@@ -62,6 +57,11 @@ def act_like_cuda() -> None:
     for name in sorted(cpu - cuda):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
     _LIBRARY.impl("_scaled_dot_product_flash_attention_for_cpu", _attention, "Meta", allow_override=True)
+    # PyTorch's counter of FLOPs has no formulas for the fused attention of a CPU.
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    register_flop_formula(fused)(lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v))
+    register_flop_formula(backward)(lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v))
     # A CPU has only some kinds of attention kernels: always allow the unfused one, so that Dynamo gets a shape from it.
     choose = attention._sdpa_kernel
 
