@@ -71,7 +71,7 @@ GOALS = {
 def goal_of(name: str) -> Goal:
     """The goal of this name. Raises UsageError for an unknown name."""
     if name not in GOALS:
-        raise unknown("--for", name, GOALS)
+        raise unknown("--for", name, [*GOALS, "memory"])
     return GOALS[name]
 
 

@@ -142,7 +142,7 @@ def test_backward_has_twice_the_products_and_adamw_moves_seven_numbers_per_param
 
 def test_a_collective_needs_two_ranks(capsys):
     assert main(["ceiling", "--collectives", "--ranks=1"]) == 2
-    assert "collectives need 2 ranks or more" in capsys.readouterr().err
+    assert "collectives need 2 or more" in capsys.readouterr().err
 
 
 def collective_rate(kind, ranks, message_bytes, bus):

@@ -48,7 +48,8 @@ def measure_collectives(ranks: int | None, budget_s: float) -> list[CollectiveRa
     count = torch.accelerator.device_count() if is_gpu else os.cpu_count() or 2
     ranks = ranks or (count if is_gpu else 2)
     if ranks < 2 or (is_gpu and ranks > count):
-        raise UsageError(f"collectives need 2 ranks or more, each with a GPU of its own; {ranks} ranks, {count} GPUs")
+        limit = f", and at most one for each of {count} GPUs" if is_gpu else ""
+        raise UsageError(f"--ranks is {ranks}; collectives need 2 or more{limit}")
     with ScratchFolder("collectives") as folder:
         cast(Any, torch.multiprocessing).spawn(_be_rank, (ranks, budget_s, folder), nprocs=ranks)
         return msgspec.json.decode(Path(folder, "rates.json").read_bytes(), type=list[CollectiveRate])
