@@ -28,7 +28,6 @@ class DtypeRecorder(Observer):
     Recorded under `dtypes`:
 
     - `tensors`: for each kind of tensor the number of tensors by dtype, and the reason.
-    - `unused_modules`: paths of modules that the step never called.
     - `autocast_dtype`: autocast's lower precision; null where autocast is off.
     - `loss_scale`: factor on the loss; null without a gradient scaler.
     - `was_compiled`: whether the run was compiled, unlike this step.

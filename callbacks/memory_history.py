@@ -33,7 +33,7 @@ class MemoryHistory(Observer):
 
     Recorded under `memory_history`:
 
-    - `steps`, `max_entries`: number of recorded steps, and the history's capacity.
+    - `steps`: number of recorded steps.
     - `snapshot_file`: name of the snapshot.
     - `reason`: why there is no history; null where there is one.
 
@@ -55,7 +55,7 @@ class MemoryHistory(Observer):
         #: Removes the hooks and closes the ranges when the history ends.
         self._hooks = ExitStack()
         self._is_window = False
-        self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
+        self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0)
 
     def run_started(self) -> None:
         self._begin()

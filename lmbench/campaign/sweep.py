@@ -147,16 +147,15 @@ class Sweep:
         self.progress.keep(f"predicting the largest {option} of {cell.id}")
         try:
             words = cell.words(self._folder.config_path(cell))[1:]
-            forecast = ask_forecast(words, Request(gpu, finds_largest=True))
+            (target,) = ask_forecast(words, Request([gpu], finds_largest=True)).on_gpus
         except (UsageError, ProcessFailed):
             # If the cell cannot run, its run says why.
             return None
         largest_values = {
-            "data.batch_size": forecast.largest_batch_size,
-            "data.context_length": forecast.largest_context_length,
+            "data.batch_size": target.largest_batch_size,
+            "data.context_length": target.largest_context_length,
         }
-        largest = largest_values.get(option)
-        return None if largest is None else largest.value
+        return largest_values.get(option)
 
     def _publish(self, filings: list[WandbFiling]) -> None:
         """Write a row for each cell to cells.csv, and every run to W&B. A failure here does not fail the sweep.

@@ -281,7 +281,7 @@ class Stages:
         def forecast_bytes(cell: GridCell) -> int | str:
             words = cell.words(cell.config)[1:]
             try:
-                return ask_forecast(words, Request(gpu, finds_largest=False), heard=lambda text: None).reserved_bytes
+                return ask_forecast(words, Request([gpu] if gpu else []), heard=lambda text: None).reserved_bytes
             except (UsageError, ProcessFailed) as error:
                 return str(error)
 

@@ -105,10 +105,9 @@ def memory(
     if source is None and settings:
         check_options(settings)
         from lmbench.memory.answer import forecast_answer
-        from lmbench.memory.forecast import Request, ask_forecast, gpu_for, gpus_for
+        from lmbench.memory.forecast import Request, ask_forecast, gpus_for
 
-        request = Request(gpu_for(gpu), finds_largest=True) if gpus is None else Request(None, False, gpus_for(gpus))
-        return forecast_answer(ask_forecast(settings, request))
+        return forecast_answer(ask_forecast(settings, Request(gpus_for(gpus or gpu), finds_largest=True)))
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
     return _recorded(source, device)
@@ -140,13 +139,13 @@ def _difference(sources: Sequence[Result], device: int | None, gpu: str | None, 
     """Two recordings or predictions side by side; `settings` are for both predictions."""
     from lmbench.memory.difference import difference_answer, predicted_peak, recorded_peak
     from lmbench.memory.findings import examine
-    from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+    from lmbench.memory.forecast import Request, ask_forecast, gpus_for
 
     if settings and not any(map(_is_config, sources)):
         raise UsageError(f"{settings[0]} is for a prediction; both sources are recordings")
     check_options(settings)
     peaks = [
-        predicted_peak(source, ask_forecast([f"--config={source}", *settings], Request(gpu_for(gpu), False)))
+        predicted_peak(source, ask_forecast([f"--config={source}", *settings], Request(gpus_for(gpu))))
         if _is_config(source)
         else recorded_peak(source, examine(source, device))
         for source in sources

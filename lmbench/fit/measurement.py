@@ -336,8 +336,8 @@ def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, li
     run = recorder.run
     if run.command != "fit":
         raise UsageError(f"{run.command} trains nothing; lmbench fit does")
-    request = Request(gpu_of(run), finds_largest=False)
-    forecast = ask_forecast(["--config", str(path / "config.yaml")], request)
+    gpu = gpu_of(run)
+    forecast = ask_forecast(["--config", str(path / "config.yaml")], Request([] if gpu is None else [gpu]))
     phases: PerPhase[int] = PerPhase()
     for peak in forecast.phases:
         phases.set(peak.phase, peak.total_bytes)

@@ -171,14 +171,16 @@ class Findings:
         return saved.assign(block=[block_of(owner) or OUTSIDE for owner in saved["owner"]])
 
     @property
-    def saved(self) -> list[SavedPerBlock]:
-        """The bytes that each block of the model saves for the backward; equal ones in a row are one entry."""
+    def saved(self) -> Any:
+        """The bytes that each block of the model saves for the backward: `first`, `last`, `count` and `each_bytes` of
+        equal ones in a row, with the `gradient_bytes` of the first."""
         sizes = self.saved_storages.groupby("block", sort=False)["size_bytes"].sum()
         rows = []
         for (_, size), group in groupby(sizes.index, lambda name: (collapsed(name), sizes[name])):
             names = list(group)
-            rows.append(SavedPerBlock(names[0], names[-1], len(names), int(size)))
-        return rows
+            rows.append((names[0], names[-1], len(names), size, size * len(names)))
+        frame = pd.DataFrame(rows, columns=["first", "last", "count", "each_bytes", "total_bytes"])
+        return frame.assign(gradient_bytes=frame["first"].map(self.gradient_bytes))
 
     @property
     def saved_operators(self) -> Any:
@@ -186,8 +188,8 @@ class Findings:
 
         The operator with the most comes first. Empty where no block of the model saves anything.
         """
-        blocks = [row for row in self.saved if row.first != OUTSIDE]
-        name = max(blocks, key=lambda row: row.count * row.each_bytes).first if blocks else ""
+        blocks = self.saved[self.saved["first"] != OUTSIDE].sort_values("total_bytes")
+        name = next(iter(blocks["first"].tail(1)), "")
         storages = self.saved_storages[self.saved_storages["block"] == name].groupby("operator")["size_bytes"]
         rows = storages.agg(count="size", total_bytes="sum").sort_values("total_bytes", ascending=False).reset_index()
         return rows.assign(block=name, share_fraction=rows["total_bytes"] / rows["total_bytes"].sum())
@@ -249,12 +251,10 @@ class Findings:
         stream_bytes = math.prod(size or 0 for size in shape) * precision.weight_bytes
         return replace(
             run.memory_history or MemoryHistoryRecord(),
-            is_complete=not self.cuts,
             peak_allocated_bytes=self.peak["allocated_bytes"],
             peak_phase=self.peak["phase"],
             categories={f"{name}_bytes": size for name, size in self.by_category.items()},
             residual_computed_bytes=stream_bytes or None,
-            residual_seen_bytes=next(iter(self.blocks.query("is_stream")["size_bytes"].mode().tolist()), None),
         )
 
 

@@ -117,9 +117,7 @@ class MemoryHistoryRecord:
 
     reason: Text = about("Why there is no history, or why it could not be examined; null where it was.")
     steps: Count = about("Number of steps in the history, from the start of the window.")
-    max_entries: Count = about("Largest number of entries that the history can hold; older entries are lost.")
     snapshot_file: Text = about("Name of the snapshot in the result folder; `memory_notes.json` lies beside it.")
-    is_complete: Flag = about("Whether the history has every entry of the recorded steps.")
     peak_allocated_bytes: Bytes = lower(
         "Largest number of bytes allocated in the recorded steps, by replaying the history.",
         over="max",
@@ -130,7 +128,6 @@ class MemoryHistoryRecord:
         "Size of the residual stream by the model's shape: batch x context x d_model, in the precision between the "
         "blocks."
     )
-    residual_seen_bytes: Bytes = about("Size of the residual stream in the history: that of most blocks' outputs.")
 
 
 @record
@@ -174,7 +171,4 @@ class DtypeRecord:
         "Dtypes of parameters, buffers, batch, logits, loss, gradients and optimizer state: name, count by dtype, "
         "reason.",
         factory=list,
-    )
-    unused_modules: list[str] = about(
-        "Paths of modules that the step never called, except those whose parameters another module uses.", factory=list
     )

@@ -233,7 +233,10 @@ class Model:
         "alone."
     )
     attention_check: AttentionCheck | None = None
-    checkpoint: Text = about("Activation checkpointing: `none`, `block`, `every_2` or `selective`.")
+    checkpoint: Text = about(
+        "What the backward pass computes again (activation checkpointing), such as `all blocks, keep matmuls`; `none`, "
+        "or null for a module that may do so by itself."
+    )
     fp8: Fp8Layers | None = None
     residual_dtype: Text = about(
         "Dtype of the residual stream: `bf16` where it is cast to that under autocast; null where it has the "

@@ -13,7 +13,7 @@ from lmbench.records.passes import PASS
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import NOT_MEASURED, as_text, is_named
-from lmbench.records.vocabulary import MODES, Values
+from lmbench.records.vocabulary import MODES, Values, recompute_words
 from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
@@ -141,6 +141,11 @@ def _compile_label(options: Any) -> str:
     return " ".join([str(options.get("mode") or "default"), *extras])
 
 
+def _checkpoint_label(recompute: Any) -> Any:
+    """What the backward pass computes again, in words, from the option `trainer.recompute` or as it is recorded."""
+    return recompute_words(**recompute) if isinstance(recompute, Mapping) else recompute
+
+
 def _commit(run: RunRecord) -> str | None:
     """The commit of the user's code, with a plus if the tree had uncommitted changes."""
     code = run.environment.code.project if run.environment else None
@@ -183,7 +188,7 @@ FACT: Mapping[str, Fact] = {
             "causal", "model.is_causal", "model.causal model.init_args.causal", ("causal", "none"), "mask",
             label=lambda is_causal: "causal" if is_causal else "none",
         ),
-        Fact("checkpoint", "model.checkpoint", "model.checkpoint", usual="none"),
+        Fact("checkpoint", "model.checkpoint", "trainer.recompute", usual="none", label=_checkpoint_label),
         Fact(
             "choices", lambda run: choices_of(run.model) or ("plain" if run.model.name else None),
             "model.residual_dtype model.fused_projections model.loss",

@@ -12,6 +12,7 @@ from strangers import OwnLoaders
 
 from lmbench.errors import UsageError
 from lmbench.fit.mixed_precision import fp8_precision
+from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.model.language_model import LanguageModel
 
 BATCH = tuple(torch.randint(96, (2, 2, 16), generator=torch.Generator().manual_seed(0)))
@@ -27,7 +28,8 @@ def model(**changes):
 @pytest.mark.parametrize(
     ("recipe", "settings", "changes"),
     [
-        ("tensorwise", {"mode": "inference"}, {"checkpoint": "block"}),
+        ("tensorwise", {"trainer": {"recompute": RecomputeOptions()}}, {}),
+        ("tensorwise", {"mode": "inference"}, {}),
         ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}, {}),
     ],
 )

@@ -198,19 +198,17 @@ trainer: {accelerator: cpu}
 
 def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(tune, monkeypatch):
     block = BlockFacts(30, 30, 30, 5, -20, work=30)
-    facts = ChainFacts(*[0.0] * 9, work=50, adding_work=3)
+    facts = ChainFacts(*[0.0] * 7, work=50, adding_work=3)
     chain = Chain(2, False, 6, facts, {"none": block, "inputs": block._replace(kept=2, saved=2, work=40)})
 
     def plan_for(words, request):
         """A plan as its process makes it, for a chain that is known."""
         chains = with_times([chain], request.times) if request.times else [chain]
         points = [
-            PlanPoint(recipe, recipe.options(6), recipe.words(6), 2**20, 2**20, work)
-            for recipe in (Recipe(2, 1), Recipe(2, 1, "inputs", 6))
+            PlanPoint(recipe, recipe.options, 2**20, 2**20, work)
+            for recipe in (Recipe(2, 1), Recipe(2, 1, "inputs"))
             if (work := predicted_work(chains[0], recipe))
         ]
-        for point in points:
-            del point.options["model.checkpoint"]
         points.sort(key=lambda point: point.work)
         return MemoryPlan(points, points[: request.checks], request.gpu, bool(request.times), [chain], 2)
 
