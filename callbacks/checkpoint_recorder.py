@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
 from lmbench.callbacks.observer import Observer
-from lmbench.instruments.window import ProbeKind
-from lmbench.records.vocabulary import Stage
 
 
 class CheckpointRecorder(Observer):
@@ -28,7 +25,6 @@ class CheckpointRecorder(Observer):
     """
 
     def prepare(self) -> None:
-        self._undo = ExitStack()
         self._path, self._written_s = Path(), list[float]()
         self._is_writing = self._was_writing = False
 
@@ -48,14 +44,13 @@ class CheckpointRecorder(Observer):
             self._written_s.append(time.perf_counter() - began_s)
 
         writer.save_checkpoint = write
-        self._undo.callback(delattr, writer, "save_checkpoint")
+        self.undo.callback(delattr, writer, "save_checkpoint")
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         self.session.step.is_saving = self._was_writing or None
         self._was_writing = self._is_writing
 
     def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()
         if self._written_s:
             files = [self._path, *self._path.rglob("*")]
             saving = self.session.run.saving

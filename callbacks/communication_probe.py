@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ class CommunicationProbe(Observer):
     def prepare(self) -> None:
         self.own_probes = ()
         self._checked_s = 0.0
-        self._undo = ExitStack()
         if isinstance(self.trainer.strategy, DDPStrategy) and self.trainer.world_size > 1:
             self.own_probes = (ProbeKind.SYNCHRONIZED,) * _STEPS + (ProbeKind.UNSYNCHRONIZED,) * _STEPS
 
@@ -58,14 +56,14 @@ class CommunicationProbe(Observer):
                 self._checked_s += time.perf_counter() - began_s
 
             loop._broadcast_sigterm_tensor = timed_check
-            self._undo.callback(delattr, loop, "_broadcast_sigterm_tensor")
+            self.undo.callback(delattr, loop, "_broadcast_sigterm_tensor")
             code = check.__func__.__code__
             self.session.run.communication.sigterm_check_location = (
                 f"{Path(code.co_filename).name}:{code.co_firstlineno}"
             )
 
     def window_closed(self) -> None:
-        self._undo.close()
+        self.undo.close()
         if self.trainer.world_size == 1:
             return
         facts = self.session.run.communication
@@ -91,6 +89,3 @@ class CommunicationProbe(Observer):
             return
         synchronize(self.session.device)
         setattr(self.session.run.probe, f"{kind}_step_s", (time.perf_counter() - self._began_s) / _STEPS)
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()

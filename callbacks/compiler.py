@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from lmbench.instruments.compiling import (
     is_attention_fused,
     use_cache,
 )
-from lmbench.instruments.window import ProbeKind
-from lmbench.records.vocabulary import Stage
 
 
 class Compiler(Observer):
@@ -46,7 +43,6 @@ class Compiler(Observer):
 
     def __init__(self, options: CompileOptions | None = None) -> None:
         self.options = options
-        self._undo = ExitStack()
         self.listen(options is not None and options.uses_cudagraphs)
 
     def run_started(self) -> None:
@@ -62,14 +58,14 @@ class Compiler(Observer):
             use_cache(empty_cache() or self._cache.name)
         for name, value in vars(self.options).items():
             setattr(facts, name, value)
-        self._undo.enter_context(self.options.splitting())
+        self.undo.enter_context(self.options.splitting())
         facts.targets = compile_in_place(self.module, self.options)
         self._started_s = time.perf_counter()
 
     def on_train_batch_start(self, *_: Any) -> None:
         torch.compiler.cudagraph_mark_step_begin()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         if self.options is not None and self.session.step.step == 0:
             synchronize(self.session.device)
             self.session.run.compile.first_step_s = time.perf_counter() - self._started_s
@@ -93,6 +89,3 @@ class Compiler(Observer):
         facts.graph_count, facts.graph_break_count = graph_counts()
         facts.window_recompile_count = facts.graph_count - self._warmup_graph_count
         facts.is_attention_fused = is_attention_fused()
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()

@@ -14,7 +14,6 @@ from lmbench.instruments.training import loss_scaler
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.codec import indented_json
 from lmbench.records.examined import DtypeRecord
-from lmbench.records.vocabulary import Stage
 
 
 class DtypeRecorder(Observer):
@@ -29,7 +28,6 @@ class DtypeRecorder(Observer):
     Recorded under `dtypes`:
 
     - `tensors`: for each kind of tensor the number of tensors by dtype, and the reason.
-    - `unused_modules`: paths of modules that the step never called.
     - `autocast_dtype`: autocast's lower precision; null where autocast is off.
     - `loss_scale`: factor on the loss; null without a gradient scaler.
     - `was_compiled`: whether the run was compiled, unlike this step.
@@ -50,7 +48,10 @@ class DtypeRecorder(Observer):
         if not self.trainer.is_global_zero:
             self._record.reason = "only the first rank notes its dtypes"
             return
+        self._record.reason = "the step whose dtypes were noted did not end"
         self._step = StepDtypes(self.module, self.session.device)
+        # Also after an exception: the hooks would stay in this process.
+        self.undo.callback(self._stop_noting)
         self._record.was_compiled = self._step.is_compiled
         self._step.start(self.session.track.current)
         self.session.track.listeners.append(self._step.border)
@@ -65,9 +66,9 @@ class DtypeRecorder(Observer):
         if self._step is not None:
             self._step.note_loss(loss)
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: Any) -> None:
         if self._step is not None:
-            scaler = loss_scaler(trainer)
+            scaler = loss_scaler(self.trainer)
             self._record.loss_scale = scaler.get_scale() if scaler is not None else None
             self._step.note_gradients()
 
@@ -75,7 +76,7 @@ class DtypeRecorder(Observer):
         if self._step is not None:
             self._step.note_loss(outputs)
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         step, record, trainer = self._stop_noting(), self._record, self.trainer
         if step is None:
             return
@@ -89,11 +90,6 @@ class DtypeRecorder(Observer):
             record.reason = f"they could not be noted: {type(fault).__name__}: {message}"
         else:
             record.reason, record.notes_file = None, DTYPES_FILE
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        """Remove the hooks, also after an exception: they would stay in this process."""
-        if self._stop_noting() is not None:
-            self._record.reason = "the step whose dtypes were noted did not end"
 
     def _stop_noting(self) -> StepDtypes | None:
         step, self._step = self._step, None

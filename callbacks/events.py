@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback
 
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import Stage
 
 #: The hooks that Lightning calls inside a training step.
 STEP_HOOKS = (
@@ -50,6 +50,8 @@ class Events(LeanCallback):
 
     #: Probe steps that only this observer needs, one step an entry; they follow those of every run.
     own_probes: tuple[ProbeKind, ...] = ()
+    #: Undoes what the observer has changed; closed at the end of the run, also after an exception.
+    undo = ExitStack()
 
     def run_started(self) -> None:
         """Prepare the run: its first batch is about to be fetched."""
@@ -63,8 +65,8 @@ class Events(LeanCallback):
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         """Look at a micro-batch that ended; `outputs` is the return value of the module's step."""
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        """Look at an optimizer step that ended; `kind` is that of a probe step, else None."""
+    def step_ended(self) -> None:
+        """Look at an optimizer step that ended, of the session's `stage` and `probe_kind`."""
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
         """Take the records of finished steps, which the timer hands over between two steps."""
@@ -82,18 +84,10 @@ class Events(LeanCallback):
         """Read what the probe steps of a kind examined."""
 
     def run_closing(self, exception: BaseException | None) -> None:
-        """Record the last facts and remove every hook; called when the run is over, also after an exception."""
+        """Record the last facts; called when the run is over, also after an exception. `undo` is closed next."""
 
     def run_ended(self, exception: BaseException | None) -> None:
         """Use the record of the run, in which every observer has recorded its facts.
 
         After an exception Lightning calls no other hook.
         """
-
-    def since_step_s(self) -> float | None:
-        """Seconds from the end of the last step to now, on an idle device; None from observers that time no steps."""
-        return None
-
-    def is_settled(self) -> bool:
-        """Whether the run is in the window's steady state again, after the synchronize at the window's end."""
-        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -38,28 +38,22 @@ class HostOwners(Observer):
     - `owners`: phase, owner, calls and `host_s` of each owner per step.
     """
 
-    def prepare(self) -> None:
-        self._undo = ExitStack()
-
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.HOST:
             self._begin()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if stage is Stage.WARMUP and self.session.only_watches and self.session.steps_done == 1:
+    def step_ended(self) -> None:
+        if self.session.stage is Stage.WARMUP and self.session.only_watches and self.session.steps_done == 1:
             self._begin()
 
     def before_window(self) -> None:
-        self._undo.close()
+        self.undo.close()
 
     def probe_ended(self, kind: ProbeKind) -> None:
-        self._undo.close()
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()
+        self.undo.close()
 
     def _begin(self) -> None:
-        track, ledger, undo = self.session.track, HostLedger(self.session.track), self._undo
+        track, ledger, undo = self.session.track, HostLedger(self.session.track), self.undo
         undo.callback(self._end, ledger, self.session.steps_done)
         for holder, name, owner in self._tasks():
             # A hook that is a property cannot be replaced.

@@ -10,7 +10,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.session import MeasurementSession
 from lmbench.errors import check_at_least
-from lmbench.instruments.window import ProbeKind
 from lmbench.kernels.recording.trace import Recording, Tool
 from lmbench.kernels.trace_notes import TRACE_FILE
 from lmbench.records.run import Profile
@@ -40,18 +39,17 @@ class KernelCapture(Observer):
         self.steps = steps
         self.tool = tool
 
-    def prepare(self) -> None:
-        self._recording: Recording | None = None
-
     def run_started(self) -> None:
         self._profile = self.session.run.profile = Profile(tool=self.tool, steps=0)
         self._recording = Recording(self.module, self.session.device, self.tool)
+        # Also after an exception: the recording would go on in this process.
+        self.undo.callback(self._stop)
         self._warm_up()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if stage is Stage.WARMUP:
+    def step_ended(self) -> None:
+        if self.session.stage is Stage.WARMUP:
             self._warm_up()
-        elif self._recording is not None and self._recording.ranges.is_in_step:
+        elif self._recording.ranges.is_in_step:
             self._recording.end_step()
             if self._recording.steps < self.steps:
                 self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
@@ -61,12 +59,10 @@ class KernelCapture(Observer):
 
     def _warm_up(self) -> None:
         """Start the profiler's own warm-up for the last step before the window."""
-        if self._recording is not None and self.session.steps_done >= self.session.schedule.warmup_steps - 1:
+        if self.session.steps_done >= self.session.schedule.warmup_steps - 1:
             self._recording.prepare()
 
     def window_opened(self) -> None:
-        if self._recording is None:
-            return
         self._profile.first_step = self.session.steps_done
         self._recording.start()
         self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
@@ -75,13 +71,7 @@ class KernelCapture(Observer):
     def window_closed(self) -> None:
         self._stop()
 
-    def run_closing(self, exception: BaseException | None) -> None:
-        """Stop also after an exception: the recording would go on in this process."""
-        self._stop()
-
     def _stop(self) -> None:
-        if self._recording is None:
-            return
         self.session.track.unlisten(self._recording.ranges.border)
         self._profile.steps = self._recording.steps
         try:

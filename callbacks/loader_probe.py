@@ -6,7 +6,6 @@ import math
 import time
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
 from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
@@ -34,7 +33,6 @@ from lmbench.instruments.input_pipeline import (
 )
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.input_pipeline import InputPipeline
-from lmbench.records.vocabulary import Stage
 
 #: Steps of each kind that do not count; and those of the model alone, before and after the fed ones.
 _LEAD = {ProbeKind.RESIDENT: 2, ProbeKind.FED: LEAD_STEPS}
@@ -54,12 +52,6 @@ class LoaderProbe(Observer):
     - `fix`, `predicted_step_s`, `predicted_interval`, `fixed_step_s`: settings that end the waiting, if steps wait.
     - `reason`: why the loader was not measured.
     """
-
-    def prepare(self) -> None:
-        self._undo = ExitStack()
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        self._undo.close()
 
     def run_started(self) -> None:
         self._batch: Any = None
@@ -86,8 +78,8 @@ class LoaderProbe(Observer):
                 # The window is complete, and a dataset that only its own workers can read is no fault of the run.
                 self._facts.reason = f"{type(error).__name__}: {message_of(error)}"
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if kind in self.own_probes and self.session.steps_done == self._lead:
+    def step_ended(self) -> None:
+        if self.session.probe_kind in self.own_probes and self.session.steps_done == self._lead:
             synchronize(self.session.device)
             self._began, self._began_cpu_s = read_host(), time.process_time()
 
@@ -119,8 +111,8 @@ class LoaderProbe(Observer):
         fetcher = loop._data_fetcher
         fetcher.iterator, fetcher.length, fetcher.done = ((batch, 0, 0) for batch in batches), None, False
         fetcher.batches = []
-        self._undo.enter_context(patch.object(loop, "max_batches", math.inf))
-        self._undo.enter_context(patch.object(self.trainer, "limit_val_batches", 0))
+        self.undo.enter_context(patch.object(loop, "max_batches", math.inf))
+        self.undo.enter_context(patch.object(self.trainer, "limit_val_batches", 0))
         self._lead = self.session.steps_done + _LEAD[kind]
 
     def _examine(self, loader: Any) -> None:

@@ -15,11 +15,9 @@ from lmbench.device import device_of
 from lmbench.device.protocol import History
 from lmbench.errors import check_at_least
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
-from lmbench.instruments.window import ProbeKind
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, WORKSPACES, CountedPeaks, MemoryNotes
 from lmbench.memory.recording import Ledger
 from lmbench.records.examined import MemoryHistoryRecord
-from lmbench.records.vocabulary import Stage
 
 
 class MemoryHistory(Observer):
@@ -35,8 +33,8 @@ class MemoryHistory(Observer):
 
     Recorded under `memory_history`:
 
-    - `steps`, `max_entries`: number of recorded steps, and the history's capacity.
-    - `snapshot_file`, `snapshot_bytes`: name and size of the snapshot.
+    - `steps`: number of recorded steps.
+    - `snapshot_file`: name of the snapshot.
     - `reason`: why there is no history; null where there is one.
 
     Args:
@@ -57,7 +55,7 @@ class MemoryHistory(Observer):
         #: Removes the hooks and closes the ranges when the history ends.
         self._hooks = ExitStack()
         self._is_window = False
-        self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0, max_entries=self.max_entries)
+        self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0)
 
     def run_started(self) -> None:
         self._begin()
@@ -119,7 +117,7 @@ class MemoryHistory(Observer):
 
     # the session's events
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         if self._history is None:
             return
         if not self._is_window:
@@ -162,7 +160,7 @@ class MemoryHistory(Observer):
                     history.drop_workspaces()
                 self._notes.moments = self._ledger.moments
                 folder = self.session.folder
-                self._record.snapshot_bytes = history.write(folder / SNAPSHOT_FILE)
+                history.write(folder / SNAPSHOT_FILE)
                 (folder / NOTES_FILE).write_bytes(msgspec.json.encode(self._notes))
                 self._record.snapshot_file = SNAPSHOT_FILE
         except OSError as error:

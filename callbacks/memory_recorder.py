@@ -79,7 +79,6 @@ class MemoryRecorder(Observer):
 
     def window_closed(self) -> None:
         self._collector.end()
-        self._reader.close()
         self._peaks.end_window(self.session.run.memory)
         # The window's garbage is still there, and older objects are frozen.
         self._garbage_bytes = 0 if self.session.only_watches else garbage_bytes()
@@ -104,10 +103,10 @@ class MemoryRecorder(Observer):
             self._counters.reset_peak_memory_stats(self._device)
             self.session.track.listeners.append(self._border)
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if stage is Stage.WINDOW:
+    def step_ended(self) -> None:
+        if self.session.stage is Stage.WINDOW:
             self._reader.read(self.session.step)
-        if kind is ProbeKind.MEMORY and self._counters is not None:
+        if self.session.probe_kind is ProbeKind.MEMORY and self._counters is not None:
             self._end_phase()
 
     def probe_ended(self, kind: ProbeKind) -> None:

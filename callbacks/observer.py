@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.events import Events
@@ -26,7 +28,7 @@ class Observer(Events):
         return self._session
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.trainer, self.module = trainer, pl_module
+        self.trainer, self.module, self.undo = trainer, pl_module, ExitStack()
         self._session = MeasurementSession.of(trainer)
         if self not in self.session.observers:
             self.session.observers.append(self)

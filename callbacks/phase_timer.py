@@ -50,7 +50,6 @@ class PhaseTimer(Observer):
     Recorded for the run:
 
     - `clock`: name of the clock.
-    - `window.clock_drift_fraction`: how much faster the device's clock ran than the host's.
     - `probe.steps`, `probe.marked_modules`, `probe.verdicts`: the lag probes and their verdict by phase.
 
     Attributes:
@@ -80,9 +79,9 @@ class PhaseTimer(Observer):
         self.records = self.session.records
         self._is_running = False
         self._losses: list[int] = []
-        self._marks: ProbeMarks | None = None
-        if any(isinstance(o, PhaseTimer) and o is not self for o in self.session.observers):
+        if self.session.timer not in (None, self):
             raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
+        self.session.timer = self
 
     def run_started(self) -> None:
         device = self.session.device
@@ -105,8 +104,6 @@ class PhaseTimer(Observer):
             self._losses.append(self._ring.put(loss))
 
     def run_closing(self, exception: BaseException | None) -> None:
-        if self._marks is not None:
-            self._marks.close()
         if self._is_running and exception is not None:
             self._deliver()
         elif self._is_running and self.session.stage is Stage.WARMUP:
@@ -120,7 +117,7 @@ class PhaseTimer(Observer):
         self._deliver()
         self._restart()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         facts = Step(self.session.step, self._losses)
         self._losses = []
         for (name, _), value in self.session.scalars.items():
@@ -143,9 +140,10 @@ class PhaseTimer(Observer):
 
     def window_closed(self) -> None:
         self._deliver()
-        self.session.run.window.clock_drift_fraction = self._timeline.calibrate()
+        self._timeline.calibrate()
 
-    def since_step_s(self) -> float | None:
+    def since_step_s(self) -> float:
+        """Seconds from the end of the last step to now, on an idle device."""
         return self._timeline.since_step_s()
 
     def probe_begins(self, kind: ProbeKind) -> None:
@@ -157,7 +155,7 @@ class PhaseTimer(Observer):
             self._restart()
             self._settle_steps, self._settling_since_s = 0, time.monotonic()
         elif kind is ProbeKind.LAG:
-            self._marks = ProbeMarks(self.module, self._timeline.note)
+            self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
 
     def is_settled(self) -> bool:
         """Whether the device is as far behind the host as it was in the window, or at least AMPLE_LAG_S behind.
@@ -177,7 +175,6 @@ class PhaseTimer(Observer):
     def probe_ended(self, kind: ProbeKind) -> None:
         if kind is not ProbeKind.LAG:
             return
-        assert self._marks is not None
         self._marks.close()
         synchronize(self.session.device)
         steps = [step for step in self._timeline.drain() if step.record.stage == "probe"]
@@ -192,6 +189,9 @@ class PhaseTimer(Observer):
 
     def _restart(self) -> None:
         self._timeline.start(self.session.track.current)
+        self._note_flush()
+
+    def _note_flush(self) -> None:
         self._since_flush, self._scalars_since_flush, self._flushed_at = 0, 0, time.monotonic()
 
     def _deliver(self) -> None:
@@ -203,7 +203,7 @@ class PhaseTimer(Observer):
             if records:
                 for observer in self.session.observers:
                     observer.steps_recorded(records)
-        self._since_flush, self._scalars_since_flush, self._flushed_at = 0, 0, time.monotonic()
+        self._note_flush()
 
     def _record(self, facts: Step) -> StepRecord:
         record = facts.record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import TextIO
 
 from lmbench.callbacks.observer import Observer
@@ -29,18 +28,17 @@ class ProgressLine(Observer):
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._line, self._thread = StatusLine(stream), ExitStack()
+        self._line = StatusLine(stream)
 
     def run_started(self) -> None:
         self._began_s = time.monotonic()
         self._step_s: float | None = None
         self._probe = ProbeKind.SETTLE
-        self._thread.close()
-        self._thread.enter_context(refreshing(self._line, self._show))
+        self.undo.enter_context(refreshing(self._line, self._show))
 
     def before_window(self) -> None:
         if (self._step_s or 0.0) < _LONG_STEP_S:
-            self._thread.close()
+            self.undo.close()
 
     def steps_recorded(self, records: list[StepRecord]) -> None:
         session = self.session
@@ -57,7 +55,7 @@ class ProgressLine(Observer):
         self._show()
 
     def run_closing(self, exception: BaseException | None) -> None:
-        self._thread.close()
+        self.undo.close()
         self._line.show("4/4 closing")
 
     def run_ended(self, exception: BaseException | None) -> None:
@@ -79,13 +77,9 @@ class ProgressLine(Observer):
             text = f"3/4 probe: {self._probe.value}"
         elif session.stage is Stage.WINDOW:
             text = f"2/4 window: step {done}" + (f" of {done + window_left}" if window_left is not None else "")
-        elif session.steps_done == 0:
-            text = f"1/4 warm-up: {'compiling' if session.run.compile.is_enabled else 'first step'}"
-        elif warmup_left:
-            text = f"1/4 warm-up: step {session.steps_done} of {schedule.warmup_steps}"
         else:
-            # Several ranks agree on the window's steps once the pace is steady.
-            text = f"1/4 warm-up: step {session.steps_done}, until the pace is steady"
+            # Several ranks warm up for longer, until their pace is steady.
+            text = f"1/4 warm-up: step {session.steps_done}" + (f" of {schedule.warmup_steps}" if warmup_left else "")
         words = [text, f"{duration(time.monotonic() - self._began_s)} so far"]
         if window_left is not None and step_s:
             words.append(f"{duration((warmup_left + window_left + len(plan)) * step_s)} left")

@@ -28,7 +28,6 @@ from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COLLECTIVE_FAILED,
     COMPLETE,
-    ClosingFacts,
     Ending,
     definition_of_step,
     ending_of,
@@ -115,10 +114,10 @@ class RunRecorder(Observer):
         with held():
             self._open(run, trainer.strategy)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
-        if trainer.lr_scheduler_configs:
-            self.session.attach(LearningRate(), pl_module, "fit")
+        if self.trainer.lr_scheduler_configs:
+            self.session.attach(LearningRate(), self.module, "fit")
 
     def run_started(self) -> None:
         run = self.run
@@ -203,7 +202,7 @@ class RunRecorder(Observer):
             self._session.fail(exception)
         self._fail(exception)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         # Nothing was measured by `predict`, or in a loop without a batch, of which Lightning calls no hook.
         if self.exit_code is None:
             self._discard()
@@ -338,7 +337,7 @@ class RunRecorder(Observer):
                 setattr(self.run, name, part)
             self.run.guards += guards
             if self.exit_code is ExitCode.OK:
-                self._note(ending_of(ClosingFacts(COMPLETE, has_failed_guard=self._has_failed_guard)))
+                self._note(ending_of(COMPLETE, has_failed_guard=self._has_failed_guard))
             self.folder.write_run(self.run)
 
     def close(self, ending: Ending) -> None:
@@ -353,7 +352,7 @@ class RunRecorder(Observer):
                 self.folder.close()
                 self.run.unwritten_step_count = self.folder.unwritten_count
                 fault = self._summarize(ending) if self._session is not None else None
-                facts = ClosingFacts(
+                ending = ending_of(
                     ending,
                     fault,
                     received(),
@@ -363,7 +362,6 @@ class RunRecorder(Observer):
                     self._without_loss(),
                     self._has_failed_guard,
                 )
-                ending = ending_of(facts)
             self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.distributed import distributed_c10d
 
 from lmbench.callbacks.events import Events, LeanCallback
@@ -21,22 +22,22 @@ from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.originals import replaced_functions
-from lmbench.instruments.phases import BorderProfiler, BypassWatch, PhaseTrack
-from lmbench.instruments.training import LoggedValues, loss_scaler
+from lmbench.instruments.phases import BorderProfiler, PhaseTrack, watch_bypasses
+from lmbench.instruments.training import logged_values, loss_scaler
 from lmbench.instruments.window import (
     MAX_SETTLE_STEPS,
     PACE_STEPS,
     SETTLE_STEPS_OF_RANKS,
     ProbeKind,
-    QuietCollector,
     Schedule,
-    WarmupPace,
+    planned_steps,
+    quiet_collector,
 )
 from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import SCALARS, StepRecord
-from lmbench.records.vocabulary import CHECKPOINT, RUNNING, VALIDATION, Stage
+from lmbench.records.vocabulary import RUNNING, Stage
 
 #: Events of each step, of which only observers are notified that define them.
 _STEP_EVENTS = ("batch_ended", "step_ended", "between_steps")
@@ -69,7 +70,7 @@ class MeasurementSession(LeanCallback):
 
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule or Schedule()
-        self._trainer: Trainer | None = None
+        self._trainer: Any = None
         self._is_attached = False
         self._reset()
 
@@ -91,35 +92,34 @@ class MeasurementSession(LeanCallback):
         self.raw_wall_s: float | None = None
         self.steps_done = 0
         self.window_steps = 0
-        self.stop_requested = False
+
         self.device = torch.device("cpu")
         #: Folder for files of the run; a RunRecorder replaces it by the result folder.
         self.folder = Path()
+        #: The run's PhaseTimer, which puts itself here.
+        self.timer: Any = None
         self._profiler: BorderProfiler | None = None
         self._has_started = False
         self._attached: list[Events] = []
-        self._bypass, self._collector = ExitStack(), QuietCollector()
+        self._bypass, self._collector = ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
         self.paused_s = 0.0
-        #: Seconds from the end of the window's last step to the window's end.
-        self._tail_s = 0.0
-        #: Listeners of the track, kept aside during a validation within training.
-        self._paused_listeners: list[Callable[[str], None]] = []
-        #: What these listeners heard last.
-        self._pause = VALIDATION
+
         self._optimizer_steps_seen = 0
         #: By event of each step the methods of the observers that define it.
         self._hearers: dict[str, list[Callable[..., None]]] = {}
         #: Logged scalars of the running step, by name and source.
         self.scalars: dict[tuple[str, Hashable], torch.Tensor | float] = {}
-        self._logged = LoggedValues()
+        #: The values that `self.log` kept last.
+        self._logged: dict[str, torch.Tensor] = {}
         self._probe_plan: list[ProbeKind] = []
         self._settle_steps = 0
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
         self._first_epoch = 0
-        self._pace = WarmupPace()
+        #: When rounds of the warm-up began whose pace several ranks watch.
+        self._rounds_ns: list[int] = []
 
     @classmethod
     def of(cls, trainer: Trainer) -> MeasurementSession:
@@ -153,11 +153,9 @@ class MeasurementSession(LeanCallback):
 
     def attach(self, observer: Events, pl_module: LightningModule, stage: str) -> None:
         """Add an observer for this run only, in front of the session."""
-        trainer = self._trainer
-        assert trainer is not None
-        trainer.callbacks = [*trainer.callbacks[:-1], observer, self]  # type: ignore[attr-defined]
+        self._trainer.callbacks = [*self._trainer.callbacks[:-1], observer, self]
         self._attached.append(observer)
-        observer.setup(trainer, pl_module, stage)
+        observer.setup(self._trainer, pl_module, stage)
 
     def _close(self) -> None:
         """Restore the trainer's profiler and callbacks; facts and records stay until the next run."""
@@ -166,12 +164,12 @@ class MeasurementSession(LeanCallback):
             return
         self.track.listeners.clear()
         self._bypass.close()
-        if self._profiler is not None and trainer.profiler is self._profiler:  # type: ignore[attr-defined]
-            trainer.profiler = self._profiler.inner  # type: ignore[attr-defined]
+        if self._profiler is not None and trainer.profiler is self._profiler:
+            trainer.profiler = self._profiler.inner
         attached: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
-        trainer.callbacks = [c for c in trainer.callbacks if c not in attached]  # type: ignore[attr-defined]
+        trainer.callbacks = [c for c in trainer.callbacks if c not in attached]
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -188,11 +186,12 @@ class MeasurementSession(LeanCallback):
                 self._close()
 
     def _end_run(self, exception: BaseException | None) -> None:
-        self._collector.end()
+        self._collector.close()
         self.run.unseen_phases = self.track.unseen_phases()
         for observer in self.observers:
             try:
-                observer.run_closing(exception)
+                with observer.undo:
+                    observer.run_closing(exception)
             except Exception as fault:
                 if exception is None:
                     raise
@@ -220,9 +219,9 @@ class MeasurementSession(LeanCallback):
         """
         is_number = value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, Real)
         if not is_number:
-            shape = f" of {value.numel()} elements" if isinstance(value, torch.Tensor) else ""
-            kind = type(value).__name__
-            raise UsageError(f"log_scalar({name!r}) was given a {kind}{shape}; give one number, such as a mean")
+            raise UsageError(
+                f"log_scalar({name!r}) was given a {type(value).__name__}; give one number, such as a mean"
+            )
         name = name.replace(".", "/")
         if unit:
             self.run.scalar_units[name] = unit
@@ -235,17 +234,15 @@ class MeasurementSession(LeanCallback):
 
     # Lightning's hooks: training
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         MeasurementSession.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.track.has_scaler = loss_scaler(trainer) is not None
-        clipping_hook = type(pl_module).configure_gradient_clipping
-        is_overridden = clipping_hook is not LightningModule.configure_gradient_clipping
-        self.track.clips = bool(trainer.gradient_clip_val) or is_overridden
+        self.track.clips = bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", pl_module)
         if not pl_module.automatic_optimization:
             self.track.watch_manual_optimization()
-            self._bypass.enter_context(BypassWatch(pl_module, trainer.optimizers, self.track))
+            watch_bypasses(self._bypass, pl_module, trainer.optimizers, self.track)
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)
@@ -260,46 +257,32 @@ class MeasurementSession(LeanCallback):
             self.step.follows_loader_end = True
         self._end_batch(trainer, outputs, batch, is_step)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self._finish()
 
     # validation: a run of its own, or within training, where it is excluded from the step
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._start(trainer)
         elif not trainer.sanity_checking:
-            self.track.enter(VALIDATION)
-            self._pause = VALIDATION
-            self.track.listeners, self._paused_listeners = [self._tell_pause], self.track.listeners
+            self.track.set_validating(True)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._finish()
         elif not trainer.sanity_checking:
-            self.track.listeners = self._paused_listeners
-            self.track.reset(VALIDATION)
-            self.track.leave()
+            self.track.set_validating(False)
 
-    def _tell_pause(self, phase: str) -> None:
-        """Tell the track's listeners only where a checkpoint begins or ends within a validation."""
-        pause = phase if phase == CHECKPOINT else VALIDATION
-        if pause != self._pause:
-            self._pause = pause
-            for listener in self._paused_listeners:
-                listener(pause)
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._end_batch(trainer, outputs, batch, is_step=True)
-            if self.stop_requested:
+            if self.stage is Stage.DONE:
                 # Lightning's evaluation loop ends only with its loader, which may be endless.
                 raise StopIteration
 
     def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
-        for name, value in self._logged.take(trainer._results or {}):
+        for name, value in logged_values(trainer, self._logged):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
             if name not in SCALARS:
                 self.log_scalar(name, value)
@@ -312,7 +295,6 @@ class MeasurementSession(LeanCallback):
     # the stages
 
     def _start(self, trainer: Trainer) -> None:
-        reach("built")
         self.device = trainer.strategy.root_device
         self.track.reset()
         self._has_started = True
@@ -324,12 +306,11 @@ class MeasurementSession(LeanCallback):
             self._hearers[event] = [getattr(observer, event) for observer in hearers]
         for observer in self.observers:
             observer.run_started()
-        reach("ready")
         if self.schedule.warmup_steps == 0:
             self._open_window()
 
     def _end_step(self, trainer: Trainer) -> None:
-        stage, kind = self.stage, self.probe_kind
+        stage = self.stage
         step = self.step
         step.step, step.rank = self.steps_done, trainer.global_rank
         step.stage, step.is_warmup = stage, stage is Stage.WARMUP
@@ -339,7 +320,7 @@ class MeasurementSession(LeanCallback):
             if self.window_steps == 1:
                 self._bypass.close()
         for hear_step in self._hearers["step_ended"]:
-            hear_step(stage, kind)
+            hear_step()
         self.step, self.scalars = StepRecord(micro_batches=0), {}
         if self.steps_done == 1:
             reach("first_step")
@@ -383,16 +364,15 @@ class MeasurementSession(LeanCallback):
             return True
         if (self.steps_done - self.schedule.warmup_steps) % PACE_STEPS:
             return False
-        self._pace.end_round(self.device)
-        planned_steps = self._pace.steps_for(self.schedule.min_window_s) if self._pace.is_steady else None
-        planned_steps = trainer.strategy.broadcast(planned_steps)
-        if planned_steps is not None:
-            self._agreed_steps = max(self.schedule.steps or 1, planned_steps)
-        return planned_steps is not None
+        synchronize(self.device)
+        self._rounds_ns.append(time.perf_counter_ns())
+        steps = trainer.strategy.broadcast(planned_steps(self._rounds_ns, self.schedule.min_window_s))
+        if steps is not None:
+            self._agreed_steps = max(self.schedule.steps or 1, steps)
+        return steps is not None
 
     def _open_window(self) -> None:
         trainer = self._trainer
-        assert trainer is not None
         if self.steps_done:
             self._bypass.close()
         if self._agrees(trainer):
@@ -402,9 +382,7 @@ class MeasurementSession(LeanCallback):
             self.run.gc_policy = "left alone"
         else:
             self.run.gc_policy = "collected and frozen, off in the window"
-            environment = self.run.environment
-            frozen_count = None if environment is None else environment.gc.frozen_count
-            self.run.collector.full_s = self._collector.begin(frozen_count)
+            self.run.collector.full_s = quiet_collector(self._collector)
         for observer in self.observers:
             observer.before_window()
         if self._agreed_steps is not None:
@@ -419,29 +397,28 @@ class MeasurementSession(LeanCallback):
         self.run.window.first_step = self.steps_done
         self._first_epoch = trainer.current_epoch
 
-    def _close_window(self) -> None:
+    def _close_window(self, ends_training: bool = False) -> None:
         synchronize(self.device)
         self.raw_wall_s = self.window_elapsed_s
-        since_step_s = (observer.since_step_s() for observer in self.observers)
-        self._tail_s = next((seconds for seconds in since_step_s if seconds is not None), 0.0)
+        if ends_training and self.timer is not None:
+            # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
+            self.raw_wall_s -= self.timer.since_step_s()
         self.run.window.steps = self.window_steps
-        if self._trainer is not None:
-            self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
-            batches = self._trainer.num_training_batches
-            self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
+        self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
+        batches = self._trainer.num_training_batches
+        self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
         self.stage = Stage.DONE
         opening = self.run.window.replaced_functions or []
         self.run.window.replaced_functions = list(dict.fromkeys([*opening, *replaced_functions()]))
         for observer in self.observers:
             observer.window_closed()
-        self._collector.end()
-        reach("window_closed")
+        self._collector.close()
 
     def _next_probe(self, trainer: Trainer) -> None:
         if self.probe_kind is ProbeKind.SETTLE:
             self._settle_steps += 1
             if self._agreed_steps is None:
-                is_settled = all(o.is_settled() for o in self.observers)
+                is_settled = self.timer is None or self.timer.is_settled()
             else:
                 is_settled = self._settle_steps >= SETTLE_STEPS_OF_RANKS
             if self._settle_steps < MAX_SETTLE_STEPS and not is_settled:
@@ -453,7 +430,6 @@ class MeasurementSession(LeanCallback):
             if self.run.probe.is_complete is not None:
                 self.run.probe.is_complete = True
             self.stage = Stage.DONE
-            self.stop_requested = True
             trainer.should_stop = True
 
     def repeat_probe(self) -> None:
@@ -473,9 +449,7 @@ class MeasurementSession(LeanCallback):
 
     def _finish(self) -> None:
         if self.stage is Stage.WINDOW:
-            self._close_window()
-            # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
-            self.raw_wall_s = (self.raw_wall_s or 0.0) - self._tail_s
+            self._close_window(ends_training=True)
         # Training may have ended before the probe steps did.
         self._switch_probe(None)
         self._end_run(None)

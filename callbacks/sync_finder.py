@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 import warnings
 from collections import Counter
@@ -27,30 +26,22 @@ class SyncFinder(Observer):
       is asynchronous.
     """
 
-    def __init__(self) -> None:
-        self._undo = contextlib.ExitStack()
-        self._counts: Counter[tuple[str, str]] = Counter()
-
     def probe_begins(self, kind: ProbeKind) -> None:
         self._debug = device_of(self.session.device).sync_debug if kind is ProbeKind.SYNC else None
         if self._debug is None:
             return
-        self._counts.clear()
-        self._undo.enter_context(warnings.catch_warnings())
+        self._counts = Counter[tuple[str, str]]()
+        self.undo.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always")
         self._show, warnings.showwarning = warnings.showwarning, self._note
-        self._undo.callback(self._debug.set_mode, "default")
+        self.undo.callback(self._debug.set_mode, "default")
         self._debug.set_mode("warn")
 
     def probe_ended(self, kind: ProbeKind) -> None:
         if self._debug is not None:
-            self._undo.close()
+            self.undo.close()
             syncs = self._counts.most_common()
             self.session.run.probe.hidden_syncs = [HiddenSync(where, count, stack) for (where, stack), count in syncs]
-
-    def run_closing(self, exception: BaseException | None) -> None:
-        # Restores the user's warnings also where the probe step itself failed.
-        self._undo.close()
 
     def _note(self, message: Warning | str, *args: Any, **kwargs: Any) -> None:
         if "Synchronization debug mode is a prototype" in str(message):

@@ -11,7 +11,6 @@ from lmbench.device import device_of
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.subject import count_flops, note_peak, padding_fraction, token_counter
-from lmbench.instruments.window import ProbeKind
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 
@@ -88,8 +87,8 @@ class ThroughputMeter(Observer):
             reading, self._reading_due_s = self._sensor.read(), time.monotonic() + READING_INTERVAL_S
             self.session.step.sm_clock_hz, self.session.step.temperature_c = reading.sm_clock_hz, reading.temperature_c
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if stage is Stage.WINDOW:
+    def step_ended(self) -> None:
+        if self.session.stage is Stage.WINDOW:
             self._tokens += self.session.step.tokens or 0
 
     def window_closed(self) -> None:

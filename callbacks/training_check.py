@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from lmbench.instruments.training import (
     loss_scaler,
     losses_of,
     norms,
+    total_norm,
     unscales_itself,
 )
 from lmbench.instruments.window import ProbeKind
@@ -85,7 +85,7 @@ class TrainingCheck(Observer):
         is_next_checked = self.session.probe_kind in (ProbeKind.SYNC, ProbeKind.TRAINING)
         self._earlier_batch = batch if is_next_checked else None
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: Any) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_probing:
             self._check([name for name in self._trainable if name not in self._stepped], self._loss_scale())
@@ -120,16 +120,16 @@ class TrainingCheck(Observer):
         is_last = session.stage is Stage.WARMUP and session.steps_done == session.schedule.warmup_steps - 1
         if not is_last or session.only_watches:
             return
-        gradients = norms({name: p.grad for name, p in self.module.named_parameters()})
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         # Mode `forward` has no gradients, though Lightning calls the hook.
         if gradients:
-            session.run.warmup.gradient_norm = math.hypot(*gradients.values()) / scale()
+            session.run.warmup.gradient_norm = float(total_norm(gradients)) / scale()
 
     def _check(self, names: Iterable[str], scale: float) -> None:
         self._gradient_norms |= norms({name: self._trainable[name].grad for name in names})
         self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms, scale)
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
+    def step_ended(self) -> None:
         training = self.session.run.probe.training
         if not self._is_probing or not self._norms_before or training is None:
             return

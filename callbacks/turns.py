@@ -9,7 +9,6 @@ from random import Random
 
 from lmbench.callbacks.observer import Observer
 from lmbench.device import synchronize
-from lmbench.instruments.window import ProbeKind
 from lmbench.python_process import TURNS, TURNS_PIPE
 from lmbench.records.vocabulary import EXCLUDED, Stage
 
@@ -59,8 +58,8 @@ class Turns(Observer):
     def window_opened(self) -> None:
         self._began_s = time.perf_counter()
 
-    def step_ended(self, stage: Stage, kind: ProbeKind | None) -> None:
-        if stage is Stage.WINDOW:
+    def step_ended(self) -> None:
+        if self.session.stage is Stage.WINDOW:
             self.session.step.turn = self._turn
             self._steps += 1
 

@@ -116,8 +116,8 @@ def _run(args: list[str], is_whole_process: bool) -> int:
                 from lmbench.campaign.waiting import give_way
 
                 give_way(is_comparison=args[0] in _COMPARES)
-            if is_whole_process and args[0] in MEASURING:
-                leave_no_process()
+                if is_whole_process and args[0] in MEASURING:
+                    leave_no_process()
         with result_alone(is_whole_process) if is_for_programs else nullcontext():
             if hasattr(module := module_of(args[0]), "run"):
                 return int(module.run(args))

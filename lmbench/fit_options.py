@@ -25,7 +25,7 @@ trainer.reload_dataloaders_every_n_epochs trainer.default_root_dir trainer.enabl
 trainer.model_registry trainer.compile trainer.recompute
 
 model model.size model.d_model model.d_ff model.num_layers model.num_heads model.vocab_size model.context_length
-model.attention model.checkpoint model.residual_dtype model.fused_projections model.loss model.optimizer
+model.attention model.residual_dtype model.fused_projections model.loss model.optimizer
 model.optimizer_variant model.learning_rate model.weight_decay model.betas
 
 data data.source data.batch_size data.context_length data.vocab_size data.num_batches data.placement data.num_workers

@@ -6,7 +6,6 @@ Each truth, such as a duration, an allocation or a synchronize, must be found in
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import time
@@ -27,8 +26,6 @@ from lmbench.files import ScratchFolder
 from lmbench.fit.trainer import TRAINER_DEFAULTS
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.window import Schedule
-from lmbench.kernels.matching import match_collectives
-from lmbench.kernels.trace import load_trace
 from lmbench.progress import progress
 from lmbench.python_process import run_python
 from lmbench.records.field import PerPhase
@@ -37,8 +34,7 @@ from lmbench.records.load import find_runs, load_run
 from lmbench.records.measured import PhaseSummary, TrainingFacts
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.step import StepRecord
-from lmbench.records.summary import complete_run
-from lmbench.records.summary import late_rank as late_rank_of
+from lmbench.records.summary import complete_run, late_rank
 from lmbench.records.vocabulary import Phase, Span
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 
@@ -92,27 +88,6 @@ class Planted(LightningModule):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
         optimizer.register_step_post_hook(lambda *_: self.optimizer_work())
         return optimizer
-
-
-def plant_late_rank(folder: str, late_us: float, cost_us: float) -> list[Path]:
-    """Write the traces of two ranks, each with a matrix product and a collective; rank 1's product ends later.
-
-    Args:
-        folder: the folder for the traces.
-        late_us: how much later rank 1 reaches the collective.
-        cost_us: the collective's duration once both ranks are there.
-    """
-    paths = [Path(folder, f"{rank}.json") for rank in range(2)]
-    for rank, path in enumerate(paths):
-        begin_us, end_us = 100 + rank * late_us, 100 + late_us + cost_us
-        spans_us = {"sgemm": (0.0, begin_us), "ncclDevKernel_AllReduce_Sum_f32_RING_LL": (begin_us, end_us)}
-        kernels = [
-            {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": end - begin}
-            for name, (begin, end) in spans_us.items()
-        ]
-        trace = {"distributedInfo": {"rank": rank}, "traceEvents": kernels}
-        path.write_text(json.dumps(trace))
-    return paths
 
 
 class Measured(NamedTuple):
@@ -318,18 +293,6 @@ def losses(device: torch.device) -> Iterator[Truth]:
     yield Truth("each step has its own loss", right == len(window), "200 right", f"{right} right")
 
 
-def late_rank(_: torch.device) -> Iterator[Truth]:
-    """Traces of two ranks show which rank is late, how long the other rank waits, and what the collective costs."""
-    late_us, cost_us = 900.0, 40.0
-    with ScratchFolder("selfcheck") as folder:
-        paths = plant_late_rank(folder, late_us, cost_us)
-        matches = match_collectives({rank: load_trace(path) for rank, path in enumerate(paths)})[1]
-    last = matches[matches.is_last].iloc[0]
-    yield within_1_percent("planted collective", cost_us / 1e6, last.cost_ns / 1e9)
-    yield within_1_percent("planted wait for a late rank", late_us / 1e6, matches.wait_ns.max() / 1e9)
-    yield Truth("planted late rank", last["rank"] == 1, "rank 1", f"rank {last['rank']}")
-
-
 # Are a late rank and a slow collective found by a run of two ranks?
 
 #: Planted seconds; on a CPU ranks share its cores, and a short sleep would vary more.
@@ -377,7 +340,7 @@ def ranks(device: torch.device) -> Iterator[Truth]:
     """Two ranks tell which of them is late, and for how long a planted collective keeps them from work."""
     late_s, collective_s = RANK_LENGTHS_S.values()
     run = _run_of_ranks(device, f"--model.late_s={late_s}")
-    rank, phase, wait_s = late_rank_of(run) or (None, "", 0.0)
+    rank, phase, wait_s = late_rank(run) or (None, "", 0.0)
     found = f"rank {rank}, {wait_s * 1e3:.1f} ms in {phase}"
     is_right = (rank, phase) == (1, "forward") and abs(wait_s / late_s - 1) < RANK_TOLERANCE_FRACTION
     yield Truth("late rank of two", is_right, f"rank 1, {late_s * 1e3:.1f} ms in forward", found)
@@ -414,7 +377,6 @@ CHECKS = {
     "planted .item()": Check(hidden_syncs, gpus=1),
     "did it train": Check(training),
     "losses": Check(losses),
-    "late rank": Check(late_rank),
     "two ranks": Check(ranks, gpus=2),
 }
 

@@ -26,12 +26,14 @@ from lightning.pytorch import Trainer
 from slurm import slurm_of_this_machine
 from strangers import Sleeper, SlowBatches
 from wandb_loopback import PLANTED_KEY, closed_port_url
+from warm_servers import warm_servers
 
 from lmbench.callbacks import MeasurementSession, PhaseTimer
 from lmbench.cli import main
 from lmbench.instruments.training import total_norm
 from lmbench.instruments.window import Schedule
 from lmbench.records.vocabulary import PHASES
+from lmbench.sweep.environments import HERE
 
 torch.set_num_threads(1)
 
@@ -121,6 +123,22 @@ def _free_device_of_other_tests(request):
 def _no_wandb(monkeypatch):
     """A copy for W&B takes a second a run; the tests of it turn it on again."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+@pytest.fixture(scope="session")
+def _warm_server():
+    """A server whose forks are runs of any test's sweep: what importing costs is paid once."""
+    with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
+        # The forks inherit the server's variables, so it starts before a test turns W&B off.
+        patch.delenv("WANDB_MODE", raising=False)
+        executor.await_ready([HERE])
+        yield executor
+
+
+@pytest.fixture
+def warm_sweeps(_warm_server, monkeypatch):
+    """Sweeps of this process take their runs from the server."""
+    monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: _warm_server)
 
 
 @pytest.fixture

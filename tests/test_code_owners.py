@@ -20,7 +20,7 @@ from tables import rows
 import lmbench
 import lmbench.callbacks
 import lmbench.configs
-from lmbench.code_owners import code_owner, own_folders, recorded_folders, responsible_frame
+from lmbench.code_owners import code_owner, recorded_folders, responsible_frame
 
 from conftest import quiet_trainer
 
@@ -162,8 +162,3 @@ def test_a_line_in_a_real_training_step_is_named():
 
     quiet_trainer(max_steps=1).fit(Peeking(), SlowBatches())
     assert (frames[0].filename, frames[0].name) == (__file__, "training_step")
-
-
-def test_own_folders_hold_callbacks_and_configurations_too():
-    files = {file.name for folder in own_folders() for file in folder.rglob("*")}
-    assert {"code_owners.py", "one_process.py", "guards.toml", "flagship_bf16.yaml"} <= files

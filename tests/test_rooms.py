@@ -30,17 +30,6 @@ def block(language, holding):
     return text
 
 
-def install(folder, **files):
-    """An environment of a process that sees the package, which pip installed from its sources."""
-    source, target = folder / "source", folder / "installed"
-    source.mkdir()
-    for name, text in files.items():
-        (source / name.replace("__", ".")).write_text(text)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", target, source], check=True)
-    return {**os.environ, "PYTHONPATH": str(target)}
-
-
 def lmbench(folder, environment, *words):
     command = [sys.executable, "-P", "-m", "lmbench", *words]
     return subprocess.run(
@@ -50,12 +39,16 @@ def lmbench(folder, environment, *words):
 
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory):
+    """A folder, and the environment of a process that sees the package, which pip installed from its sources."""
     folder = tmp_path_factory.mktemp("spread")
-    modules = {
-        "loss_spread__py": block("python", "ROOM ="),
-        "loss_spread_observer__py": block("python", "class LossSpread"),
-    }
-    return folder, install(folder, pyproject__toml=block("toml", "entry-points"), **modules)
+    source, target = folder / "source", folder / "installed"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(block("toml", "entry-points"))
+    (source / "loss_spread.py").write_text(block("python", "ROOM ="))
+    (source / "loss_spread_observer.py").write_text(block("python", "class LossSpread"))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", target, source], check=True)
+    return folder, {**os.environ, "PYTHONPATH": str(target)}
 
 
 def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
@@ -84,8 +77,11 @@ def test_a_result_of_an_installed_room_is_read_where_the_package_is_not(spread):
     ("from lmbench.rooms import Room\nROOM = Room('memory')", "is called 'memory' as another one"),
 ])  # fmt: skip
 def test_a_room_that_cannot_be_used_is_one_line(module, message, tmp_path):
-    project = block("toml", "entry-points").replace(', "loss_spread_observer"', "")
-    environment = install(tmp_path, pyproject__toml=project, loss_spread__py=module)
-    done = lmbench(tmp_path, environment, "list", "--limit", "1")
+    (tmp_path / "loss_spread.py").write_text(module)
+    info = tmp_path / "loss_spread-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: loss-spread\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lmbench.rooms]\nspread = loss_spread:ROOM\n")
+    done = lmbench(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)}, "list", "--limit", "1")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"the room loss_spread:ROOM of loss-spread {message}" in done.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import unicodedata
-from pathlib import Path
 
 import pytest
 from comparison_runs import make_run
@@ -100,9 +98,3 @@ def test_planted_text_is_escaped_in_every_output(name, results, capsys):
         assert "<script>a" not in page.read_text(encoding="utf-8")
     if name == "compare json":
         json.loads(captured.out)
-
-
-def test_a_folder_whose_name_is_not_unicode_can_be_shown(tmp_path, printed):
-    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\x80own"))
-    make_run(folder, run_id="one")
-    assert "\\udc80own/one" in printed("show", folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from lmbench.records.load import StoredRun
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.units import change_percent, percent_short
 from lmbench.standard_output import result_alone
-from lmbench.sweep.execute import CompileCache, Pace
+from lmbench.sweep.execute import Pace
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import make_plan
@@ -71,8 +71,8 @@ class Judge:
         Raises:
             UsageError: a side does not run, or an option of the trainings belongs to one side.
         """
-        end_s, self._cache = time.monotonic() + self.budget_s, CompileCache()
-        with self._cache, result_alone():
+        end_s, self._limits = time.monotonic() + self.budget_s, Pace()
+        with result_alone():
             # A budget of nothing is over after the first round.
             comparison = self._measure(0.0)
             a, b = self._sides(self.path)
@@ -88,8 +88,7 @@ class Judge:
         return self._conclude(comparison), comparison
 
     def _measure(self, budget_s: float) -> Comparison:
-        limits = Pace(cache=self._cache)
-        return Rounds(self.path, self.file, self.tolerance, budget_s, self.about, limits=limits).measure()
+        return Rounds(self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits).measure()
 
     @staticmethod
     def _sides(path: Path) -> list[list[StoredRun]]:
@@ -109,7 +108,7 @@ class Judge:
         path = self.path.with_name(f"{self.path.name}-training")
         # Trainings that were begun go on with as many steps.
         file = read_sweep_folder(path) if path.is_dir() else self.file.changed(options, len(SEEDS))
-        pace = Pace(window_options=lambda seed: [f"--seed_everything={seed}"], cache=self._cache)
+        pace = replace(self._limits, window_options=lambda seed: [f"--seed_everything={seed}"])
         Sweep(make_plan(path.name, file), path, "judge", pace=pace).carry_out()
         return [curves_of(dict(enumerate(runs))) for runs in self._sides(path)]
 
@@ -161,7 +160,7 @@ def _worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
         for guard in (guard for guard in run.record.guards if guard.name in _WORK_GUARDS):
             rank = guard.status != "pass", guard.value or 0.0
             if guard.status == "fail" or (rank[0] and rank > ranks.get(guard.name, rank)):
-                yield f"{side}: {guard.message}"
+                yield f"{side}: {guard.message or f'{guard.name} is {guard.status}'}"
 
 
 def _other_work(a: StoredRun, b: StoredRun) -> Iterator[str]:

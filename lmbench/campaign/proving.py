@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from itertools import product
 
 from lmbench.campaign.tuning import LONG, SHORT, Stages
 from lmbench.errors import UsageError
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
-from lmbench.memory.plan import FEW_BLOCKS, TREATMENTS, MemoryPlan, PlanRequest, ask_plan, times_of
-from lmbench.standard_output import result_alone
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanRequest, Recipe, ask_plan, times_of
 from lmbench.sweep.file import Options, sweep_from
 from lmbench.sweep.plan import make_plan
 from lmbench.tune.answer import tuned_config
@@ -36,10 +35,8 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         gpu = here
     else:
         raise UsageError("--for memory needs a GPU, or the memory to plan for, such as --at_most 40GiB")
-    stages.begin(trusts)
     words = words_of(stages)
-    with result_alone(), stages.cache, ExitStack() as stack:
-        stack.callback(stages.executor.end)
+    with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
         stages.measure("blocks", {**SHORT, **stages.base}, few_blocks(plan), _BLOCKS)
         times = times_of(stages.path)
@@ -67,22 +64,16 @@ def few_blocks(plan: MemoryPlan) -> dict[str, Options]:
     """The runs of few blocks whose differences are the times of a block: each treatment, and two micro-batches."""
     fewer, more = FEW_BLOCKS
     whole = [chain for chain in plan.chains if not chain.is_chunked]
-    known = plan.points[0].options
     sizes = [chain.batch_size for chain in whole]
     small = next((size for size in sizes if 4 * size <= sizes[0]), sizes[-1])
+    kinds = [("none", more, False), *((name, fewer, False) for name in whole[0].blocks)]
+    if len(whole) < len(plan.chains):
+        kinds.append(("none", fewer, True))
     points = dict[str, Options]()
-
-    def add(name: str, blocks: int, size: int, **options: object) -> None:
-        settings = {"recompute": TREATMENTS[name] or None, "accumulate_grad_batches": 1}
-        points[f"{name}, {blocks} blocks, batch {size}{', chunked' if options else ''}"] = {
-            **known, **{f"trainer.{key}": value for key, value in settings.items()}, "measure.blocks": blocks,
-            **({"data.batch_size": size} if "data.batch_size" in known else {}), **options,
-        }  # fmt: skip
-
-    for size in dict.fromkeys((sizes[0], small)):
-        add("none", more, size)
-        for name in whole[0].blocks:
-            add(name, fewer, size)
-        if len(whole) < len(plan.chains):
-            add("none", fewer, size, **{"model.loss": "chunked"})
+    for size, (name, blocks, is_chunked) in product(dict.fromkeys((sizes[0], small)), kinds):
+        options = Recipe(size, 1, name, is_chunked=is_chunked).options
+        if "data.batch_size" not in plan.points[0].options:
+            del options["data.batch_size"]
+        label = f"{name}, {blocks} blocks, batch {size}{', chunked' if is_chunked else ''}"
+        points[label] = {**options, "measure.blocks": blocks}
     return points

@@ -42,6 +42,7 @@ class Sweep:
         names: the cells' names in these lines, by the cells' ids.
         pace: limits of measuring here.
         places: where the settings stand in the sweep's file.
+        is_checked: whether the command line parses cells first; without it, a value that it refuses fails its run.
         engine: measures the plan by tasks on other machines; None measures on this machine.
         on_interrupt: what an interruption does to these tasks.
     """
@@ -52,6 +53,7 @@ class Sweep:
     names: Mapping[str, str] | None = None
     pace: Pace = field(default_factory=Pace)
     places: Mapping[str, str] = field(default_factory=dict)
+    is_checked: bool = True
     engine: Engine | None = None
     on_interrupt: OnInterrupt = "ask"
 
@@ -84,7 +86,8 @@ class Sweep:
             execution = Execution(self._rows, executor, self._predict_largest, self.pace)
             if not is_dry:
                 self.progress.announce(announcement(self.plan))
-            check_cells(self.plan, self._folder, executor, self.progress.announce, self.places)
+            if self.is_checked:
+                check_cells(self.plan, self._folder, executor, self.progress.announce, self.places)
             if is_dry:
                 self._show(description)
                 return ExitCode.OK
@@ -144,16 +147,15 @@ class Sweep:
         self.progress.keep(f"predicting the largest {option} of {cell.id}")
         try:
             words = cell.words(self._folder.config_path(cell))[1:]
-            forecast = ask_forecast(words, Request(gpu, finds_largest=True))
+            (target,) = ask_forecast(words, Request([gpu], finds_largest=True)).on_gpus
         except (UsageError, ProcessFailed):
             # If the cell cannot run, its run says why.
             return None
         largest_values = {
-            "data.batch_size": forecast.largest_batch_size,
-            "data.context_length": forecast.largest_context_length,
+            "data.batch_size": target.largest_batch_size,
+            "data.context_length": target.largest_context_length,
         }
-        largest = largest_values.get(option)
-        return None if largest is None else largest.value
+        return largest_values.get(option)
 
     def _publish(self, filings: list[WandbFiling]) -> None:
         """Write a row for each cell to cells.csv, and every run to W&B. A failure here does not fail the sweep.

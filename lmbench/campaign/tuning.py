@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from lmbench.compare.rounds import LEAST_ROUNDS
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
-from lmbench.files import Unreadable, read_file
+from lmbench.files import Unreadable, read_file, short_digest
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
@@ -80,7 +79,7 @@ class Stages:
     budget_s: float
     most_bytes: int | None
     cache: CompileCache = field(default_factory=CompileCache)
-    executor: LastingExecutor = field(default_factory=lambda: LastingExecutor(cores=1))
+    executor: LastingExecutor = field(default_factory=LastingExecutor)
     #: All settings of the given configuration, and its tokens per step; known once it has run.
     settings: Values = field(default_factory=dict)
     step_tokens: float | None = None
@@ -94,9 +93,7 @@ class Stages:
         Raises:
             UsageError: the given configuration does not run, the folder is another user's, or a file in it is damaged.
         """
-        self.begin(trusts)
-        with result_alone(), self.cache, ExitStack() as stack:
-            stack.callback(self.executor.end)
+        with self.begun(trusts):
             tuning = self.search(axes)
             self.choose(tuning)
             self.train(tuning)
@@ -106,8 +103,13 @@ class Stages:
         self.write("tuned.yaml", tuned_config({**self.base, **tuning.answer.trial.options}))
         return tuning
 
-    def begin(self, trusts: bool) -> None:
-        """Make the folder, or go on with one that this user began or trusts; raises UsageError for any other."""
+    @contextmanager
+    def begun(self, trusts: bool) -> Iterator[None]:
+        """Make the folder, or go on with one that this user began or trusts. The servers end with the block.
+
+        Raises:
+            UsageError: the folder is another user's, or cannot be written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             names = sorted(path.name for path in self.path.iterdir())
@@ -119,6 +121,11 @@ class Stages:
                 f"{self.path} was not begun here by you: it would take {contents} for its own; nothing was run; "
                 "--trust takes it over, another --name begins anew"
             )
+        try:
+            with result_alone():
+                yield
+        finally:
+            self.executor.end()
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder. Raises UsageError where that fails."""
@@ -138,7 +145,7 @@ class Stages:
 
     def folder(self, stage: str, cells: Iterable[str]) -> Path:
         """The folder of a stage over these cells. Its name has their hash: another budget or space may change them."""
-        return self.path / f"{stage}-{hashlib.sha256(' '.join(cells).encode()).hexdigest()[:6]}"
+        return self.path / f"{stage}-{short_digest(' '.join(cells), 6)}"
 
     def measure(
         self, stage: str, base: Options, points: Mapping[str, Options], until: float, repeats: int = 1
@@ -162,7 +169,8 @@ class Stages:
             return [[] for _ in plan.cells]
         # Each round that decides needs a server of its own, so that repeats differ in hash seed and address layout.
         pace.executor = None if stage.startswith(("finals", "fallback", "rest")) else self.executor
-        Sweep(plan, path, f"tune: {stage}", names, pace).carry_out()
+        # A trial's value that the command line refuses is that trial's failure.
+        Sweep(plan, path, f"tune: {stage}", names, pace, is_checked=stage == _GIVEN).carry_out()
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
         return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
 
@@ -273,7 +281,7 @@ class Stages:
         def forecast_bytes(cell: GridCell) -> int | str:
             words = cell.words(cell.config)[1:]
             try:
-                return ask_forecast(words, Request(gpu, finds_largest=False), heard=lambda text: None).reserved_bytes
+                return ask_forecast(words, Request([gpu] if gpu else []), heard=lambda text: None).reserved_bytes
             except (UsageError, ProcessFailed) as error:
                 return str(error)
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "dtypes": ("rooms", "which dtype every tensor of a step had, and the reason for each cast"),
     "nsys": ("rooms", "run a fit under Nsight Systems, limited to the profiled steps"),
     "ceiling": ("rooms", "what matrix products and copies attain on this device, for kernels"),
-    "numerics": ("rooms", "how wrong a sum in 16 bit is, and when norms and softmax overflow"),
+    "numerics": ("rooms", "how wrong a sum in 16 bit is"),
     "overhead": ("rooms", "compare a bare loop, a plain Trainer and the harness"),
     "guide": ("guide", "how to do each of these things, page by page"),
     "completion": ("completion", "the script for bash or zsh that completes all this with the Tab key"),

@@ -105,10 +105,9 @@ def memory(
     if source is None and settings:
         check_options(settings)
         from lmbench.memory.answer import forecast_answer
-        from lmbench.memory.forecast import Request, ask_forecast, gpu_for, gpus_for
+        from lmbench.memory.forecast import Request, ask_forecast, gpus_for
 
-        request = Request(gpu_for(gpu), finds_largest=True) if gpus is None else Request(None, False, gpus_for(gpus))
-        return forecast_answer(ask_forecast(settings, request))
+        return forecast_answer(ask_forecast(settings, Request(gpus_for(gpus or gpu), finds_largest=True)))
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
     return _recorded(source, device)
@@ -140,13 +139,13 @@ def _difference(sources: Sequence[Result], device: int | None, gpu: str | None, 
     """Two recordings or predictions side by side; `settings` are for both predictions."""
     from lmbench.memory.difference import difference_answer, predicted_peak, recorded_peak
     from lmbench.memory.findings import examine
-    from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+    from lmbench.memory.forecast import Request, ask_forecast, gpus_for
 
     if settings and not any(map(_is_config, sources)):
         raise UsageError(f"{settings[0]} is for a prediction; both sources are recordings")
     check_options(settings)
     peaks = [
-        predicted_peak(source, ask_forecast([f"--config={source}", *settings], Request(gpu_for(gpu), False)))
+        predicted_peak(source, ask_forecast([f"--config={source}", *settings], Request(gpus_for(gpu))))
         if _is_config(source)
         else recorded_peak(source, examine(source, device))
         for source in sources
@@ -234,10 +233,9 @@ def ceiling(
 
 
 def numerics() -> Answer:
-    """Shows how wrong published sums in 16 bit are, and when norms and softmax overflow.
+    """Shows how wrong published sums in 16 bit are.
 
-    Runs the loops of published write-ups on a GPU if there is one, else on the CPU. Finds the inputs from which on
-    norms, softmax and cross entropy give zero or no finite number, written out and as PyTorch computes them.
+    Runs the loops of published write-ups on a GPU if there is one, else on the CPU.
     """
     from lmbench.numerics import measure_numerics
 

@@ -57,14 +57,13 @@ def board(
     """
     from lmbench.catalogue import make_catalogue
     from lmbench.configs import shipped_studies
-    from lmbench.kernels.names import KINDS, PARTS
     from lmbench.report.view import GENERIC
     from lmbench.wandb.board import BoardRequest, board_of, planned_boards
     from lmbench.wandb.publish import WandbProblem, WandbSettings, save_boards, write
 
     shipped = [GENERIC.name, *(name for name in shipped_studies() if not name.startswith("tiny_"))]
     catalogue = make_catalogue()
-    boards = [board_of(catalogue.view(study), catalogue, KINDS, PARTS) for study in studies or shipped]
+    boards = [board_of(catalogue.view(study), catalogue) for study in studies or shipped]
     project = project or os.environ.get("WANDB_PROJECT") or WandbSettings.project
     request = BoardRequest(project, entity, tuple({board.name: board for board in boards}.values()))
     if dry_run:

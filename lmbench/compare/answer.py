@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
 
 from msgspec.structs import asdict
 
@@ -14,9 +12,6 @@ from lmbench.records.statistics import CONFIDENCE
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
 from lmbench.report.units import unit_of
 
-#: A line that belongs to more cells or runs than this says their number instead of their names.
-_MAX_NAMES = 4
-_FIGURE = re.compile(r"[-+±]?\d[\d.,]*")
 COMPARISON_SCHEMA_VERSION = 3
 
 #: The notes on the test that was used.
@@ -34,14 +29,13 @@ _FIGURES = (
     Column("A", name="a"), Column("B", name="b"), Column("B / A", name="ratio"), Column("95 % interval"),
     Column("finding"),
 )  # fmt: skip
-#: Labels of headline lines, with the field of a cell that holds their texts.
-_CELL_LINES = {"differs": "differences", "note": "notes", "reason": "reasons", "slow": "slow"}
 
 
 def comparison_answer(comparison: Comparison) -> Answer:
     """The verdict with its reasons, differences, notes and left-out runs, then the table of step times.
 
-    `--all` adds the other tables, the test that was used, and what a sample is. `figures` hold everything in SI units.
+    Reasons and notes of several cells are notes of the table. `--all` adds the other tables, the test that was used,
+    and what a sample is. `figures` hold everything in SI units.
     """
     cells, sides = comparison.cells, {"A": comparison.a, "B": comparison.b}
     counts = Counter(cell.verdict for cell in cells)
@@ -49,21 +43,21 @@ def comparison_answer(comparison: Comparison) -> Answer:
     verdict, *reasons = cells[0].reasons if len(cells) == 1 else [f"of {len(cells)} cells {tally}"]
     lines = [Line("verdict", f"{comparison.verdict.upper()}: {verdict}"), *(Line("", reason) for reason in reasons)]
     lines += [Line(name, side.given) for name, side in sides.items()]
-    if any(cell.metrics for cell in cells) and not any(cell.differences for cell in cells):
+    differences = dict.fromkeys(str(difference) for cell in cells for difference in cell.differences)
+    if not differences and any(cell.metrics for cell in cells):
         lines.append(Line("differs", "nothing that is recorded: an A/A comparison"))
-    for label, field in _CELL_LINES.items():
-        shown = cells
-        if label == "reason":
-            # The verdict's own lines have the reasons of a single cell. A verdict that stands needs no reason.
-            shown = [cell for cell in cells if len(cells) > 1 and cell.verdict in (UNDECIDED, INVALID)]
-        texts = [(str(text), cell.name) for cell in shown for text in getattr(cell, field)]
-        lines += _grouped(label, texts, len(cells), by_kind=label in ("note", "reason"))
+    lines += [Line("differs", difference) for difference in differences]
+    if len(cells) == 1:
+        lines += [*(Line("note", note) for note in cells[0].notes), *(Line("slow", str(run)) for run in cells[0].slow)]
     lines += [Line("only A", name) for name in comparison.only_a]
     lines += [Line("only B", name) for name in comparison.only_b]
     lines += [Line("neither", ": ".join(filter(None, cell.values()))) for cell in comparison.neither]
+    left_out = defaultdict[str, list[str]](list)
     for name, side in sides.items():
-        left_out = [*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))]
-        lines += _grouped("left out", [(f"{name}: {run.reason}", run.path) for run in left_out])
+        for run in (*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))):
+            left_out[f"{name}: {run.reason}"].append(run.path)
+    for reason, (path, *others) in left_out.items():
+        lines.append(Line("left out", f"{reason} ({path}{f' and {len(others)} more' if others else ''})"))
     tests = dict.fromkeys(BY_ROUNDS if cell.by_rounds else BY_WELCH for cell in cells)
     exit_code = EXIT_CODES[comparison.verdict]
     tables = [table for table in _tables(comparison) if table.rows]
@@ -85,28 +79,6 @@ def comparison_answer(comparison: Comparison) -> Answer:
     )
 
 
-def _grouped(label: str, texts: Sequence[tuple[str, str]], count: int = 0, *, by_kind: bool = False) -> list[Line]:
-    """One line for each distinct text, with the names of its cells or runs in brackets.
-
-    Args:
-        texts: pairs of a text and the name of a cell or run.
-        count: the number of all cells: a text that belongs to all of them has no names.
-        by_kind: texts that differ only in figures, or after a colon, share one line, which shows the first of them.
-    """
-    kinds: dict[str, tuple[str, list[str]]] = {}
-    for text, name in texts:
-        kind = _FIGURE.sub("", text.partition(":")[0]) if by_kind else text
-        kinds.setdefault(kind, (text, []))[1].append(name)
-    lines = []
-    for text, names in kinds.values():
-        where = f"{len(names)} of them" if len(names) > _MAX_NAMES else "; ".join(names)
-        exact_count = sum(other == text for other, _ in texts)
-        if exact_count < len(names):
-            where = f"{names[0]}; alike in {len(names) - 1} others"
-        lines.append(Line(label, text if exact_count == count else f"{text} ({where})"))
-    return lines
-
-
 def _tables(comparison: Comparison) -> list[Table]:
     """All figures of a single cell; for several cells their step times, and the other figures that changed."""
     cells, name = comparison.cells, Column("cell")
@@ -117,7 +89,13 @@ def _tables(comparison: Comparison) -> list[Table]:
             means += "; B / A is the median over rounds, its interval holds after every round"
         caption = f"{means}; findings of phases and memory after Holm's correction"
         return [Table("figures", "Compared", [Column("figure"), *_FIGURES], rows, caption)]
-    steps = [[cell.name, *(_row(cell.metrics[0]) if cell.metrics else [None] * 4 + [cell.verdict])] for cell in cells]
+    steps = []
+    for cell in cells:
+        # A verdict that stands needs no reason.
+        reasons = cell.reasons if cell.verdict in (UNDECIDED, INVALID) else []
+        finding = Cell(cell.verdict, style="outcome", notes=(*reasons, *cell.notes, *map(str, cell.slow)))
+        figures = _row(cell.metrics[0])[:-1] if cell.metrics else [None] * 4
+        steps.append([cell.name, *figures, finding])
     changes: list[list[Value | Cell]] = [
         [cell.name, figure.title, *_row(figure)]
         for cell in cells

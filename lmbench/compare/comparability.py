@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -17,7 +16,7 @@ from lmbench.records.load import StoredRun, guards_by_name
 from lmbench.records.measured import BUSY_MACHINE
 from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import CHOSEN, as_text, brief, chosen_differences, is_named, settings, values_at
-from lmbench.records.statistics import Ratio, lag1_autocorrelation
+from lmbench.records.statistics import Ratio
 
 
 class MustMatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,8 +35,6 @@ MUST_MATCH = msgspec.toml.decode(Path(__file__).with_name("must_match.toml").rea
 _PATHS = ("_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_RUN_ID", "_CACHE")
 _REPEATED = ("TORCHELASTIC_",)
 _VARIABLES = "environment.variables"
-#: An autocorrelation above this many standard errors is noted.
-_PERSISTENT_STDS = 2.0
 
 
 def check_about(about: Iterable[str], runs: Sequence[StoredRun]) -> None:
@@ -166,12 +163,6 @@ def notes(a: Sequence[StoredRun], b: Sequence[StoredRun], step: Ratio) -> list[s
         per_token = step.point * tokens[0] / tokens[1]
         counts = f"a step has {tokens[0]:,.0f} tokens in A, {tokens[1]:,.0f} in B"
         lines.append(f"{counts}: the time per token of B is {per_token:.4g} times A's")
-    persistence = lag1_autocorrelation(step.differences) or 0.0 if step.differences else 0.0
-    if persistence > _PERSISTENT_STDS / math.sqrt(step.n_a):
-        lines.append(
-            f"the differences of successive rounds are alike (autocorrelation {persistence:.2f}): if a side's own "
-            "noise outlives a round, its verdict is less sure"
-        )
     if warned := sorted(guards_by_name([*a, *b], "warn")):
         lines.append(f"guards that warned: {', '.join(warned)}")
     return lines

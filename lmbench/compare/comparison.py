@@ -7,7 +7,7 @@ its ratios. `_judge` corrects their p values over all cells and decides the verd
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from shlex import quote
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from lmbench.compare.comparability import are_apart, busy_reason, check_about, failed_guards, invalid_reasons, notes
-from lmbench.compare.noise import NoiseEntry, NoiseKey, noise_key, read_floors
+from lmbench.compare.noise import NoiseEntry, noise_facts, read_floors
 from lmbench.compare.rounds import LEAST_ROUNDS, ratio_by_rounds
 from lmbench.compare.sides import (
     MEAN_STEP,
@@ -54,7 +54,7 @@ from lmbench.records.statistics import (
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.units import change_percent, change_range, percent_short
 
-Floors = Mapping[NoiseKey, NoiseEntry]
+Floors = Sequence[NoiseEntry]
 #: A comparison is invalid where guards failed in more than this fraction of a side's rounds; fewer are accidents.
 _ACCIDENTS_FRACTION = 1 / 3
 #: A process is slow if the difference of its round is this many standard deviations, and this fraction of the step, off
@@ -242,8 +242,9 @@ def _measure(
 ) -> None:
     """Fill in the figures of a cell, its differences and notes, and signs of load, drift and slow processes."""
     cell.differences = differences(a[0].record, b[0].record)
-    known = [] if cell.by_rounds else [floors.get(noise_key(run.record)) for run in (a[0], b[0])]
-    noises = [entry.metrics for entry in known if entry]
+    facts = [noise_facts(run.record) for run in (a[0], b[0])]
+    known = [] if cell.by_rounds else [entry for entry in floors if entry.facts in facts]
+    noises = [entry.metrics for entry in known]
     for metric in METRICS:
         values = metric.of_all(a), metric.of_all(b)
         if all(values):
@@ -262,11 +263,11 @@ def _measure(
         cell.slow, cell.shares_servers = slow_processes(a, b, step.ratio), share_servers(a)
         cell.round_std = round_std(a, b, step.ratio.differences)
         return
-    has_drift = all(entry and entry.days > 1 for entry in known)
+    has_drift = all(any(entry.facts == of_side and entry.days > 1 for entry in known) for of_side in facts)
     cell.busy = busy_reason({"runs of A": a, "runs of B": b})
     cell.is_apart = are_apart(a, b) and not has_drift
     if not is_invalid and step.noise_floor_fraction is None:
-        unlike = min((entry.differences_from(a[0].record) for entry in floors.values()), key=len, default=[])
+        unlike = min((entry.differences_from(facts[0]) for entry in floors), key=len, default=[])
         others = f"of these runs is known, only of others: {', '.join(unlike[:3])}" if unlike else "is known"
         cell.notes.append(f"no A/A noise floor {others}; `lmbench noise` measures it")
     for side, runs in (("A", a), ("B", b)) if not is_invalid else ():
@@ -304,9 +305,8 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
         mean = next((figure for figure in cell.metrics if figure.name == MEAN_STEP.name), step)
         if step.finding == SAME and (side := one_sided(cell.slow)) is not None:
             step.finding = UNDECIDED
-            count, total = sum(process.side == side for process in cell.slow), len(cell.slow)
-            share = f"all {total}" if count == total else f"{count} of {total}"
-            step.reason += f" for most processes, but {share} slow ones are {side}'s"
+            count = sum(process.side == side for process in cell.slow)
+            step.reason += f" for most processes, but {count} of {len(cell.slow)} slow ones are {side}'s"
         elif step.finding == SAME and mean.finding in TIME_WORDS:
             step.finding, step.reason = mean.finding, f"only the mean step: {mean.reason}"
         cell.verdict, cell.reasons = step.finding, [step.reason]

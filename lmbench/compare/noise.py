@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Meta, Struct, to_builtins
-from msgspec.structs import replace
+from msgspec import Meta, Struct
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.rounds import rounds_until
@@ -29,8 +27,7 @@ from lmbench.compare.sides import (
     turn_differences,
 )
 from lmbench.errors import UsageError, tell
-from lmbench.files import Unreadable, read_file, short_digest
-from lmbench.records.codec import DamagedRecord, decode, indented_json
+from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
@@ -49,8 +46,6 @@ from lmbench.report.frame import frame_of
 from lmbench.report.units import COUNT, Unit, percent_short
 
 NOISE_FILE = "noise.json"
-#: One configuration takes 3 kB.
-_MAX_NOISE_BYTES = 16 * 2**20
 _SPLITS = 500
 
 
@@ -68,36 +63,26 @@ class Noise(Struct, frozen=True):
     floor_fraction: Annotated[float, Meta(ge=0)]
 
 
-class NoiseKey(Struct, frozen=True):
-    """The host, device and settings that a floor belongs to. Not the code, because comparisons are of changed code."""
-
-    host: str | None
-    device: str | None
-    settings_digest: str
-
-
 class NoiseEntry(Struct, frozen=True):
-    """The floors of one configuration in noise.json, by the name of the metric, with the text of each setting.
+    """The floors of one configuration in noise.json, by the name of the metric, with the `noise_facts` of its runs.
 
     `days` is on how many days the repeats were measured: from day to day machines drift.
     """
 
-    key: NoiseKey
-    settings: dict[str, str]
+    facts: dict[str, str]
     metrics: dict[str, Noise]
     days: int = 1
 
-    def differences_from(self, record: RunRecord) -> list[str]:
-        """The host, device and settings of the floor that a run does not have: `data.batch_size 8`."""
-        floors, run = ({**to_builtins(entry.key), **entry.settings} for entry in (self, _entry_of(record)))
-        names = [name for name in {**run, **floors} if name != "settings_digest" and floors.get(name) != run.get(name)]
-        return [f"{name} {brief(floors.get(name))}" for name in names]
+    def differences_from(self, facts: dict[str, str]) -> list[str]:
+        """The floor's facts that a run with these facts does not have: `data.batch_size 8`; none if it is the run's."""
+        names = [name for name in {**facts, **self.facts} if self.facts.get(name) != facts.get(name)]
+        return [f"{name} {brief(self.facts.get(name))}" for name in names]
 
 
 class NoiseFile(Struct, frozen=True):
     """The content of noise.json."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     entries: list[NoiseEntry]
 
 
@@ -111,20 +96,12 @@ def measure_noise(values: Sequence[float]) -> Noise:
     return Noise(len(values), std_of_logs(logs) or 0.0, math.expm1(drift), math.expm1(max(limit, abs(drift))))
 
 
-def noise_key(record: RunRecord) -> NoiseKey:
-    """The configuration and machine of a run, by which its floor is stored and found."""
-    return _entry_of(record).key
-
-
-def _entry_of(record: RunRecord) -> NoiseEntry:
-    """The entry of a run's configuration, without floors."""
-    texts = {name: as_text(value) for name, value in sorted(settings(record).items())}
-    key = NoiseKey(
-        host=value_at(record, "environment.host.hostname"),
-        device=value_at(record, "environment.gpu.name") or value_at(record, "environment.host.cpu_model"),
-        settings_digest=short_digest(json.dumps(texts), 16),
-    )
-    return NoiseEntry(key, texts, {})
+def noise_facts(record: RunRecord) -> dict[str, str]:
+    """The host, device and settings of a run, to which its floor belongs. Not its code, since comparisons change it."""
+    host, device = value_at(record, "environment.host.hostname"), value_at(record, "environment.gpu.name")
+    device = device or value_at(record, "environment.host.cpu_model")
+    facts = {"host": host, "device": device, **dict(sorted(settings(record).items()))}
+    return {name: as_text(value) for name, value in facts.items()}
 
 
 def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
@@ -135,10 +112,10 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
             be read or written.
     """
     runs = list({run.path: run for name in results for run in read_side(name).runs}.values())
-    groups: dict[tuple[str, NoiseKey], list[StoredRun]] = {}
+    groups: dict[tuple[str, str], list[StoredRun]] = {}
     for name, (repeats, _) in join_cells(runs, []).items():
         for run in repeats:
-            groups.setdefault((name, noise_key(run.record)), []).append(run)
+            groups.setdefault((name, as_text(noise_facts(run.record))), []).append(run)
     entries, problems, firsts = list[tuple[str, NoiseEntry]](), list[Line](), list[StoredRun]()
     for (name, _), group in groups.items():
         usable, left_out = split_usable(group, takes_failed=False)
@@ -150,7 +127,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
         else:
             noises = {metric.name: measure_noise(values) for metric in METRICS if (values := metric.of_all(usable))}
             days = {(run.record.started_at or "")[:10] for run in usable}
-            entries.append((name, replace(_entry_of(usable[0].record), metrics=noises, days=len(days))))
+            entries.append((name, NoiseEntry(noise_facts(usable[0].record), noises, len(days))))
             firsts.append(usable[0])
             if reason := busy_reason({"repeats": usable}):
                 problems.append(Line("WARN", f"{name}: {reason}".removeprefix(": ")))
@@ -179,35 +156,32 @@ def _in_turns(runs: Sequence[StoredRun]) -> list[Line]:
 
 
 def store_noise(folder: Path, entries: Sequence[NoiseEntry]) -> Path:
-    """Add entries to noise.json in a folder, replacing entries with the same key; returns the file's path.
+    """Add entries to noise.json in a folder, replacing entries with the same facts; returns the file's path.
 
-    Entries of two commits have the same key, for example. Of several such entries, the one with the largest floor of
+    Entries of two commits have the same facts, for example. Of several such entries, the one with the largest floor of
     the step time is stored.
 
     Raises UsageError where the file cannot be read or written.
     """
     path = folder / NOISE_FILE
     ordered = sorted(entries, key=lambda entry: entry.metrics[STEP.name].floor_fraction)
-    kept = {entry.key: entry for entry in [*_read(path), *ordered]}
+    kept = {as_text(entry.facts): entry for entry in [*read_floors(folder), *ordered]}
     try:
-        write_whole(path, indented_json(NoiseFile(1, list(kept.values()))))
+        write_whole(path, indented_json(NoiseFile(2, list(kept.values()))))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; --json prints the floors") from error
     return path
 
 
-def _read(path: Path) -> list[NoiseEntry]:
-    try:
-        return decode(read_file(path, _MAX_NOISE_BYTES), NoiseFile).entries
-    except (Unreadable, DamagedRecord) as error:
-        if isinstance(error, Unreadable) and error.is_missing:
-            return []
-        raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
-
-
-def read_floors(folder: Path) -> dict[NoiseKey, NoiseEntry]:
+def read_floors(folder: Path) -> list[NoiseEntry]:
     """The entries of a folder's noise.json. Raises UsageError where the file cannot be read."""
-    return {entry.key: entry for entry in _read(folder / NOISE_FILE)}
+    path = folder / NOISE_FILE
+    if not path.exists():
+        return []
+    try:
+        return read_packed(path, NoiseFile).entries
+    except DamagedRecord as error:
+        raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
 _PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}")
@@ -238,5 +212,5 @@ def _answer(entries: Sequence[tuple[str, NoiseEntry]], notes: Sequence[Line]) ->
     return Answer(
         tables=[Table("noise", "Step time against itself", _COLUMNS, rows)],
         notes=[*_MEANINGS, *notes, Line("so", conclusion)],
-        figures={"schema_version": 1, "entries": [entry for _, entry in entries]},
+        figures={"schema_version": 2, "entries": [entry for _, entry in entries]},
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from lmbench.convergence.judgement import (
     SMOOTHED_FRACTION,
+    Curve,
     Judgement,
     curve_of,
     curves_of,
@@ -21,13 +21,12 @@ from lmbench.convergence.judgement import (
     share,
     steps_to_loss,
 )
-from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import Values
 from lmbench.report import units
 from lmbench.report.answer import Cell, Chart
 from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
-from lmbench.report.frame import Expression, Frame
+from lmbench.report.frame import Frame
 from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
@@ -63,49 +62,38 @@ def _tail_loss(frame: Frame, cell: int) -> float | None:
     return float(np.mean(losses)) if losses else None
 
 
-def _of_difference(name: str, figure: str, transform: Callable[[float], float] = float) -> Read:
+def _of_difference(name: str, figure: str) -> Read:
     """Reads the value or the limit of a difference: of the loss in nat, of the gradient norm as a fraction."""
 
     def read(frame: Frame, cell: int) -> float | None:
         judgement = judgements(frame).get(cell)
         value = getattr(judgement.differences.get(name), figure, None) if judgement is not None else None
-        return None if value is None else transform(value)
+        return value if value is None or name == "loss" else ratio(value) - 1
 
     return read
 
 
-def _to_loss(per_step: Expression) -> Read:
-    """Reads the time or energy until a row reaches the target loss of the baseline's run of the same seed.
+def _time_to_loss(frame: Frame, cell: int) -> Cell | None:
+    """The time until a row reaches the target loss of the baseline's run of the same seed.
 
-    The steps to that loss, averaged over seeds, times the mean cost of a step. Each step before the window, even the
-    first with its compilation, counts as one such step. Infinite if any seed never reaches the loss.
+    The steps to that loss, averaged over seeds, times the mean step. Each step before the window, even the first with
+    its compilation, counts as one such step. Infinite if any seed never reaches the loss.
     """
-
-    def read(frame: Frame, cell: int) -> Cell | None:
-        costs = frame.numbers(cell, per_step)
-        if cell not in frame.base or not costs:
-            return None
-        curves, baseline = curves_of(frame.by_seed(cell)), curves_of(frame.by_seed(frame.base[cell]))
-        pairs = [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
-        if not pairs:
-            return None
-        # Both curves of a pair are cut to the steps that both have.
-        steps = [steps_to_loss(curve.first(len(other)), other.first(len(curve))) for curve, other in pairs]
-        value = float(np.mean(steps) * np.mean(costs))
-        return Cell(value, text="never" if math.isinf(value) else "")
-
-    return read
+    steps_s, pairs = frame.numbers(cell, STEP.expression), _pairs(frame, cell)
+    if not steps_s or not pairs:
+        return None
+    # Both curves of a pair are cut to the steps that both have.
+    steps = [steps_to_loss(curve.first(len(other)), other.first(len(curve))) for curve, other in pairs]
+    value = float(np.mean(steps) * np.mean(steps_s))
+    return Cell(value, text="never" if math.isinf(value) else "")
 
 
-def _energy_j(run: RunRecord) -> float | None:
-    """Energy of the mean step of a run in joules."""
-    step, power_w = run.phases.step, run.device_state.mean_power_w
-    return None if step is None or step.mean_s is None or power_w is None else step.mean_s * power_w
-
-
-def _change(logarithm: float) -> float:
-    """The relative change of a figure whose logarithm changed by this."""
-    return ratio(logarithm) - 1
+def _pairs(frame: Frame, cell: int) -> list[tuple[Curve, Curve]]:
+    """The curves of a row, each with that of the baseline's run of the same seed."""
+    if cell not in frame.base:
+        return []
+    curves, baseline = curves_of(frame.by_seed(cell)), curves_of(frame.by_seed(frame.base[cell]))
+    return [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
 
 
 _NORM = "gradient norm"
@@ -118,17 +106,13 @@ COLUMNS: tuple[Quantity, ...] = tuple(
         ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("± nat", 1.0, "{:.2g}".format)),
         (
             "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
-            _of_difference(_NORM, "value", _change), Unit("", 100.0, units.change_percent),
+            _of_difference(_NORM, "value"), Unit("", 100.0, units.change_percent),
         ),
         (
-            "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit", _change),
+            "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit"),
             Unit("± %", 100.0, lambda value: f"{value * 100:.2g}"),
         ),
-        ("time_to_loss_s", "time to the same loss", _to_loss("phases.step.mean_s"), SECONDS),
-        (
-            "energy_to_loss_j", "energy to the same loss", _to_loss(_energy_j),
-            Unit("kJ", 1e-3, lambda joules: f"{joules * 1e-3:.3g}"),
-        ),
+        ("time_to_loss_s", "time to the same loss", _time_to_loss, SECONDS),
     )
 )  # fmt: skip
 
@@ -163,14 +147,12 @@ def _curves(_spec: ChartSpec, frame: Frame, _column_of: ColumnOf) -> Chart | Non
     the tail's difference."""
     names, points = frame.differing(), list[Values]()
     cells = [cell for cell in frame.ordered(names) if frame.base.get(cell, cell) != cell]
-    bases = {frame.base[cell] for cell in cells}
-    if len(bases) != 1:
+    if len({frame.base[cell] for cell in cells}) != 1:
         return None
-    baseline = curves_of(frame.by_seed(bases.pop()))
+    baseline = curves_of(frame.by_seed(frame.base[cells[0]]))
     width = share(min(map(len, baseline.values()), default=1), SMOOTHED_FRACTION)
     for cell in cells[:MAX_SERIES]:
-        label, curves = frame.describe(cell, names), curves_of(frame.by_seed(cell))
-        pairs = [(curves[seed], baseline[seed]) for seed in curves if seed in baseline]
+        label, pairs = frame.describe(cell, names), _pairs(frame, cell)
         if not pairs:
             continue
         smoothed, reference = (curve.smoothed(width)[: min(map(len, pairs[0]))] for curve in pairs[0])

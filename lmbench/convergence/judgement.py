@@ -47,7 +47,6 @@ import pandas as pd
 
 from lmbench.records.load import StoredRun
 from lmbench.records.statistics import mean_interval, student_quantile
-from lmbench.records.store import STEPS_FILE
 from lmbench.report.columns import first_steps
 from lmbench.report.units import change_range
 
@@ -131,11 +130,7 @@ def _mean(values: Array) -> float:
 
 def curve_of(run: StoredRun) -> Curve | None:
     """The curve of a run, read from its folder; None without a file of steps, and where no step has a loss."""
-    with suppress(OSError):
-        state = (run.path / STEPS_FILE).stat()
-        curve = _read(run.path, state.st_mtime_ns, state.st_size)
-        return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
-    return None
+    return _read(run.path)
 
 
 def curves_of(runs: Mapping[Any, StoredRun]) -> dict[Any, Curve]:
@@ -145,10 +140,13 @@ def curves_of(runs: Mapping[Any, StoredRun]) -> dict[Any, Curve]:
 
 
 @lru_cache(maxsize=512)
-def _read(folder: Path, _changed_ns: int, _size_bytes: int) -> Curve:
-    rows = [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
+def _read(folder: Path) -> Curve | None:
+    rows = []
+    with suppress(OSError):
+        rows += [(step.loss, step.gradient_norm, bool(step.is_skipped)) for step in first_steps(folder, MAX_STEPS)]
     table = np.array(rows, dtype=float).reshape(-1, 3)
-    return Curve(table[:, 0], table[:, 1], table[:, 2] == 1)
+    curve = Curve(table[:, 0], table[:, 1], table[:, 2] == 1)
+    return curve if curve.broke_at is not None or not np.isnan(curve.losses).all() else None
 
 
 def steps_to_loss(curve: Curve, baseline: Curve) -> float:
@@ -234,16 +232,15 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     steps = min(map(len, [*baseline.values(), *(curves[seed] for seed in shared)]), default=0)
     tails, row_tails = _tails(baseline, steps), _tails({seed: curves[seed] for seed in shared}, steps)
     differences = {}
-    for name in tails if steps >= MIN_STEPS else ():
-        # A nan loss is a difference beyond every limit. A nan norm was not recorded.
-        values = tails[name] if name == "loss" else tails[name].dropna()
-        changes = (row_tails[name] - values).reindex(row_tails.index)
-        changes = changes if name == "loss" else changes.dropna()
-        if len(changes):
-            limit = limit_of(values.to_numpy(), len(changes))
-            apart = None if limit is None else float(np.ptp(values)) / math.sqrt(len(changes))
-            differences[name] = Difference(name, float(changes.mean(skipna=False)), apart, limit)
-    changes = (row_tails["loss"] / tails["loss"] - 1).dropna()
+    for name, values in tails.items() if steps >= MIN_STEPS else ():
+        changes = [value - values[seed] for seed, value in row_tails[name].items() if seed in values]
+        if changes:
+            levels = np.array([*values.values()])
+            limit = limit_of(levels, len(changes))
+            apart = None if limit is None else float(np.ptp(levels)) / math.sqrt(len(changes))
+            differences[name] = Difference(name, float(np.mean(changes)), apart, limit)
+    changes = [value / tails["loss"][seed] - 1 for seed, value in row_tails["loss"].items()]
+    changes = [change for change in changes if not math.isnan(change)]
     pairs = ""
     if steps >= MIN_STEPS and len(changes) >= MIN_SEEDS:
         low, high = mean_interval(changes)
@@ -255,7 +252,7 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
     names, why = ", ".join(difference.name for difference in far), "; ".join(difference.why for difference in far)
     if beyond:
         return Judgement(False, f"NO: {names}", why, differences)
-    if reason := _obstacle(baseline, shared, steps, tails["loss"]):
+    if reason := _obstacle(baseline, shared, steps, [*tails["loss"].values()]):
         return Judgement(None, f"not judged: {reason}", why or reason, differences)
     if far:
         return Judgement(None, f"undecided: {names}", why, differences)
@@ -263,14 +260,14 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
 
 
 def _obstacle(  # noqa: PLR0911 (one return for each obstacle)
-    baseline: Curves, shared: Sequence[Any], steps: int, losses: pd.Series
+    baseline: Curves, shared: Sequence[Any], steps: int, losses: Sequence[float]
 ) -> str:
     """Why a row cannot be judged; empty where it can.
 
     Args:
         shared: the row's seeds that the baseline has too.
         steps: the steps that all of these runs have.
-        losses: the mean losses of the baseline's tails, by seed.
+        losses: the mean losses of the baseline's tails.
     """
     if not baseline:
         return "the baseline has no run that ended well"
@@ -282,16 +279,19 @@ def _obstacle(  # noqa: PLR0911 (one return for each obstacle)
         return "the baseline's own loss is not finite"
     if len(losses) < MIN_SEEDS:
         return f"the baseline has {len(losses)} of the {MIN_SEEDS} seeds that tell its spread"
-    if losses.nunique() == 1:
+    if len(set(losses)) == 1:
         return "the baseline's seeds make no difference"
     return ""
 
 
-def _tails(curves: Curves, steps: int) -> pd.DataFrame:
-    """Loss and logarithm of the gradient norm over the tail of the first `steps` steps, a row for each seed."""
-    first = [curve.first(steps) for curve in curves.values()]
-    rows = [(curve.tail_loss, curve.tail_log_norm) for curve in first]
-    return pd.DataFrame(rows, pd.Index(list(curves), tupleize_cols=False), ["loss", "gradient norm"], dtype=float)
+def _tails(curves: Curves, steps: int) -> dict[str, dict[Any, float]]:
+    """Loss and logarithm of the gradient norm over the tail of the first `steps` steps, by seed.
+
+    A nan loss is a difference beyond every limit. A nan norm was not recorded, and is left out.
+    """
+    first = {seed: curve.first(steps) for seed, curve in curves.items()}
+    norms = {seed: curve.tail_log_norm for seed, curve in first.items() if not math.isnan(curve.tail_log_norm)}
+    return {"loss": {seed: curve.tail_loss for seed, curve in first.items()}, "gradient norm": norms}
 
 
 def limit_of(values: Array, pairs: int) -> float | None:

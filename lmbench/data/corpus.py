@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-END_OF_TEXT_ID = 0
 #: One token id for each byte value and one for the end of a text; with fewer, some texts cannot be encoded.
 MINIMUM_VOCAB_SIZE = 257
 #: The tokenizer is trained on every n-th piece, about this many bytes in all. Training on all 12 MB of the standard
@@ -68,22 +67,22 @@ class Corpus:
         """Bytes of all files."""
         return sum(path.stat().st_size for path in self.files)
 
-    def pieces(self) -> Iterator[tuple[str, bool]]:
+    def pieces(self) -> Iterator[str]:
         """All text in pieces of at most about 2 MiB, each up to a line's end unless the line is too long.
 
-        Yields each piece, with True for the last piece of a file. A piece that is not UTF-8 is read as Latin-1, which
-        has a character for every byte, so any file can be tokenized without loss.
+        A piece that is not UTF-8 is read as Latin-1, which has a character for every byte, so any file can be tokenized
+        without loss. END_OF_TEXT is the last piece of a file that has text.
         """
         for path in self.files:
             with path.open("rb") as file:
                 # Complete the last line of each block, by at most another block.
-                blocks = iter(lambda: file.read(_BLOCK_BYTES) + file.readline(_BLOCK_BYTES), b"")
-                for block, next_block in itertools.pairwise(itertools.chain(blocks, [b""])):
+                while block := file.read(_BLOCK_BYTES) + file.readline(_BLOCK_BYTES):
                     try:
-                        text = block.decode("utf-8")
+                        yield block.decode("utf-8")
                     except UnicodeDecodeError:
-                        text = block.decode("latin-1")
-                    yield text, not next_block
+                        yield block.decode("latin-1")
+            if path.stat().st_size:
+                yield END_OF_TEXT
 
 
 def open_corpus(text_files: Sequence[str]) -> Corpus:
@@ -153,12 +152,8 @@ def _build(corpus: Corpus, vocab_size: int, path: Path, dtype: Any) -> None:
         new = Path(scratch, "tokens")
         with new.open("wb") as file:
             while batch := list(itertools.islice(pieces, _ENCODED_PIECES)):
-                encodings = tokenizer.encode_batch_fast([text for text, _ in batch])
-                for encoding, (_, is_last) in zip(encodings, batch, strict=True):
-                    ids = encoding.ids
-                    if is_last:
-                        ids.append(END_OF_TEXT_ID)
-                    np.asarray(ids, dtype).tofile(file)
+                for encoding in tokenizer.encode_batch_fast(batch):
+                    np.asarray(encoding.ids, dtype).tofile(file)
         new.replace(path)
 
 
@@ -177,5 +172,6 @@ def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     stride = math.ceil(corpus.size_bytes / TRAINING_BYTES)
-    tokenizer.train_from_iterator((text for text, _ in itertools.islice(corpus.pieces(), 0, None, stride)), trainer)
+    texts = (piece for piece in corpus.pieces() if piece != END_OF_TEXT)
+    tokenizer.train_from_iterator(itertools.islice(texts, 0, None, stride), trainer)
     return tokenizer

@@ -16,8 +16,6 @@ from lmbench.device.sensor import Sensor, other_processes
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts
 
-_SM_CLOCK, _MEMORY_CLOCK = "AmdSmiClkType.GFX", "AmdSmiClkType.MEM"
-
 
 class AmdSensor(Sensor):
     """Reads properties and state of a GPU by amdsmi, which is asked for the GPU at the same PCI address.
@@ -46,8 +44,6 @@ class AmdSensor(Sensor):
         gpu.sku = self._ask("gpu_board_info", part="model_number")
         # Microwatts.
         gpu.power_limit_w = self._ask("power_cap_info", part="power_cap", scale=1e-6)
-        gpu.power_limit_default_w = self._ask("power_cap_info", part="default_power_cap", scale=1e-6)
-        gpu.max_sm_clock_hz = self._ask("clock_info", _SM_CLOCK, part="max_clk", scale=1e6)
         return gpu
 
     def read(self) -> DeviceReading:
@@ -61,11 +57,9 @@ class AmdSensor(Sensor):
         return DeviceReading(
             read_at_s=read_at_s,
             energy_j=None if ticks is None or tick_j is None else ticks * tick_j,
-            sm_clock_hz=self._ask("clock_info", _SM_CLOCK, part="clk", scale=1e6),
-            memory_clock_hz=self._ask("clock_info", _MEMORY_CLOCK, part="clk", scale=1e6),
+            sm_clock_hz=self._ask("clock_info", "AmdSmiClkType.GFX", part="clk", scale=1e6),
             temperature_c=self._ask("temp_metric", "AmdSmiTemperatureType.HOTSPOT", "AmdSmiTemperatureMetric.CURRENT"),
             power_w=self._ask("power_info", part="socket_power"),
-            memory_used_bytes=self._ask("gpu_memory_usage", "AmdSmiMemoryType.VRAM"),
             other_process_pids=other_pids,
             other_process_count=other_count,
         )

@@ -154,6 +154,5 @@ def _torch_facts(device: torch.device) -> GpuFacts:
         name=facts.name,
         uuid=f"GPU-{str(facts.uuid).removeprefix('GPU-')}",
         pci_bus_id=f"{domain:08x}:{bus:02x}:{slot:02x}.0",
-        compute_capability=f"{facts.major}.{facts.minor}",
         memory_total_bytes=facts.total_memory,
     )

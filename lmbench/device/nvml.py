@@ -56,14 +56,12 @@ class NvmlSensor(Sensor):
     def read(self) -> DeviceReading:
         # Read energy and time next to each other, since mean power is their quotient.
         energy_j, read_at_s = self._query("TotalEnergyConsumption", scale=1e-3), time.monotonic()
-        reasons, processes = self._query("CurrentClocksThrottleReasons"), self._query("ComputeRunningProcesses")
-        names = _nvml_queries()["throttle_reasons"].items()
+        processes = self._query("ComputeRunningProcesses")
         pids = None if processes is None else [process.pid for process in processes]
         other_pids, other_count = other_processes(pids, torch.cuda.is_initialized())
         return DeviceReading(
             read_at_s=read_at_s,
             energy_j=energy_j,
-            throttle_reasons=None if reasons is None else [name for bit, name in names if reasons & int(bit)],
             other_process_pids=other_pids,
             other_process_count=other_count,
             **{name: self._query(*query) for name, query in _nvml_queries()["reading"].items()},

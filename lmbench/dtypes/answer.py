@@ -198,7 +198,7 @@ def dtypes_answer(source: str) -> Answer:
         text = "noted in a step without compiled code; values inside a fused kernel may have wider dtypes"
         headline.append(Line("compiled", text))
     lines = [Line("notes", str(path / record.notes_file), is_whole=True)]
-    if unused := record.unused_modules:
+    if unused := [module.path for module in notes.modules if module.reason == NEVER_RAN]:
         lines.insert(0, Line("never ran", f"{len(unused)} modules: {', '.join(unused[:_MAX_MODULES])}"))
     tensors = [(kind.name.replace("_", " "), counts_text(kind.dtypes), kind.reason) for kind in record.tensors]
     tables = [

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from lmbench.autocast import autocast_lists
 from lmbench.dtypes.answer import (
     CASTS,
-    NEVER_RAN,
     DtypeNotes,
     NotedCall,
     NotedModule,
@@ -174,7 +173,6 @@ class StepDtypes(TorchFunctionMode):
         record.tensors = [
             NotedTensors(kind, dtypes, reasons[kind]) for kind, dtypes in kinds.items() if dtypes or kind != "buffers"
         ]
-        record.unused_modules = [noted.path for noted in modules if noted.reason == NEVER_RAN]
         return DtypeNotes(torch=str(torch.__version__), device_type=device_type, modules=modules)
 
     def _noted(self, path: str, module: nn.Module, operators: list[NotedOperator]) -> NotedModule:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from functools import cache, partial
+from itertools import zip_longest
 from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError, import_named, suggest
+from lmbench.errors import UsageError, suggest
 from lmbench.fit.choice import DEFAULTS, choose, import_class
 from lmbench.fit.measurement import usual_mode
 from lmbench.fit.settings import MeasureSettings, check_settings
@@ -142,7 +142,7 @@ class CommandLine:
             self.config = self._parser.parse_args([*texts, *choice.words])
             check_settings(self.config)
         except ArgumentError as error:
-            raise self._mistakes(error) from error
+            raise self._mistake(error) from error
         self.config.pop("config", None)
         for key in _TRAINED_WITH:
             if self.config.get(key) is None:
@@ -158,43 +158,22 @@ class CommandLine:
             SystemExit: the help was printed.
             UsageError: there is no such class.
         """
-        for index, word in enumerate(self.words):
+        for word, next_word in zip_longest(self.words, self.words[1:], fillvalue=""):
             option, _, path = word.partition("=")
-            for key in DEFAULTS:
-                if option == f"--{key}.help":
-                    after = [other for other in self.words[index + 1 : index + 2] if not other.startswith("-")]
-                    named = path or next(iter(after), "")
-                    words = [*self.words[:index], *self.words[index + 1 + len(after) :]]
-                    class_ = import_class(key, named) if named else getattr(choose(self.command, words), key)
-                    if class_ is None:
-                        raise UsageError(f"{option}: there is no {key} class; name it, as in {option} my_file.MyClass")
-                    print(f"options of {path_of(class_)}:")
-                    _builder(key, class_).print_help()
-                    raise SystemExit(0)
+            if option in ("--model.help", "--data.help"):
+                key = option[2:-5]
+                class_ = import_class(key, path or next_word)
+                print(f"options of {path_of(class_)}:")
+                _builder(key, class_).print_help()
+                raise SystemExit(0)
 
-    def _mistakes(self, error: ArgumentError) -> UsageError:
-        """One line for every wrong setting of the configuration files, with file and line, and for `error` itself."""
-        refusals = list[tuple[str, int, str]]()
-        for content in self._choice.settings:
-            for group, settings in content.items():
-                # Parse each setting alone, since the parser stops at the first wrong one.
-                values = settings if isinstance(settings, dict) else {"": settings}
-                for key, value in values.items():
-                    name = ".".join(filter(None, (group, key)))
-                    try:
-                        setting = {group: {key: value} if key else value}
-                        self._parser.parse_args([f"--config={json.dumps(setting, default=str)}"])
-                    except ArgumentError as refusal:
-                        line = str(_translated(refusal, self._parser))
-                        source, _, number = self._choice.places.get(name, "").rpartition(":")
-                        # A line without the setting's name complains of settings missing from this parse.
-                        if name in line and source:
-                            refusals.append((source, int(number), line))
-        lines = [f"{source}:{number}: {line}" for source, number, line in sorted(refusals)]
-        first = str(_translated(error, self._parser))
-        if not any(first in line for line in lines):
-            lines.insert(0, first)
-        return UsageError("; ".join(lines))
+    def _mistake(self, error: ArgumentError) -> UsageError:
+        """One line for a wrong setting, with file and line where a configuration file has it."""
+        line = str(_translated(error, self._parser))
+        name = re.split("[ ;]", line.removeprefix("unknown option --"))[0]
+        is_option = any(word.startswith(f"--{name}") for word in self.words)
+        place = None if is_option else self._choice.places.get(name)
+        return UsageError(line if place is None else f"{place}: {line}")
 
     def _follow(self) -> None:
         """Derive unset settings of model and data from each other, and list them in `_followed`.
@@ -221,15 +200,14 @@ class CommandLine:
                 setting = f"--{source}.{name} {groups[target][name]}"
                 raise UsageError(f"{target}.{name} follows {source}.{name}; set that: {setting}")
 
-    def write(self, skipped: Collection[str] = ()) -> None:
-        """Set `content` and `text` from the settings; `text` is without what is `skipped` (`null`, `default`).
+    def write(self, skip_none: bool = False, skip_default: bool = False) -> None:
+        """Set `content` and `text` from the settings; `text` is without nulls or defaults if they are skipped.
 
         Raises:
             UsageError: a setting holds the mask of a secret, which the user has to fill in.
         """
         dumped = self._parser.dump(self.config, skip_none=False)
-        options = {"skip_none": "null" in skipped, "skip_default": "default" in skipped}
-        repeating = json.loads(self._parser.dump(self.config, **options))
+        repeating = json.loads(self._parser.dump(self.config, skip_none=skip_none, skip_default=skip_default))
         for key, name in self._followed:
             repeating.get(key, {}).pop(name, None)
         self.content = self._with_classes(json.loads(dumped))
@@ -287,44 +265,21 @@ def settings_of(key: str, class_: type, /, **values: Any) -> Any:
 
 _VALUE = re.compile(r'(?:Parser key "(?P<name>[^"]+)":\s*)+.*?(?:Given|Got) value: (?P<value>[^\n]*)', re.DOTALL)
 _OPTION_OF_CLASS = re.compile(r"Parser key \"([\w.]+)\".*class_path '([\w.]+)':\s*Option '([\w.]+)'", re.DOTALL)
+#: What the parser says of a class that a setting such as trainer.callbacks names.
 _WRONG_CLASS = re.compile(
-    r"(?:Expected a dot import path string:|given class_path) '?(?P<path>[\w.]+)'?"
-    r"(?::\s+the following arguments are required: (?P<missing>[^\n]+))?"
-    r"|Import path(?: (?P<other>[\w.]+))? does not correspond to a subclass of (?P<base>\w+)"
+    r"- (Problem with given class_path[^\n]+(?:\n\s+[^-\s][^\n]+)?|Import path [^\n]+|Not a valid \w+ of \w+)"
 )
+_NAME_FIRST = "--{0}.{1} is an option of a class; name the class before it, as in --{0} CLASS"
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
-
-
-def _class_mistake(name: str, text: str) -> UsageError | None:
-    """The error for a class that a setting such as trainer.callbacks names wrongly; None where the class is right."""
-    mistake = None if name in _TRAINED_WITH else _WRONG_CLASS.search(text)
-    if mistake is None:
-        return None
-    path, missing, base = mistake["path"], mistake["missing"], mistake["base"]
-    if missing:
-        return UsageError(f"{name}: {path} needs {missing}")
-    if base:
-        other = mistake["other"] or text.rpartition("value: ")[2].strip()
-        return UsageError(f"{name}: {other} is no {base}")
-    if "." not in path:
-        hint = suggest(path, (*callbacks.__all__, *loggers.__all__, *strategies.__all__))
-        own = f"name your own with its module, as in my_file.{path}"
-        return UsageError(f"{name}: there is no class {path!r}; {own}{hint}")
-    try:
-        import_named(name, path)
-    except UsageError as error:
-        return error
-    return None
 
 
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     """Translate the parser's error into one line for the user, with the nearest option where one is misspelt."""
-    name_first = "--{0}.{1} is an option of a class; name the class before it, as in --{0} CLASS"
     if of_class := _OPTION_OF_CLASS.search(str(error)):
         key, path, option = of_class.groups()
         # Without a class before the option, the parser looks for it in the base class.
         is_base = path.endswith(("Optimizer", "LRScheduler"))
-        return UsageError(name_first.format(key, option) if is_base else f"unknown option --{key}.{option} of {path}")
+        return UsageError(_NAME_FIRST.format(key, option) if is_base else f"unknown option --{key}.{option} of {path}")
     text = re.sub(r"Group '([\w.]+)' does not accept option '", r"Option '\1.", str(error))
     if unknown := re.search(r"(?:unrecognized arguments: --|Option ')([\w.+]+)", text):
         options = [name.removeprefix("--") for name in parser._option_string_actions]
@@ -333,17 +288,21 @@ def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     if extra := re.search(r"unrecognized arguments: (\S+)", text):
         return UsageError(f"{extra[1]!r} is one word too many; a configuration comes first, options are --name value")
     rejected = _VALUE.search(text)
-    if rejected is None:
-        return UsageError(text)
-    name, value = rejected["name"], repr(rejected["value"].strip())
-    mistake = _class_mistake(name, text)
+    return UsageError(text) if rejected is None else _wrong_value(rejected["name"], rejected["value"].strip(), text)
+
+
+def _wrong_value(name: str, value: str, text: str) -> UsageError:
+    """What is wrong with the value of a setting, from the parser's text."""
     if nested := re.search(r"NestedArg\(key='(\w+)'", value):
-        return UsageError(name_first.format(name, nested[1]))
+        return UsageError(_NAME_FIRST.format(name, nested[1]))
+    if path := re.search(r"Expected a dot import path string: (\w+)", text):
+        hint = suggest(path[1], (*callbacks.__all__, *loggers.__all__, *strategies.__all__))
+        own = f"name your own with its module, as in my_file.{path[1]}"
+        return UsageError(f"{name}: there is no class {path[1]!r}; {own}{hint}")
     words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
+    wrong_class = _WRONG_CLASS.search(text)
+    if wrong_class is not None and not words:
+        return UsageError(f"{name}: {' '.join(wrong_class[1].split())}")
     types = [_TYPES.get(kind, kind) for kind in re.findall(r"Expected an? <class '(\w+)'>", text) if kind != "NoneType"]
     allowed = ", ".join(dict.fromkeys(words or types)) or text
-    if "subclass of" in allowed:
-        allowed = "a class with its module, class_path and init_args, or a list of them"
-    if name in _TRAINED_WITH:
-        allowed = "a class of PyTorch's, or one with its module, such as torch.optim.SGD"
-    return mistake or UsageError(f"{name} is {MASK if is_secret(name) else value}; allowed: {allowed}")
+    return UsageError(f"{name} is {MASK if is_secret(name) else repr(value)}; allowed: {allowed}")

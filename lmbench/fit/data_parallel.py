@@ -45,14 +45,15 @@ class DataParallel(DDPStrategy):
         broadcast_buffers: bool = True,
         reduce_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
+        # Also its default is deprecated in torch 2.13, where it is given.
+        options: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
         super().__init__(
             ddp_comm_hook=bf16_compress_hook if reduce_dtype == "bfloat16" else None,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused_parameters,
-            # Also its default is deprecated in torch 2.13, where it is given.
-            **({} if broadcast_buffers else {"broadcast_buffers": False}),
+            **options,
         )
 
     def _setup_model(self, model: Module) -> DistributedDataParallel:

@@ -6,8 +6,9 @@ in which only rank 0 exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -19,7 +20,7 @@ from lightning.pytorch.plugins import HalfPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -38,9 +39,11 @@ from lmbench.fit.trainer import as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
+from lmbench.instruments.recomputing import first_of
 from lmbench.memory.blocks import Category
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
+from lmbench.memory.plan import BlockBorders
 from lmbench.memory.predictor import EARLIER, Allocation, FakeStep, peaks_of
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES
@@ -81,10 +84,13 @@ class FakeBatches:
         return apply_to_collection(self._batch, torch.Tensor, fake)
 
 
-class CategoryTeller(LeanCallback):
-    """Tells the tracker which tensors are parameters, gradients and optimizer state.
+class StepWatch(LeanCallback):
+    """Tells the tracker which tensors are parameters, gradients and optimizer state, and notes where blocks begin.
 
-    `steady_from` is the tracker's event at which the last step, the steady one, begins.
+    Attributes:
+        blocks: the module's alike blocks.
+        borders: those of the last list of blocks, in the last step.
+        steady_from: the tracker's event at which the last step, the steady one, begins.
     """
 
     def __init__(
@@ -95,11 +101,11 @@ class CategoryTeller(LeanCallback):
         compile_options: CompileOptions | None,
         data: LightningDataModule | None,
     ) -> None:
-        self.steady_from = 0
+        self.blocks, self.borders, self.steady_from = blocks, BlockBorders(), 0
         self._data = data
         self._stepped: set[int] = set()
         self._step_count, self._state_bytes = 0, 0
-        self._tracker, self._blocks, self._compile_options = tracker, blocks, compile_options
+        self._tracker, self._compile_options = tracker, compile_options
         self._last_block: set[int] = set()
         self._awaited: set[int] = set()
         track.listeners.append(self._enter_phase)
@@ -109,6 +115,25 @@ class CategoryTeller(LeanCallback):
         # depends on the number of blocks; the peak of each region is affine in that number.
         self._awaited = set(self._last_block)
         self._tracker.enter(phase, "first" if phase == "backward" else "")
+        if phase == "backward":
+            self.borders.backward_start = self._tracker.now
+        elif phase in ("clip", "optimizer") and not self.borders.first_backward_end:
+            # Without a gradient of the first block's input its backward ends with the phase.
+            self.borders.first_backward_end = self._tracker.now
+
+    def _enter_block(self, index: int, block: nn.Module, inputs: Any, named: Any) -> None:
+        if self._tracker.phase != "forward":
+            return
+        self.borders.enter[index] = self._tracker.now
+        if index == 0:
+            self.borders.first_backward_end = 0
+            hidden = first_of(inputs or (*named.values(), None))
+            _call_in_backward(hidden, lambda: setattr(self.borders, "first_backward_end", self._tracker.now))
+
+    def _leave_block(self, index: int, block: nn.Module, inputs: Any, output: Any) -> None:
+        if self._tracker.phase == "forward":
+            self.borders.leave[index] = self._tracker.now
+            _call_in_backward(first_of(output), lambda: self.borders.backward.update({index: self._tracker.now}))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # The user's module may ask its data for settings. Its loaders are not asked for batches.
@@ -121,8 +146,13 @@ class CategoryTeller(LeanCallback):
         if any(map(is_lazy, pl_module.parameters())):
             raise UsageError("cannot be predicted: a lazy module has no sizes; run a batch through it in `setup`")
         # The last list counts, since the backward reaches it first.
-        for blocks in self._blocks.lists[-1:]:
+        for blocks in self.blocks.lists[-1:]:
             self._last_block = {id(p) for p in blocks[-1].parameters() if p.requires_grad}
+            # TorchScript's modules accept no hooks.
+            if self._compile_options is None and not isinstance(blocks[0], torch.jit.ScriptModule):
+                for index, block in enumerate(blocks):
+                    block.register_forward_pre_hook(partial(self._enter_block, index), with_kwargs=True)
+                    block.register_forward_hook(partial(self._leave_block, index))
         for tensor in (*pl_module.parameters(), *pl_module.buffers()):
             self._tracker.note(tensor, "parameters")
         for parameter in pl_module.parameters():
@@ -167,6 +197,12 @@ class CategoryTeller(LeanCallback):
         if not is_settled and batches_left:
             self.steady_from = self._tracker.now
         self._state_bytes = state_bytes
+
+
+def _call_in_backward(hidden: Any, note: Callable[[], None]) -> None:
+    """Call a function when the gradient of a block's input or output is there."""
+    if isinstance(hidden, torch.Tensor) and hidden.requires_grad:
+        hidden.register_hook(lambda _: note())
 
 
 def callbacks_with_memory(callbacks: Any) -> list[Callback]:

@@ -44,9 +44,10 @@ from lmbench.records.vocabulary import Values
 from lmbench.rooms import ROOMS
 from lmbench.runs import Run, read_run
 
-# Attributes that a mode, compilation and Lightning itself set on a module.
+# Attributes that a mode, compilation and Lightning itself set on a module and its parts.
 _SET_ON_MODULE = (
-    "backward", "optimizer_step", "optimizer_zero_grad", "_trainer", "_compiled_call_impl", "_device", "_dtype",
+    "training", "backward", "optimizer_step", "optimizer_zero_grad", "_trainer", "_compiled_call_impl", "_device",
+    "_dtype",
 )  # fmt: skip
 
 _cudnn = torch.backends.cudnn
@@ -96,7 +97,7 @@ def untouched(module: LightningModule, data: object) -> Iterator[None]:
     that it did not have. Its weights stay trained. Tensors that it built within are moved to the CPU and the default
     dtype. `data` gets its trainer back.
     """
-    states = [(part, part.training, dict(vars(part))) for part in module.modules()]
+    states = [(part, dict(vars(part))) for part in module.modules()]
     tensor_states = {
         tensor: (tensor.device, tensor.dtype, tensor.grad is None)
         for tensor in (*module.parameters(), *module.buffers())
@@ -112,8 +113,7 @@ def untouched(module: LightningModule, data: object) -> Iterator[None]:
                 tensor.grad = None
             if (tensor.device, tensor.dtype) != (device, dtype):
                 tensor.data = tensor.data.to(device, dtype)
-        for part, was_training, attributes in states:
-            part.training = was_training
+        for part, attributes in states:
             for name in _SET_ON_MODULE:
                 vars(part).pop(name, None)
                 if name in attributes:

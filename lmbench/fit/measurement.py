@@ -48,7 +48,6 @@ from lmbench.records.examined import MemoryPrediction
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard
 from lmbench.records.passes import recording_of
-from lmbench.records.process import reach
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Mode, Values
 from lmbench.report.answer import Answer
@@ -205,10 +204,8 @@ class Measurement:
                 AlikeBlocks(module, self.settings.blocks)
                 module.flops_per_token = None  # type: ignore[assignment]  # It counts all blocks.
             trainer = self._trainer([one_process, *self._callbacks(callbacks, announces)])
-            reach("parsed")
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
-            reach("device_ready")
             apply_mode(module, self.mode, self.zero_grad)
             if self.flags.get("compile"):
                 # Modules measured earlier in this process count against Dynamo's limit of graphs per code object.
@@ -339,8 +336,8 @@ def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, li
     run = recorder.run
     if run.command != "fit":
         raise UsageError(f"{run.command} trains nothing; lmbench fit does")
-    request = Request(gpu_of(run), finds_largest=False)
-    forecast = ask_forecast(["--config", str(path / "config.yaml")], request)
+    gpu = gpu_of(run)
+    forecast = ask_forecast(["--config", str(path / "config.yaml")], Request([] if gpu is None else [gpu]))
     phases: PerPhase[int] = PerPhase()
     for peak in forecast.phases:
         phases.set(peak.phase, peak.total_bytes)

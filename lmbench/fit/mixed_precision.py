@@ -150,7 +150,7 @@ class Fp8Precision(RepairedMixedPrecision):
 class Fp8Tokens(LeanCallback):
     """Raises UsageError for a batch whose number of tokens, if it can be counted, `FP8_MULTIPLE` does not divide."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         count = token_counter(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
         tokens = None if batch is None else count(batch)
         if (tokens or 0) % FP8_MULTIPLE:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import msgspec
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, ParallelStrategy
@@ -32,14 +32,13 @@ from torchmetrics import Metric
 from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
 from lmbench.errors import ExitCode, UsageError, check_at_least, find_modules_in_current_folder, tell, unknown
-from lmbench.fit.block_watch import BlockWatch
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.fake_step import (
     MOST_MANUAL_BATCHES,
     MOST_MICRO_BATCHES,
-    CategoryTeller,
     FakeBatches,
     FirstRank,
+    StepWatch,
     act_as_one_rank,
     callbacks_with_memory,
     fake_ranks,
@@ -57,7 +56,6 @@ from lmbench.instruments.ending import is_usage_error, user_lines
 from lmbench.instruments.phases import BorderProfiler, PhaseTrack
 from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
-from lmbench.memory.many_gpus import fits_on
 from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.standard_output import result_alone, write_result
@@ -145,23 +143,24 @@ class Prediction:
         return Predictor(take_step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
 
     def step(
-        self,
-        batch_size: int,
-        context_length: int | None,
-        keep_blocks: int | None,
-        workspace_bytes: int,
-        watch: BlockWatch | None = None,
+        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
     ) -> FakeStep:
-        """Run a steady step on fake tensors, and return its peaks by phase and region.
+        """Run a steady step on fake tensors as `run` does, and return its peaks by phase and region."""
+        tracker, watch = self.run(batch_size, context_length, keep_blocks, workspace_bytes)
+        return trial_of(tracker, watch.steady_from, watch.blocks.count)
+
+    def run(
+        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
+    ) -> tuple[Tracker, StepWatch]:
+        """Run a few steps on fake tensors, up to a steady one.
 
         Args:
             batch_size: samples in the batch.
             context_length: tokens in a sample; None for data that is not lmbench's own.
             keep_blocks: length to cut lists of alike blocks to; None cuts nothing.
             workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
-            watch: watches the blocks in steps of one micro-batch, with its treatment of them.
         """
-        micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES) if watch is None else 1
+        micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES)
         tracker, track = Tracker(workspace_bytes), PhaseTrack()
         resident_count = None
         if isinstance(self._data, TokenData) and self._data.placement == "device":
@@ -173,40 +172,33 @@ class Prediction:
         with _told(), group, splitting, fakes, tracker, CudaAttention():
             # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
-            sizes |= {} if watch is None else watch.model
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
             module: LightningModule = self._line.build("model", **changes)
             tracker.move(module)
             apply_mode(module, self.mode, self.zero_grad)
             _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
-            teller = CategoryTeller(tracker, track, blocks, self.compile_options, self._users_data)
-            trainer = self._trainer(tracker, track, [teller], micro_batches)
-            if watch is not None:
-                watch.begin(trainer, tracker, track, blocks)
+            watch = StepWatch(tracker, track, blocks, self.compile_options, self._users_data)
+            trainer = self._trainer(tracker, track, watch, micro_batches)
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
             # The first step makes the optimizer's state; DDP makes new buckets in the second.
             count = (3 if isinstance(trainer.strategy, DDPStrategy) else 2) * micro_batches
             count = count if module.automatic_optimization else MOST_MANUAL_BATCHES
             batches = FakeBatches(batch, count, tracker, resident_count)
-            with _memory_of_host() as host, nullcontext() if watch is None else watch.counter:
+            with _memory_of_host(tracker):
                 trainer.fit(module, train_dataloaders=batches)
-            if watch is not None:
-                watch.host_bytes = sum(host)
             tracker.enter("after")
         self.assumed |= tracker.assumed
-        if watch is not None:
-            watch.allocations = tracker.allocations
-        return trial_of(tracker, teller.steady_from, blocks.count)
+        return tracker, watch
 
-    def _trainer(self, tracker: Tracker, track: PhaseTrack, callbacks: list[Callback], micro_batches: int) -> Any:
-        """A Trainer of the configuration for steps on fake tensors, with these callbacks too."""
+    def _trainer(self, tracker: Tracker, track: PhaseTrack, watch: StepWatch, micro_batches: int) -> Any:
+        """A Trainer of the configuration for steps on fake tensors, watched."""
         # Build the flags anew, since a strategy keeps the state of its set-up, and a callback its own.
         flags = vars(self._line.build("trainer"))
         own_flags = {
             "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
-            "callbacks": [*callbacks_with_memory(flags["callbacks"]), *callbacks],
+            "callbacks": [*callbacks_with_memory(flags["callbacks"]), watch],
             "logger": DummyLogger() if self._flags["logger"] else False,
             "max_epochs": 1, "accumulate_grad_batches": micro_batches,
         }  # fmt: skip
@@ -263,17 +255,14 @@ class Prediction:
         return self._batch
 
 
-@contextmanager
-def _memory_of_host() -> Iterator[list[int]]:
-    """Within, tensors that move to the host take no memory of the device; yields the bytes of each."""
-    moved = list[int]()
+def _memory_of_host(tracker: Tracker) -> Any:
+    """A context in which tensors that move to the host take no memory of the device; the tracker counts their bytes."""
 
     def moved_to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        moved.append(tensor.untyped_storage().nbytes())
+        tracker.host_bytes += tensor.untyped_storage().nbytes()
         return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
-    with patch.object(recomputing, "moved_to_host", moved_to_host):
-        yield moved
+    return patch.object(recomputing, "moved_to_host", moved_to_host)
 
 
 def _keep_from_values(module: LightningModule) -> None:
@@ -300,31 +289,19 @@ def forecast(words: list[str], request: Request) -> Forecast:
     """
     started = time.perf_counter()
     act_like_cuda()
-    plan, gpu = Prediction(words), request.gpu
-    workspace_bytes = next((target.workspace_bytes for target in (gpu, *request.gpus) if target is not None), 0)
+    plan, gpus = Prediction(words), request.gpus
+    workspace_bytes = gpus[0].workspace_bytes if gpus else 0
     predictor = plan.predictor(workspace_bytes)
     result = Forecast(
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
-        predictor.phases, predictor.reserved_bytes, predictor.method, gpu, strategy=plan.strategy,
+        predictor.phases, predictor.reserved_bytes, predictor.method, strategy=plan.strategy,
         world_size=plan.world_size, run_peak_bytes=predictor.run_peak_bytes, is_sharded=plan.is_sharded,
         assumed=list(plan.assumed),
     )  # fmt: skip
-    if request.gpus:
-        result.on_gpus = fits_on(predictor, request.gpus, plan.has_context)
-    if gpu is not None:
-        result.fits = gpu.fits(predictor.reserved_bytes)
-    if gpu is not None and request.finds_largest:
-        result.largest_batch_size = predictor.largest(gpu)
-        result.largest_context_length = predictor.largest(gpu, is_context=True) if plan.has_context else None
-        if plan.is_sharded:
-
-            def reserved_by_ranks(count: int) -> int:
-                if count == plan.world_size:
-                    return predictor.reserved_bytes
-                resized = Prediction([*words, f"--trainer.devices={count}", "--trainer.num_nodes=1"])
-                return resized.predictor(workspace_bytes).reserved_bytes
-
-            result.fewest_gpus = predictor.fewest_ranks(plan.world_size, gpu, reserved_by_ranks)
+    if gpus and request.finds_largest:
+        result.on_gpus = predictor.fits_on(gpus, plan.has_context)
+    if len(result.on_gpus) == 1 and plan.is_sharded:
+        result.fewest_gpus = predictor.fewest_ranks(plan.world_size, gpus[0])
     result.took_s = time.perf_counter() - started
     return result
 

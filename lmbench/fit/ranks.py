@@ -17,8 +17,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -141,7 +141,8 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[
                 if not wait([ranks[rank].sentinel for rank in running], timeout_s):
                     late = set(running)
                     for rank in late:
-                        _ask_stack(ranks[rank].pid or 0, logs[rank])
+                        with logs[rank].open("a") as log_file:
+                            log_file.write(_stack_of(ranks[rank].pid))
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
@@ -171,18 +172,6 @@ def _end(ranks: list[ForkProcess]) -> None:
             process.join(max(deadline_s - time.monotonic(), 0.0))
 
 
-@contextmanager
-def errors_in_log() -> Iterator[None]:
-    """Send standard error to this rank's log, which `run_ranks`'s process prints if this rank ended the measurement.
-
-    In a process that `run_ranks` did not start, standard error stays as it is.
-    """
-    with ExitStack() as stack:
-        if is_watched():
-            stack.enter_context(redirect_stderr(stack.enter_context(Path(os.environ[_LOG]).open("a"))))
-        yield
-
-
 def _be_rank(environment: dict[str, str], measure: Callable[[], int]) -> None:
     """Measure as one rank in a forked process, and end the process with the exit code."""
     die_with_parent()
@@ -190,7 +179,6 @@ def _be_rank(environment: dict[str, str], measure: Callable[[], int]) -> None:
     # Lightning's own launcher does this too: the ranks of a host share its cores.
     _set_num_threads_if_needed(int(environment["WORLD_SIZE"]))
     output = os.open(environment[_LOG], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    _tell_stack(output)
     if environment["LOCAL_RANK"] == "0":
         # Python goes on printing to the screen. C++ code prints pages of stacks when another rank has failed.
         sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
@@ -205,36 +193,26 @@ def leave_group() -> None:
     atexit.unregister(_destroy_dist_connection)
 
 
-def _tell_stack(file: int) -> None:
-    """Have SIGURG write this process's stack to a file, even while the process runs no Python code."""
-    # A Trainer that ended in this process has put the default back. faulthandler does not notice that, and without
-    # this call would believe that it still has the signal.
-    faulthandler.unregister(signal.SIGURG)
-    # Nobody else uses SIGURG, and its default does nothing. SIGUSR1 is taken by Lightning under SLURM.
-    faulthandler.register(signal.SIGURG, file, all_threads=False)
-
-
 def tell_stack() -> None:
-    """Let `ends_by_records` ask a rank that a launcher started for its stack, if both are on one machine."""
-    if hasattr(os, "memfd_create") and _get_rank() is not None and not is_watched():
-        _tell_stack(os.memfd_create(f"{_STACK}{os.getpid()}"))
-
-
-def _ask_stack(pid: int, file: Path) -> str:
-    """Ask a process for its stack; returns what its file holds 0.2 s after it began to write, or after 2 s."""
-    size, deadline_s = file.stat().st_size, time.monotonic() + 2.0
-    os.kill(pid, signal.SIGURG)
-    while file.stat().st_size == size and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    time.sleep(0.2)
-    return file.read_text(errors="replace")
+    """Have SIGURG write this rank's stack to a file in memory, even while the rank runs no Python code."""
+    if hasattr(os, "memfd_create") and _get_rank() is not None:
+        # A Trainer that ended in this process has put the default back. faulthandler does not notice that, and without
+        # this call would believe that it still has the signal.
+        faulthandler.unregister(signal.SIGURG)
+        # Nobody else uses SIGURG, and its default does nothing. SIGUSR1 is taken by Lightning under SLURM.
+        faulthandler.register(signal.SIGURG, os.memfd_create(f"{_STACK}{os.getpid()}"), all_threads=False)
 
 
 def _stack_of(pid: int | None) -> str:
-    """The stack of a process of this machine that called `tell_stack`; empty if the process is gone."""
+    """The stack of a rank on this machine; empty if the rank is gone, or did not begin to write it within 2 s."""
     with suppress(OSError, ValueError):
         (stack,) = (file for file in Path(f"/proc/{pid}/fd").iterdir() if f"{_STACK}{pid} " in file.readlink().name)
-        return _ask_stack(pid or 0, stack)
+        os.kill(pid or 0, signal.SIGURG)
+        deadline_s = time.monotonic() + 2.0
+        while not stack.stat().st_size and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        time.sleep(0.2)
+        return stack.read_text(errors="replace")
     return ""
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from lmbench.fit.ranks import (
     count_to_start,
     ending_of_ranks,
     ends_by_records,
-    errors_in_log,
     is_watched,
     leave_group,
     rank_of_process,
@@ -56,8 +55,8 @@ from lmbench.wandb.publish import publish_run
 _EXPLAINED_BY_RESULT = (ExitCode.USAGE, ExitCode.OUT_OF_MEMORY, ExitCode.GUARD_FAILED)
 #: What C++ code of PyTorch logs in a rank: `[rank1]:[E1127 05:06:06.580274014 ProcessGroupNCCL.cpp:689] ...`.
 _CXX_LINES = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} .*\n?", re.M)
-#: LightningCLI's flags of `--print_config`, each with what is skipped.
-_SKIPPED = {"skip_null": "null", "skip_default": "default"}
+#: LightningCLI's flags of `--print_config`, each with the argument of `CommandLine.write`.
+_SKIPPED = {"skip_null": "skip_none", "skip_default": "skip_default"}
 #: Flags that change what is printed, not what is measured.
 _FLAGS = {"--json", "--quiet", "--print_config"}
 
@@ -85,7 +84,7 @@ def run(args: list[str]) -> int:
             for sentence in line.ignored:
                 tell(sentence)
         if "--print_config" in flags:
-            line.write(skipped)
+            line.write(**skipped)
             write_result(line.text)
             return ExitCode.OK
         settings, wandb = line.build("measure"), line.build("wandb")
@@ -116,7 +115,7 @@ def run(args: list[str]) -> int:
         if recorder.folder is None or rank_of_process():
             return code
     except BaseException as error:
-        return _before_anything(error)
+        return report_failure(error)
     code = _finish(recorder, flags)
     _publish(recorder, wandb.timeout_s, is_loud)
     signum = received()
@@ -124,20 +123,18 @@ def run(args: list[str]) -> int:
     return exit_code(signum) if signum is not None and code == ExitCode.OK else code
 
 
-def _skipped(args: list[str]) -> list[str]:
-    """What LightningCLI's `--print_config=skip_null,skip_default` leaves out.
+def _skipped(args: list[str]) -> dict[str, bool]:
+    """What LightningCLI's `--print_config=skip_null,skip_default` leaves out, as arguments of `CommandLine.write`.
 
     Raises:
         UsageError: LightningCLI has no such flag.
     """
-    skipped = []
-    for word in args:
-        option, _, flags = word.partition("=")
-        for flag in flags.split(",") if option == "--print_config" and flags else ():
-            if flag not in _SKIPPED:
-                raise unknown("flag of --print_config", flag, _SKIPPED)
-            skipped.append(_SKIPPED[flag])
-    return skipped
+    flags = [flag for word in args for flag in word.split(",") if word.startswith("--print_config=")]
+    names = [flag.removeprefix("--print_config=") for flag in flags]
+    for name in names:
+        if name not in _SKIPPED:
+            raise unknown("flag of --print_config", name, _SKIPPED)
+    return {_SKIPPED[name]: True for name in names}
 
 
 def _measure(
@@ -165,7 +162,8 @@ def _measure(
                 recorder.take_over(path, ending)
                 is_of_other_rank = True
     if failure is not None and not is_of_other_rank:
-        with errors_in_log():
+        # A watched rank's own standard error is its log, which is printed if this rank ended the measurement.
+        with redirect_stderr(sys.__stderr__ if is_watched() else sys.stderr):
             if recorder.folder is None:
                 return _complain(failure, ExitCode.USAGE)
             # Decide by the record, since Lightning turns a Ctrl-C into SystemExit(1).
@@ -200,8 +198,8 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
     return cause.code if cause.code > 0 else ExitCode.INTERNAL
 
 
-def _before_anything(error: BaseException) -> int:
-    """Report an error from before the measurement, such as a wrong option; returns the exit code.
+def report_failure(error: BaseException) -> int:
+    """Report an error that no record has, such as a wrong option; returns the exit code.
 
     Raises:
         BaseException: `error` itself, after a signal or when it is no Exception.
@@ -213,7 +211,7 @@ def _before_anything(error: BaseException) -> int:
     if is_usage_error(error):
         return _complain(error, ExitCode.USAGE)
     if memory := out_of_memory(error):
-        return _complain(f"out of memory before anything was built: {memory.message}", ExitCode.OUT_OF_MEMORY)
+        return _complain(f"out of memory: {memory.message}", ExitCode.OUT_OF_MEMORY)
     if user_lines(error):
         return _print_own_lines(error)
     _print_lines("".join(traceback.format_exception(error)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
@@ -12,33 +13,25 @@ from lmbench.fit.data_parallel import DataParallel, ShardedOptimizer
 from lmbench.fit.model_parallel import ModelParallel
 from lmbench.records.vocabulary import Values
 
-
-class NamedStrategy(NamedTuple):
-    """A strategy's class, and the arguments that its name stands for."""
-
-    strategy: type[DataParallel | ModelParallel]
-    arguments: Values
-
-
-STRATEGIES = {
-    "ddp": NamedStrategy(DataParallel, {}),
-    "ddp_find_unused_parameters_true": NamedStrategy(DataParallel, {"find_unused_parameters": True}),
-    "ddp_zero1": NamedStrategy(ShardedOptimizer, {}),
-    "fsdp2": NamedStrategy(ModelParallel, {}),
+#: Strategies by name: the class, and the arguments that the name stands for.
+STRATEGIES: dict[str, partial[Any]] = {
+    "ddp": partial(DataParallel),
+    "ddp_find_unused_parameters_true": partial(DataParallel, find_unused_parameters=True),
+    "ddp_zero1": partial(ShardedOptimizer),
+    "fsdp2": partial(ModelParallel),
     # Like ZeRO stage 2: parameters stay gathered until the end of the backward.
-    "fsdp2_zero2": NamedStrategy(ModelParallel, {"reshard_after_forward": False}),
-    "tensor_parallel": NamedStrategy(ModelParallel, {"tensor_parallel_size": "auto"}),
+    "fsdp2_zero2": partial(ModelParallel, reshard_after_forward=False),
+    "tensor_parallel": partial(ModelParallel, tensor_parallel_size="auto"),
 }
-for _name, _named in STRATEGIES.items():
+for _name, _strategy in STRATEGIES.items():
     # Lightning has registered its own DDPStrategy as `ddp`. It stays reachable by its class.
-    StrategyRegistry.register(_name, _named.strategy, override=True, **_named.arguments)
+    StrategyRegistry.register(_name, _strategy.func, override=True, **_strategy.keywords)
 
 
 def blocks_per_group(strategy: str | Strategy) -> int:
     """How many alike blocks a strategy, or one by its name, shards together."""
     if isinstance(strategy, str) and strategy in STRATEGIES:
-        named = STRATEGIES[strategy]
-        strategy = named.strategy(**named.arguments)
+        strategy = STRATEGIES[strategy]()
     return strategy.blocks_per_group if isinstance(strategy, ModelParallel) else 1
 
 
@@ -67,8 +60,8 @@ def name_classes(words: Iterable[str], configured: str | None) -> Iterator[str]:
             continue
         name = name if equals else next(remaining, "")
         if has_options and name in STRATEGIES:
-            named = STRATEGIES[name]
-            yield _class_word(f"lmbench.{named.strategy.__name__}", named.arguments)
+            strategy = STRATEGIES[name]
+            yield _class_word(f"lmbench.{strategy.func.__name__}", strategy.keywords)
         elif "." in name and not name.startswith("{"):
             yield _class_word(name, {})
         else:

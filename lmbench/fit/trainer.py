@@ -42,8 +42,6 @@ TRAINER_DEFAULTS: Values = {
     "use_distributed_sampler": False,
 }
 
-LIGHTNING_PROFILERS = ("simple", "advanced", "pytorch", "xla")
-
 FLOAT16_ON_A_CPU = "16-mixed on a CPU is float16 with a loss scaler (Lightning 2.6 would take bfloat16)"
 
 
@@ -92,14 +90,8 @@ class BenchTrainer(Trainer):
         devices = str(kwargs.get("devices", 1))
         if devices.isdecimal():
             check_launcher(int(devices) * int(kwargs.get("num_nodes", 1)))
-        profiler = kwargs.get("profiler")
-        if profiler == "kernels":
+        if kwargs.get("profiler") == "kernels":
             kwargs["profiler"] = KernelProfiler()
-        elif isinstance(profiler, str) and profiler.lower() not in LIGHTNING_PROFILERS:
-            raise UsageError(
-                f"trainer.profiler is {profiler!r}; allowed: kernels, {', '.join(LIGHTNING_PROFILERS)}, or a class "
-                "such as lmbench.KernelProfiler"
-            )
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
@@ -154,7 +146,9 @@ def quiet() -> None:
     """Silence tips and warnings of libraries about their own calls, which say nothing about the measurement."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # torchao 0.18 registers constants in a way that torch 2.13 warns of, also where only transformers imports it.
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    # torchao, which transformers imports too, warns of libraries that this machine cannot load, and torch 2.13 of the
+    # way in which torchao 0.18 registers constants.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", message=r".*LeafSpec.*")

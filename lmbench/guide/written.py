@@ -21,8 +21,6 @@ from lmbench.report.view import Catalogue
 
 #: The package, and the root of a checkout, in which `callbacks` lies beside it.
 _FOLDERS = Path(version.__file__).parents[:2]
-#: Methods that Lightning or the session calls are not written.
-_HOOK = re.compile(r"_|on_|setup$|teardown$")
 
 
 def page(topic: str, catalogue: Catalogue) -> str:
@@ -71,7 +69,8 @@ def _api() -> str:
     sections = []
     for name, (package, module) in names.items():
         definition = next(node for node in _parsed(module).body if getattr(node, "name", "") == name)
-        sections += _section("###", f"{package}.", definition)
+        if isinstance(definition, ast.ClassDef | ast.FunctionDef):
+            sections += _section(f"### {package}.{name}", definition)
     return "\n\n".join(sections)
 
 
@@ -82,21 +81,15 @@ def _parsed(module: str) -> ast.Module:
     return ast.parse(files[0].read_text("utf-8"))
 
 
-def _section(heading: str, prefix: str, node: ast.AST) -> list[str]:
-    """Paragraphs: name, signature and docstring, then the same for a callback's public methods."""
-    if not isinstance(node, ast.ClassDef | ast.FunctionDef) or not (about := ast.get_docstring(node)):
-        return []
-    methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
-    makers = [node] if isinstance(node, ast.FunctionDef) else [part for part in methods if part.name == "__init__"]
-    words = [ast.unparse(function.args).removeprefix("self").removeprefix(", ") for function in makers]
-    parts = [f"{heading} {prefix}{node.name}"]
-    if any(words):
-        signature = textwrap.fill(f"{node.name}({words[0]})", 100, subsequent_indent="    ", break_long_words=False)
+def _section(heading: str, node: ast.ClassDef | ast.FunctionDef) -> list[str]:
+    """Paragraphs: heading, signature and docstring."""
+    makers = [part for part in [node, *node.body] if isinstance(part, ast.FunctionDef)]
+    maker = next((part for part in makers if part.name in ("__init__", node.name)), None)
+    parts = [heading]
+    if maker is not None:
+        words = ast.unparse(maker.args).removeprefix("self").removeprefix(", ")
+        signature = textwrap.fill(f"{node.name}({words})", 100, subsequent_indent="    ", break_long_words=False)
         parts.append(f"```python\n{signature}\n```")
     # The sections of a docstring become lists.
-    about = re.sub(r"^    (\w+): ", r"- `\1`: ", about, flags=re.MULTILINE)
-    parts.append(re.sub(r"^(\w+:)\n(?=\S)", r"\1\n\n", about, flags=re.MULTILINE))
-    for method in methods if prefix == "lmbench.callbacks." else []:
-        if not _HOOK.match(method.name):
-            parts += _section(f"{heading}#", f"{node.name}.", method)
-    return parts
+    about = re.sub(r"^    (\w+): ", r"- `\1`: ", ast.get_docstring(node) or "", flags=re.MULTILINE)
+    return [*parts, re.sub(r"^(\w+:)\n(?=\S)", r"\1\n\n", about, flags=re.MULTILINE)]

@@ -23,8 +23,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from msgspec import Struct
-from torch.distributed import DistError, DistNetworkError
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed import DistError
 
 from lmbench.code_owners import INSTALLED, code_owner
 from lmbench.errors import ExitCode, UsageError, message_of
@@ -54,10 +53,9 @@ COMPLETE = Ending("ok", ExitCode.OK)
 
 def is_usage_error(exception: BaseException) -> bool:
     """Whether an exception is a mistake of the user's, of which its message says everything."""
-    is_port_taken = isinstance(exception, DistNetworkError) and "EADDRINUSE" in message_of(exception)
     is_wrong_loss = message_of(exception).startswith(_WRONG_LOSS)
     is_refused = isinstance(exception, UsageError | MisconfigurationException) and not is_wrong_loss
-    return is_refused or is_port_taken or is_checkpoint_mismatch(exception)
+    return is_refused or is_checkpoint_mismatch(exception)
 
 
 def is_checkpoint_mismatch(exception: BaseException) -> bool:
@@ -91,8 +89,8 @@ def judge(exception: BaseException, phase: str, is_lmbench_subject: bool = True)
         message = f"somebody's code asked to exit with {exception.code}"
     elif message.startswith(_DDP_UNUSED_PARAMETER):
         message = (
-            f"the loss does not depend on all parameters, for whose gradients ddp waits{_unused(exception)}; freeze "
-            "the others (requires_grad_(False)), or give --trainer.strategy ddp_find_unused_parameters_true"
+            "the loss does not depend on all parameters, for whose gradients ddp waits; freeze the others "
+            "(requires_grad_(False)), or give --trainer.strategy ddp_find_unused_parameters_true"
         )
     facts = error_facts(type(exception).__name__, message, phase)
     facts.location = frame_location(lines[-1]) if lines else None
@@ -124,52 +122,42 @@ def failed(kind: str, message: str, phase: str | None, exit_code: ExitCode = Exi
     return Ending("error", exit_code, error_facts(kind, message, phase))
 
 
-class ClosingFacts(NamedTuple):
-    """Facts that decide how a run ended, known once its record is summarized.
+def ending_of(
+    ending: Ending,
+    summary_fault: Exception | None = None,
+    signum: int | None = None,
+    unwritten_count: int = 0,
+    write_error: OSError | None = None,
+    trace_error: str | None = None,
+    without_loss: Ending | None = None,
+    has_failed_guard: bool = False,
+) -> Ending:
+    """The ending of a run: the first failure that it has.
 
-    `ending` is how measuring ended, `summary_fault` how lmbench's own summary failed, `signum` a signal that came
-    meanwhile. `unwritten_count` steps and the `write_error` of the folder are of steps.jsonl. `without_loss` is the
-    ending of a run in which every step of the window was skipped.
+    Args:
+        ending: how measuring ended.
+        summary_fault: how lmbench's own summary failed.
+        signum: a signal that came during the summary.
+        unwritten_count: steps that are not in steps.jsonl.
+        write_error: why they could not be written.
+        trace_error: why the trace could not be written.
+        without_loss: the ending of a run in which every step of the window was skipped.
+        has_failed_guard: a guard failed in a run under `strict`, which sets the exit code.
     """
-
-    ending: Ending
-    summary_fault: Exception | None = None
-    signum: int | None = None
-    unwritten_count: int = 0
-    write_error: OSError | None = None
-    trace_error: str | None = None
-    without_loss: Ending | None = None
-    has_failed_guard: bool = False
-
-
-def ending_of(facts: ClosingFacts) -> Ending:
-    """The ending of a run: the first failure that it has; under `strict` a failed guard sets the exit code."""
-    if facts.ending.outcome != "ok":
-        return facts.ending
-    if facts.summary_fault is not None:
-        fault = facts.summary_fault
-        return failed(type(fault).__name__, f"lmbench's own summary failed: {fault}", "summary")
-    if facts.signum is not None:
-        return interrupted(facts.signum, "summary")
-    if facts.unwritten_count or facts.write_error is not None:
-        reason = (facts.write_error and facts.write_error.strerror) or "memory for records that wait was used up"
-        message = f"{reason}: {facts.unwritten_count} steps are not in steps.jsonl; the summary has them"
+    if ending.outcome != "ok":
+        return ending
+    if summary_fault is not None:
+        message = f"lmbench's own summary failed: {summary_fault}"
+        return failed(type(summary_fault).__name__, message, "summary")
+    if signum is not None:
+        return interrupted(signum, "summary")
+    if unwritten_count or write_error is not None:
+        reason = (write_error and write_error.strerror) or "memory for records that wait was used up"
+        message = f"{reason}: {unwritten_count} steps are not in steps.jsonl; the summary has them"
         return failed("OSError", message, "recording")
-    if facts.trace_error:
-        return failed("OSError", f"{facts.trace_error}: the trace is lost, the steps are there", "recording")
-    by_guards = Ending("ok", ExitCode.GUARD_FAILED if facts.has_failed_guard else ExitCode.OK)
-    return facts.without_loss or by_guards
-
-
-def _unused(exception: BaseException) -> str:
-    """The names of the parameters whose indices ddp's error has, for a sentence; empty if they are unknown."""
-    indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(exception))
-    wrappers = [frame.f_locals.get("self") for frame, _ in walk_tb(exception.__traceback__)]
-    for wrapper in wrappers:
-        if indices and isinstance(wrapper, DistributedDataParallel):
-            names = [name for name, parameter in wrapper.module.named_parameters() if parameter.requires_grad]
-            return f" ({', '.join(names[int(index)] for index in indices[1].split())})"
-    return ""
+    if trace_error:
+        return failed("OSError", f"{trace_error}: the trace is lost, the steps are there", "recording")
+    return without_loss or Ending("ok", ExitCode.GUARD_FAILED if has_failed_guard else ExitCode.OK)
 
 
 def error_facts(kind: str, message: str, phase: str | None) -> RunError:

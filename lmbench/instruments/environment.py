@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +16,7 @@ from lmbench.device import device_of
 from lmbench.git import git_output
 from lmbench.instruments.host import host_facts
 from lmbench.masking import is_secret
-from lmbench.records.run import Code, Flags, GarbageCollection, Revision, RunEnvironment, Versions
+from lmbench.records.run import Code, Flags, Revision, RunEnvironment, Versions
 
 T = TypeVar("T")
 
@@ -40,7 +38,6 @@ def capture_environment(device: torch.device) -> RunEnvironment:
         ),
         gpu=sensor.facts(),
         host=host_facts(device),
-        gc=GarbageCollection(gc.isenabled(), list(gc.get_threshold()), gc.get_freeze_count()),
         flags=torch_flags(),
         variables={
             name: value
@@ -53,18 +50,14 @@ def capture_environment(device: torch.device) -> RunEnvironment:
 def versions(driver: str | None) -> Versions:
     """Versions of Python, PyTorch, CUDA, the driver and packages; packages are not imported for it."""
     cudnn: int | None = torch.backends.cudnn.version() if torch.version.cuda else None
-    packages: dict[str, str] = {}
-    for package in ("lightning", "torchmetrics", "wandb"):
-        with suppress(metadata.PackageNotFoundError):
-            packages[package] = metadata.version(package)
     return Versions(
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         cudnn=None if cudnn is None else str(cudnn),
         driver=driver,
+        lightning=metadata.version("lightning"),
         lmbench=version.__version__,
-        **packages,
     )
 
 

@@ -91,11 +91,10 @@ def _calling_line() -> str:
 
 
 def reader_of(loader: Any) -> str:
-    """The method of a loader's dataset that reads samples, and the loader's workers."""
-    dataset, workers = getattr(loader, "dataset", loader), getattr(loader, "num_workers", 0)
+    """The method of a loader's dataset that reads samples."""
+    dataset = getattr(loader, "dataset", loader)
     hook = "__iter__" if dataset is loader or isinstance(dataset, IterableDataset) else "__getitem__"
-    reader = with_location(f"{type(dataset).__name__}.{hook}", getattr(dataset, hook, None))
-    return f"{reader} with num_workers={workers}" if workers else reader
+    return with_location(f"{type(dataset).__name__}.{hook}", getattr(dataset, hook, None))
 
 
 def with_location(name: str, function: Any) -> str:

@@ -184,7 +184,7 @@ def time_production(loader: DataLoader[Any], facts: InputPipeline, epoch: int | 
     spans_s = [after.made_at_s - before.made_at_s for before, after in pairwise(reports)]
     cpu_s = last.cpu_s - first.cpu_s
     facts.collate_s = (last.collate_s - first.collate_s) / count
-    facts.reader, facts.reader_s = reader_of(changed(loader, num_workers=0)), fmean(spans_s) - facts.collate_s
+    facts.reader, facts.reader_s = reader_of(loader), fmean(spans_s) - facts.collate_s
     facts.idle_fraction = max(0.0, 1.0 - cpu_s / (sum(spans_s) - (last.waited_s - first.waited_s)))
     longest = sorted(last.lines_s.items(), key=lambda item: -item[1])[:_LINES]
     facts.slowest_lines = {line: span_s / count for line, span_s in longest}

@@ -17,7 +17,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import nn
 from torch.optim import Optimizer
 
-from lmbench.records.vocabulary import CHECKPOINT, PHASES
+from lmbench.records.vocabulary import CHECKPOINT, PHASES, VALIDATION
 
 #: Owners of Lightning's actions.
 LOOP, STRATEGY, MODULE, CALLBACK = "loop", "Strategy", "LightningModule", "Callback"
@@ -39,6 +39,8 @@ class PhaseTrack:
     def __init__(self) -> None:
         self.has_scaler, self.clips = False, True
         self.is_manual = False
+        #: Whether a training validates, which takes all time but that of checkpoints.
+        self._is_validating = False
         self.listeners: list[Callable[[str], None]] = []
         #: Phases whose time counts as `other`.
         self._hidden: set[str] = set()
@@ -46,13 +48,17 @@ class PhaseTrack:
         self._announced: set[str] = set()
         self.reset()
 
-    def reset(self, *phases: str) -> None:
-        """Replace the running phases by `phases`, the innermost last, without calling a listener.
+    def reset(self) -> None:
+        """Forget the running phases without calling a listener: a run begins, or an exception has cut a phase short."""
+        self._stack = ["other"]
+        self.current = "other"
+        self._is_validating = False
 
-        Needed when a run begins, and when an exception has cut a phase short.
-        """
-        self._stack = ["other", *phases]
-        self.current = self._stack[-1]
+    def set_validating(self, is_on: bool) -> None:
+        """Begin or end a validation within a training; in it listeners hear of checkpoints alone."""
+        self._is_validating = is_on
+        self._stack = ["other"]
+        self._announce()
 
     def unlisten(self, listener: Callable[[str], None]) -> None:
         """Remove a listener, if it is registered."""
@@ -104,6 +110,8 @@ class PhaseTrack:
         phase = self._stack[-1]
         if phase in self._hidden:
             phase = "other"
+        if self._is_validating and phase != CHECKPOINT:
+            phase = VALIDATION
         if phase != self.current:
             self.current = phase
             for listener in self.listeners:
@@ -178,10 +186,8 @@ class PhaseTrack:
         return {
             (LOOP, "train_dataloader_next"): data,
             (LOOP, "val_next"): data,
-            (LOOP, "test_next"): data,
             (STRATEGY, "training_step"): forward,
             (STRATEGY, "validation_step"): forward,
-            (STRATEGY, "test_step"): forward,
             (STRATEGY, "batch_to_device"): (self.start_transfer, self.leave),
             (STRATEGY, "backward"): (partial(self.enter, "backward"), self.stop_backward),
             # This action contains the closure with forward and backward, so until clipping ends its time is `other`.
@@ -273,21 +279,18 @@ class BorderProfiler(Profiler):
         return getattr(self.__dict__["inner"], name)
 
 
-class BypassWatch(ExitStack):
-    """Hides `backward` or `optimizer` where manual optimization bypasses Lightning; watches until `close`.
+def watch_bypasses(undo: ExitStack, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
+    """Hide `backward` or `optimizer` where manual optimization bypasses Lightning, until `undo` is closed.
 
     A `training_step` may call `loss.backward()` beside `self.manual_backward(loss)`, or PyTorch's optimizer beside
     Lightning's. Then a part of the phase has no borders, and the time of the other part alone would be wrong. PyTorch's
     hooks reveal the bypass: `Tensor.register_post_accumulate_grad_hook` and `Optimizer.register_step_post_hook`. They
-    cost the host a call for every parameter, so close the watch before the window.
+    cost the host a call for every parameter, so close `undo` before the window.
     """
-
-    def __init__(self, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:
-        super().__init__()
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(partial(track.hide_unless_running, "backward"))
-                self.callback(hook.remove)
-        for optimizer in optimizers:
-            if isinstance(optimizer, Optimizer):
-                self.callback(optimizer.register_step_post_hook(partial(track.hide_unless_running, "optimizer")).remove)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook(partial(track.hide_unless_running, "backward"))
+            undo.callback(hook.remove)
+    for optimizer in optimizers:
+        if isinstance(optimizer, Optimizer):
+            undo.callback(optimizer.register_step_post_hook(partial(track.hide_unless_running, "optimizer")).remove)

@@ -16,12 +16,12 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import _cur_sdpa_kernel_backends, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.alike_blocks import alike_lists
-from lmbench.records.vocabulary import Values
+from lmbench.sizes import ModelShape
 
 Kept = Literal["inputs", "attention", "matmuls", "all"]
 
@@ -33,13 +33,6 @@ _ATTENTION = (
 _SAVED: dict[Kept, re.Pattern[str]] = {
     "attention": re.compile(f"aten::{_ATTENTION}"),
     "matmuls": re.compile(f"aten::(mm|addmm|_scaled_mm|{_ATTENTION})"),
-}
-#: The fused kernels, each with PyTorch's switch.
-_BACKENDS = {
-    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
-    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
-    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
-    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
 }
 
 
@@ -77,17 +70,45 @@ class RecomputeOptions:
             raise UsageError(f"trainer.recompute.offload with keep {self.keep}; allowed: keep inputs or all")
 
 
-def run_checkpointed(
-    keep: Kept, function: Callable[..., Any], *inputs: Any, is_random: bool = False, **more: Any
-) -> Any:
-    """Call `function(*inputs, **more)`, saving for the backward only the inputs, and the results that `keep` names.
+def recomputed_flops(options: RecomputeOptions, shape: ModelShape, context_length: int, is_written_out: bool) -> int:
+    """Matmul FLOPs per token that the backward pass of lmbench's Transformer computes again.
 
-    With `is_random` the random state is saved, so that dropout drops the same again.
+    Blocks are computed again up to the last tensor that their backward pass needs, the input of the last product. So
+    that product (2 * d_model * d_ff) is not repeated. Products that fused attention repeats inside its kernel do not
+    count. The terms are those of `lmbench.sizes.forward_flops`.
+
+    Args:
+        options: which blocks, and what they keep.
+        shape: the model's shape.
+        context_length: tokens in a sequence.
+        is_written_out: whether attention runs as matmul, mask, softmax, matmul.
     """
-    contexts: Values = {}
+    attention, last = 4 * context_length * shape.d_model, 2 * shape.d_model * shape.d_ff
+    count = min(options.first or shape.num_layers, shape.num_layers)
+    if options.keep in _SAVED and not is_written_out:
+        attention = 0
+    if options.keep == "all":
+        return 0
+    if options.keep == "matmuls":
+        return count * attention
+    block = 8 * shape.d_model**2 + 3 * last + attention
+    group_count = -(-count // options.group)
+    if options.nested:
+        # A group is first computed again up to its last block's input, and then each block by itself.
+        return (count - group_count) * block + count * (block - last)
+    return count * block - group_count * last
+
+
+def _checkpointed(keep: Kept, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """Call a function, saving for the backward only the inputs, the random state, and the results that `keep` names.
+
+    Attention takes the same kernels when it runs again.
+    """
     if keep in _SAVED:
-        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, keep))
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=is_random, **contexts, **more)
+        named["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, keep))
+    if not torch.compiler.is_compiling():
+        function = sdpa_kernel(_cur_sdpa_kernel_backends())(function)
+    return checkpoint(function, *inputs, use_reentrant=False, **named)
 
 
 def _policy(keep: Kept, ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -106,6 +127,9 @@ def recompute_in_place(module: nn.Module, options: RecomputeOptions) -> ExitStac
         raise UsageError(
             f"trainer.recompute needs blocks, and {type(module).__name__} has no list of alike modules; leave it out"
         )
+    # The module's description tells of it.
+    module.recompute_options = options  # type: ignore[assignment]
+    undo.callback(delattr, module, "recompute_options")
     for blocks in lists:
         chosen = list(blocks)[: options.first]
         for start in range(0, len(chosen), options.group):
@@ -131,7 +155,7 @@ class _BlockGroup:
         if not torch.is_grad_enabled() or options.keep == "all":
             call: Callable[..., Any] = self._run
         else:
-            call = partial(run_checkpointed, options.keep, self._again(), is_random=True)
+            call = partial(_checkpointed, options.keep, self._run)
         is_offloaded = options.offload and torch.is_grad_enabled()
         with torch.autograd.graph.saved_tensors_hooks(_pack, _unpack) if is_offloaded else nullcontext():
             output = call(*inputs, **named)
@@ -153,23 +177,11 @@ class _BlockGroup:
             self._output, self._others = None, []
         return output
 
-    def _again(self) -> Callable[..., Any]:
-        """The group's call, which takes the same kernels of attention when it runs again in the backward pass."""
-        if torch.compiler.is_compiling():
-            return self._run
-        enabled = [backend for backend, is_enabled in _BACKENDS.items() if is_enabled()]  # type: ignore[no-untyped-call]
-
-        def run(*inputs: Any, **named: Any) -> Any:
-            with sdpa_kernel(enabled):
-                return self._run(*inputs, **named)
-
-        return run
-
     def _run(self, *inputs: Any, **named: Any) -> Any:
         is_nested = self._options.nested and torch.is_grad_enabled()
         output: Any = None
         for index, function in enumerate(self._functions):
-            run = partial(run_checkpointed, "inputs", function, is_random=True) if is_nested else function
+            run = partial(_checkpointed, "inputs", function) if is_nested else function
             output = run(*inputs, **named) if index == 0 else run(first_of(output), *inputs[1:], **named)
         return output
 

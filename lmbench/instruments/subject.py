@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from lmbench.errors import UsageError
 from lmbench.precision import peak_flops
 from lmbench.records.run import Data, Flops, Model, RunRecord
+from lmbench.records.vocabulary import recompute_words
 from lmbench.sizes import FlopCount, UncountableError, counter_flops, mode_multiplier
 
 #: The label that PyTorch's cross-entropy ignores.
@@ -38,6 +39,8 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()
         trainable_parameter_count=sum(p.numel() for p in parameters if p.requires_grad),
     )
     model, labels = _described(model, module), []
+    if (recompute := getattr(module, "recompute_options", None)) is not None:
+        model.checkpoint = recompute_words(**vars(recompute))
     for optimizer in optimizers:
         # Name the implementation that was chosen: `AdamW fused`.
         flags = [optimizer.defaults.get(name) for name in ("fused", "foreach")]

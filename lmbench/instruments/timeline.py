@@ -185,9 +185,7 @@ def lag_verdicts(steps: Sequence[Step]) -> PerPhase[LagVerdict]:
         waiting = sum(lag_s < HOST_BOUND_LAG_S for lag_s in min_lags_s) / len(min_lags_s)
         agree = max(waiting, 1.0 - waiting)
         word: LagWord = "mixed" if agree < AGREEMENT_FRACTION else ("host-bound" if waiting > 0.5 else "queued")
-        # Each part of a phase has two lags, and begins at the mark where the part before ends.
-        marks = 1 + min(map(len, lags_of_steps)) // 2
-        verdicts.set(phase, LagVerdict(word, min_lags_s[len(min_lags_s) // 2], agree, marks))
+        verdicts.set(phase, LagVerdict(word, min_lags_s[len(min_lags_s) // 2]))
     return verdicts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,26 +23,22 @@ def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
     return plugin.scaler if isinstance(plugin, MixedPrecision) else None
 
 
-class LoggedValues:
-    """Values that `self.log` keeps for each step, as tensors on their device.
+def logged_values(trainer: Any, taken: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and values that `self.log` has kept since the last call, as tensors on their device.
 
     Lightning 2.6 has them in a private collection. Its public `callback_metrics` waits for the device, and does not
     tell an old value from a new one. A value logged for the epoch alone (`on_step=False`) has none for the step.
+
+    Args:
+        trainer: the Trainer.
+        taken: the latest values of earlier calls, which are filled in.
     """
-
-    def __init__(self) -> None:
-        self._taken: dict[str, torch.Tensor] = {}
-
-    def take(self, results: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
-        """Names and values that were logged since the last call, from the Trainer's `_results`."""
-        values: list[tuple[str, torch.Tensor]] = []
-        for key, metric in results.items():
-            value = metric._forward_cache
-            # Every call of `self.log` makes a new tensor.
-            if type(value) is torch.Tensor and value.numel() == 1 and value is not self._taken.get(key):
-                self._taken[key] = value
-                values.append((metric.meta.name, value))
-        return values
+    for key, metric in (trainer._results or {}).items():
+        value = metric._forward_cache
+        # Every call of `self.log` makes a new tensor.
+        if type(value) is torch.Tensor and value.numel() == 1 and value is not taken.get(key):
+            taken[key] = value
+            yield metric.meta.name, value
 
 
 def norms(tensors: Mapping[str, torch.Tensor | None], dtype: torch.dtype = torch.float32) -> dict[str, float]:
@@ -121,17 +117,14 @@ def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
 
 
 def loss_facts(steps: Sequence[StepRecord]) -> Loss:
-    """The `loss` of a run's record: the run's first, the window's last and mean, and the perplexity exp(mean).
+    """The `loss` of a run's record: the run's first, and the window's last and mean.
 
     A nan or an infinity is kept, because it shows that the run diverged.
     """
     losses = [step.loss for step in steps if step.loss is not None]
     window = [step.loss for step in steps if step.loss is not None and step.stage == "window"]
-    mean = float(torch.tensor(window, dtype=torch.float64).mean()) if window else None
     return Loss(
         first=losses[0] if losses else None,
         last=window[-1] if window else None,
-        mean=mean,
-        # exp overflows a float above 709.
-        perplexity=math.exp(mean) if mean is not None and not mean > 700 else None,
+        mean=float(torch.tensor(window, dtype=torch.float64).mean()) if window else None,
     )

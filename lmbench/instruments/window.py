@@ -9,15 +9,17 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.distributed import all_gather_object, get_world_size
 
-from lmbench.device import device_of, synchronize
+from lmbench.device import device_of
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.host import peak_rss_bytes
 from lmbench.records.measured import Memory
@@ -104,62 +106,40 @@ class Schedule:
         ]
 
 
-class WarmupPace:
-    """Times rounds of `PACE_STEPS` warm-up steps, until a round is as fast as the round before it.
+def planned_steps(rounds_ns: Sequence[int], window_s: float) -> int | None:
+    """Steps that last `window_s` at the pace of the last round of warm-up steps; None until that pace is steady.
 
-    Ranks have to agree on the number of the window's steps before the window opens, and one step of the warm-up tells
-    too little: its synchronize alone can double it.
+    It is once a round is as fast as the round before it. Ranks have to agree on the number of the window's steps before
+    the window opens, and one step of the warm-up tells too little: its synchronize alone can double it.
+
+    Args:
+        rounds_ns: times at which rounds of `PACE_STEPS` steps began, the next one included.
+        window_s: the length.
     """
-
-    def __init__(self) -> None:
-        self._began_ns: int | None = None
-        self._steps_s: list[float] = []
-
-    def end_round(self, device: torch.device) -> None:
-        """End a round, if one has begun, and begin the next one."""
-        synchronize(device)
-        now_ns = time.perf_counter_ns()
-        if self._began_ns is not None:
-            self._steps_s.append((now_ns - self._began_ns) * 1e-9 / PACE_STEPS)
-        self._began_ns = now_ns
-
-    @property
-    def is_steady(self) -> bool:
-        if len(self._steps_s) < 2:
-            return False
-        before_s, last_s = self._steps_s[-2:]
-        return abs(last_s / before_s - 1) < STEADY_FRACTION or len(self._steps_s) >= MAX_PACE_ROUNDS
-
-    def steps_for(self, window_s: float) -> int:
-        """Steps that last `window_s` at the pace of the last round."""
-        return math.ceil(PLANNED_LENGTH * window_s / self._steps_s[-1])
+    steps_s = [(end_ns - begin_ns) * 1e-9 / PACE_STEPS for begin_ns, end_ns in pairwise(rounds_ns)]
+    if len(steps_s) < 2:
+        return None
+    before_s, last_s = steps_s[-2:]
+    is_steady = abs(last_s / before_s - 1) < STEADY_FRACTION or len(steps_s) >= MAX_PACE_ROUNDS
+    return math.ceil(PLANNED_LENGTH * window_s / last_s) if is_steady else None
 
 
-class QuietCollector:
-    """Collects garbage and freezes all objects before the window, and keeps the collector off until `end`."""
+def quiet_collector(undo: ExitStack) -> float:
+    """Collect garbage, freeze all objects, and switch the collector off until `undo` is closed.
 
-    def __init__(self) -> None:
-        self._undo = ExitStack()
-        #: Restores the collector after the window; may be called again.
-        self.end = self._undo.close
-
-    def begin(self, frozen_count: int | None = None) -> float:
-        """Collect, freeze and switch the collector off; returns the seconds of the collection.
-
-        Args:
-            frozen_count: objects frozen so far; None counts them, which takes 50 ms in a fork of a sweep's server.
-        """
-        began_s = time.perf_counter()
-        gc.collect()
-        length_s = time.perf_counter() - began_s
-        # `gc.unfreeze` would also thaw objects that other code has frozen, so freeze only if there are none.
-        if not (gc.get_freeze_count() if frozen_count is None else frozen_count):
-            gc.freeze()
-            self._undo.callback(gc.unfreeze)
-        if gc.isenabled():
-            gc.disable()
-            self._undo.callback(gc.enable)
-        return length_s
+    Returns the seconds of the collection.
+    """
+    began_s = time.perf_counter()
+    gc.collect()
+    length_s = time.perf_counter() - began_s
+    # `gc.unfreeze` would also thaw objects that other code has frozen, so freeze only if there are none.
+    if not gc.get_freeze_count():
+        gc.freeze()
+        undo.callback(gc.unfreeze)
+    if gc.isenabled():
+        gc.disable()
+        undo.callback(gc.enable)
+    return length_s
 
 
 class AllocatorPeaks:
@@ -192,12 +172,11 @@ class AllocatorPeaks:
 
     def end_window(self, memory: Memory) -> None:
         """Record the window's peaks and the run's."""
-        memory.host_peak_rss_bytes = peak_rss_bytes()
         if self._counters is not None:
             memory.steady_peak_allocated_bytes, memory.steady_peak_reserved_bytes = self._read()
             memory.window_alloc_retry_count = self._retry_count() - self._retries
             memory.window_reserved_growth_bytes = self._counters.memory_reserved(self.device) - self._reserved
-            self.end_run(memory)
+        self.end_run(memory)
 
     def end_run(self, memory: Memory) -> None:
         """Record the run's peaks, also where no window was closed."""

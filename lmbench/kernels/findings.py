@@ -32,8 +32,6 @@ from lmbench.records.vocabulary import DAMAGED, SPANS, Phase, Values
 from lmbench.report.described import Row, records
 from lmbench.report.units import percent
 
-#: run.json keeps this many of the longest kernels of each phase, and of the longest annotations.
-TOP, TOP_ANNOTATIONS = 5, 20
 # The profiler aligns the clocks of host and device to about a microsecond.
 EARLY_TOLERANCE_NS = 1_000
 
@@ -164,9 +162,7 @@ def summarize(findings: KernelFindings) -> KernelSummary:
         "what_if": simulation.recorded(),
     }
     if findings.why_no_kernels:
-        operators = records(findings.operators.groupby("phase", sort=False).head(TOP))
-        reason = {"reason": findings.why_no_kernels, "steps": timeline.steps, "operators": operators}
-        return convert({**reason, **path}, KernelSummary)
+        return convert({"reason": findings.why_no_kernels, "steps": timeline.steps, **path}, KernelSummary)
     clocks: dict[str, Row] = {row["phase"]: row for row in records(phases.reset_index())}
     clocks[STEP] = findings.clocks.total.to_dict()
     summaries = {}
@@ -180,26 +176,18 @@ def summarize(findings: KernelFindings) -> KernelSummary:
             **clock,
             "kernel_s": work.total_s(span),
             "kernel_count": sum(row["kernel_count"] for row in rows),
-            "launch_count": clock.get("launches"),
             "matmul_fraction": work.fraction("kind", MATMUL, span) if rows else None,
             "kinds": {f"{kind}_s": seconds for kind, seconds in work.seconds("kind", span).items()},
             "parts": {f"{part}_s": seconds for part, seconds in work.seconds("part", span).items()},
-            "top": rows[:TOP],
             "top_other": next((row for row in rows if row["kind"] != MATMUL), None),
         }
     summary = {
-        **findings.completeness,
         **path,
         "steps": timeline.steps,
-        "clock_steps": findings.clocks.steps,
-        "phase_source": timeline.source,
-        "inferred_phases": timeline.inferred,
         "kernel_s": work.total_s(),
         "outside_s": work.total_s(OUTSIDE),
-        "unclassified_kind_fraction": work.fraction("kind", UNCLASSIFIED),
         "unclassified_part_fraction": work.fraction("part", UNCLASSIFIED),
         "phases": summaries,
-        "annotations": records(findings.annotations[:TOP_ANNOTATIONS]),
         "attention": findings.attention,
     }
     return convert(summary, KernelSummary)

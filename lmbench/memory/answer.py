@@ -16,9 +16,8 @@ from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, Shortage, options_of
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, Shortage, option_words
 from lmbench.memory.timeline import memory_chart
-from lmbench.records.examined import SavedPerBlock
 from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP
 from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines
@@ -43,8 +42,8 @@ _REMEDIES = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
     "gradients": "gradients set to none before the forward, a lower precision of the weights, or fewer on each device",
     "optimizer_state": "an optimizer with less state, or its state over several ranks",
-    "activations": "checkpoints (torch.utils.checkpoint; lmbench's model: --model.checkpoint block or selective), or a "
-    "smaller batch accumulated",
+    "activations": "computing blocks again (--trainer.recompute.keep inputs, or matmuls), or a smaller batch "
+    "accumulated",
     "logits": "a loss in pieces of the vocabulary or of the sequence, or a smaller batch accumulated",
     "temporaries": "a smaller batch accumulated, or compiling, which does without most of them",
     "inputs": "fewer batches on the device at a time",
@@ -63,11 +62,6 @@ def history_answer(findings: Findings) -> Answer:
     contents = sizes.rename_axis("category").reset_index(name="size_bytes")
     contents["share_fraction"] = contents["size_bytes"] / (peak["allocated_bytes"] or 1)
     used = [name for name in CATEGORIES if (findings.phases[name] >= _COLUMN_BYTES).any()]
-    sums = {"count": "sum", "total_bytes": "sum", "free_bytes": "sum", "largest_free_bytes": "max"}
-    segments = played.segments.groupby("kind", as_index=False).agg(sums)
-    saved = pd.DataFrame(map(asdict, findings.saved), columns=SavedPerBlock.__struct_fields__)
-    saved["total_bytes"] = saved["count"] * saved["each_bytes"]
-    saved["gradient_bytes"] = saved["first"].map(findings.gradient_bytes)
     operators = findings.saved_operators
     tables = [
         table("memory/peak", contents),
@@ -75,8 +69,7 @@ def history_answer(findings: Findings) -> Answer:
         _part_table(findings),
         _largest_table(findings),
         table("memory/gaps", _short_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
-        table("memory/segments", segments),
-        table("memory/saved", saved),
+        table("memory/saved", findings.saved),
         table("memory/saved_operators", operators, block=next(iter(operators["block"]), "")),
     ]
     keys = ("allocated_bytes", "requested_bytes", "reserved_bytes", "phase", "step")
@@ -95,7 +88,7 @@ def history_answer(findings: Findings) -> Answer:
             "peak": {key: peak[key] for key in keys}, "refused": findings.refused, "guards": findings.guards,
         },
         data=lambda: table("memory/allocations", findings.largest),
-        first=("peak",) if run else ("peak", "largest") if played.has_history else ("peak", "segments", "largest"),
+        first=("peak",) if run else ("peak", "largest"),
     )  # fmt: skip
 
 
@@ -188,7 +181,7 @@ def shortage_answer(shortage: Shortage) -> Answer:
     if shortage.plan is None:
         return Answer([*lines, Line("no plan", shortage.reason)], figures={"shortage": figures})
     best = shortage.plan.best
-    words = ["--config", str(shortage.config), *([] if best is None else options_of(best))]
+    words = ["--config", str(shortage.config), *([] if best is None else option_words(best.options))]
     planned = plan_answer(shortage.plan, words)
     return replace(planned, headline=[*lines, *planned.headline], figures={**planned.figures, "shortage": figures})
 
@@ -215,14 +208,14 @@ def plan_answer(plan: MemoryPlan, words: list[str]) -> Answer:
         recipe = best.recipe
         step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""
         lines = [
-            Line("plan", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {best.words}"),
+            Line("plan", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {recipe.words}"),
             Line("peak", f"{gib(best.peak_bytes)}, {gib(best.reserved_bytes)} reserved, fits on {gpu_text}"),
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
             Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]
     rows = pd.DataFrame(
         {
-            "recomputed": point.words, "batch_size": point.recipe.batch_size,
+            "recomputed": point.recipe.words, "batch_size": point.recipe.batch_size,
             "micro_batches": point.recipe.micro_batches, "peak_bytes": point.peak_bytes,
             "reserved_bytes": point.reserved_bytes, "extra_fraction": point.extra_fraction,
             **({"step_s": point.work} if plan.is_timed else {}),
@@ -283,22 +276,19 @@ def forecast_answer(forecast: Forecast) -> Answer:
     settings = f"{rank}batch {forecast.batch_size}{context}, {forecast.precision}, {compiled}"
     settings += f", zero_grad {forecast.zero_grad}"
     tables = [table("memory/predicted", sizes.rename_axis("category").reset_index(), settings=settings)]
-    borders = {"batch size": forecast.largest_batch_size, "context length": forecast.largest_context_length}
-    rows = [{"option": name, **asdict(border)} for name, border in borders.items() if border]
-    if rows:
-        tables.append(table("memory/borders", pd.DataFrame(rows), name="largest"))
     if forecast.on_gpus:
         targets = pd.DataFrame([{**asdict(target), **asdict(target.gpu)} for target in forecast.on_gpus])
         tables.append(table("memory/on_gpus", targets.replace({"fits": {True: "yes", False: "no"}})))
-    highest, gpu = forecast.highest, forecast.gpu
+    highest, gpu_count = forecast.highest, len(forecast.on_gpus)
     peak = f"{gib(highest.total_bytes)} in {highest.phase}, at {highest.operator}"
     fits = "no GPU here: name one with --gpu, such as --gpu H200, to see whether this fits and what would"
-    if gpu is not None:
-        ranks, size = forecast.world_size, gib(gpu.total_bytes)
-        gpus = f"{ranks} {gpu.name} ({size} each)" if ranks > 1 else f"{gpu.name} ({size})"
-        fits = f"{'fits' if forecast.fits else 'does not fit'} on {gpus}{_enough(forecast)}"
-    if forecast.on_gpus:
-        fits = f"fits on {sum(target.fits for target in forecast.on_gpus)} of {len(forecast.on_gpus)} GPUs"
+    if gpu_count == 1:
+        target, ranks = forecast.on_gpus[0], forecast.world_size
+        size = gib(target.gpu.total_bytes)
+        gpus = f"{ranks} {target.gpu.name} ({size} each)" if ranks > 1 else f"{target.gpu.name} ({size})"
+        fits = f"{'fits' if target.fits else 'does not fit'} on {gpus}{_enough(forecast, target.fits)}"
+    elif gpu_count:
+        fits = f"fits on {sum(target.fits for target in forecast.on_gpus)} of {gpu_count} GPUs"
     if forecast.run_peak_bytes > highest.total_bytes:
         peak += f"; up to {gib(forecast.run_peak_bytes)} in the second step, while NCCL holds DDP's first buckets"
     return Answer(
@@ -312,10 +302,10 @@ def forecast_answer(forecast: Forecast) -> Answer:
     )  # fmt: skip
 
 
-def _enough(forecast: Forecast) -> str:
+def _enough(forecast: Forecast, fits: bool) -> str:
     """A clause on how many GPUs are enough, where that is not the number asked about; else empty."""
     count = forecast.fewest_gpus
-    if count == forecast.world_size or forecast.is_sharded is None or (forecast.fits and not forecast.is_sharded):
+    if count == forecast.world_size or forecast.is_sharded is None or (fits and not forecast.is_sharded):
         return ""
     if count is not None:
         return f"; {count} {'are' if count > 1 else 'is'} enough"

@@ -209,7 +209,7 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
 
     The columns are `category`, `owner` (the path of a module), and the `phase` and `step` in which the block was
     allocated. `operator` is the one that saved the block for the backward. A category that nothing tells is `unknown`,
-    other columns are then empty. `is_stream` marks a block that one of the model's alike modules returned.
+    other columns are then empty.
     """
     bands = bands_of(snapshot.external_annotations, played.device)
     blocks = played.blocks
@@ -226,14 +226,11 @@ def attribute(snapshot: Snapshot, played: Replay, notes: MemoryNotes | None) -> 
         "owner": np.where(module == "", bands[BACKWARD].at(start_us), module), "phase": bands[PHASE].at(start_us),
         "step": bands[STEP].at(start_us), "operator": "",
     }  # fmt: skip
-    blocks = blocks.assign(is_stream=False, category=category, **columns).astype({"operator": object})
+    blocks = blocks.assign(category=category, **columns).astype({"operator": object})
     blocks.loc[blocks["start"] == BEFORE, list(columns)] = ""
     if notes is None:
         return blocks, bands
     noted = _noted(notes, bands[MOMENT], played)
-    is_stream = noted["category"] == "stream"
-    blocks.loc[noted.loc[is_stream, "block"], "is_stream"] = True
-    noted = noted[~is_stream]
     noted = noted.assign(rank=noted["category"].map(LASTING.index))
     first = noted.sort_values("rank", kind="stable").drop_duplicates("block").set_index("block")
     blocks["category"] = first["category"].reindex(blocks.index, fill_value="unknown").astype(object)
@@ -262,6 +259,7 @@ def _noted(notes: MemoryNotes, moments: Ranges, played: Replay) -> Any:
         for name, time_us in zip(moments.names, moments.start, strict=True)
         if name.isdecimal() and int(name) < len(notes.moments) and time_us >= begin_us
         for block in notes.moments[int(name)]
+        if block.category != "stream"
     ]
     noted = pd.DataFrame(rows, columns=["time_us", *NotedBlock.__struct_fields__])
     noted = noted.astype({"time_us": np.int64, "address": np.int64}).reset_index()

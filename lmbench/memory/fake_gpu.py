@@ -22,6 +22,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lmbench.autocast import FLOAT32, list_of, registered
@@ -56,6 +57,11 @@ def act_like_cuda() -> None:
     for name in sorted(cpu - cuda):
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "AutocastCPU", allow_override=True)
     _LIBRARY.impl("_scaled_dot_product_flash_attention_for_cpu", _attention, "Meta", allow_override=True)
+    # PyTorch's counter of FLOPs has no formulas for the fused attention of a CPU.
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    register_flop_formula(fused)(lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v))
+    register_flop_formula(backward)(lambda out, q, k, v, *_, **__: sdpa_backward_flop_count(out, q, k, v))
     # A CPU has only some kinds of attention kernels: always allow the unfused one, so that Dynamo gets a shape from it.
     choose = attention._sdpa_kernel
 
@@ -259,6 +265,8 @@ class Tracker(TorchDispatchMode):
         self.stretches: list[Stretch] = []
         #: The number of elements of the logits, after a softmax over them.
         self.logits_numel: int | None = None
+        #: FLOPs of matrix products and attention, and bytes moved to the host.
+        self.flops, self.host_bytes = 0.0, 0.0
         #: What was assumed about values that fake tensors do not have, each once, with the user's line.
         self.assumed: dict[str, None] = {}
         #: The number of events so far.
@@ -372,6 +380,8 @@ class Tracker(TorchDispatchMode):
                 raise
         if self._is_paused:
             return out
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
         if func._schema.name.rpartition("::")[2] in MATMULS:
             self.multiply()
         self._operator = str(func)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from lmbench.code_owners import Owner, recorded_folders
 from lmbench.errors import UsageError
@@ -19,7 +20,6 @@ from lmbench.memory.attribution import Ranges, attribute, user_frame
 from lmbench.memory.blocks import (
     BEFORE,
     CATEGORIES,
-    CATEGORY_LABELS,
     SNAPSHOT_FILE,
     Category,
     MemoryNotes,
@@ -31,7 +31,7 @@ from lmbench.memory.blocks import (
 )
 from lmbench.memory.snapshot import Replay, read_snapshot, replay
 from lmbench.precision import PRECISIONS, find_precision
-from lmbench.records.examined import MemoryHistoryRecord, SavedPerBlock, TopAllocation
+from lmbench.records.examined import MemoryHistoryRecord
 from lmbench.records.guards import make_guard
 from lmbench.records.load import is_run_folder, load_run
 from lmbench.records.measured import Guard, RefusedAllocation
@@ -41,6 +41,18 @@ from lmbench.report.units import gib, percent
 
 #: The name, in place of a block of the model, for modules outside of all blocks.
 OUTSIDE = "outside of blocks"
+
+
+class SavedPerBlock(Struct):
+    """Consecutive blocks of the model that save equally many bytes for the backward.
+
+    `first` and `last` are paths of modules, `each_bytes` is the size for one block.
+    """
+
+    first: str
+    last: str
+    count: int
+    each_bytes: int
 
 
 @dataclass(frozen=True)
@@ -159,14 +171,16 @@ class Findings:
         return saved.assign(block=[block_of(owner) or OUTSIDE for owner in saved["owner"]])
 
     @property
-    def saved(self) -> list[SavedPerBlock]:
-        """The bytes that each block of the model saves for the backward; equal ones in a row are one entry."""
+    def saved(self) -> Any:
+        """The bytes that each block of the model saves for the backward: `first`, `last`, `count` and `each_bytes` of
+        equal ones in a row, with the `gradient_bytes` of the first."""
         sizes = self.saved_storages.groupby("block", sort=False)["size_bytes"].sum()
         rows = []
         for (_, size), group in groupby(sizes.index, lambda name: (collapsed(name), sizes[name])):
             names = list(group)
-            rows.append(SavedPerBlock(names[0], names[-1], len(names), int(size)))
-        return rows
+            rows.append((names[0], names[-1], len(names), size, size * len(names)))
+        frame = pd.DataFrame(rows, columns=["first", "last", "count", "each_bytes", "total_bytes"])
+        return frame.assign(gradient_bytes=frame["first"].map(self.gradient_bytes))
 
     @property
     def saved_operators(self) -> Any:
@@ -174,8 +188,8 @@ class Findings:
 
         The operator with the most comes first. Empty where no block of the model saves anything.
         """
-        blocks = [row for row in self.saved if row.first != OUTSIDE]
-        name = max(blocks, key=lambda row: row.count * row.each_bytes).first if blocks else ""
+        blocks = self.saved[self.saved["first"] != OUTSIDE].sort_values("total_bytes")
+        name = next(iter(blocks["first"].tail(1)), "")
         storages = self.saved_storages[self.saved_storages["block"] == name].groupby("operator")["size_bytes"]
         rows = storages.agg(count="size", total_bytes="sum").sort_values("total_bytes", ascending=False).reset_index()
         return rows.assign(block=name, share_fraction=rows["total_bytes"] / rows["total_bytes"].sum())
@@ -230,8 +244,6 @@ class Findings:
     @property
     def summary(self) -> MemoryHistoryRecord:
         """The part of a run's record about its history."""
-        columns = ["size_bytes", "count", "category", "owner", "phase", "user_frame"]
-        top = self.largest[:10].replace({"category": CATEGORY_LABELS})[columns]
         run = self.run or RunRecord(SCHEMA_VERSION, "ok")
         shape = (run.data.batch_size, run.data.context_length, run.model.d_model)
         # Under autocast, the residual stream between blocks keeps the type of the weights.
@@ -239,20 +251,10 @@ class Findings:
         stream_bytes = math.prod(size or 0 for size in shape) * precision.weight_bytes
         return replace(
             run.memory_history or MemoryHistoryRecord(),
-            entry_count=len(self.played.entries),
-            is_complete=not self.cuts,
             peak_allocated_bytes=self.peak["allocated_bytes"],
-            peak_requested_bytes=self.peak["requested_bytes"],
-            peak_reserved_bytes=self.peak["reserved_bytes"],
             peak_phase=self.peak["phase"],
-            unknown_fraction=self.guards[0].value,
             categories={f"{name}_bytes": size for name, size in self.by_category.items()},
-            parts={part or "none": int(size) for part, size in self.parts.sum(axis=1)[:40].items()},
-            saved=self.saved,
-            saved_bytes=int(self.saved_storages["size_bytes"].sum()),
             residual_computed_bytes=stream_bytes or None,
-            residual_seen_bytes=next(iter(self.blocks.query("is_stream")["size_bytes"].mode().tolist()), None),
-            top=[TopAllocation(*row) for row in top.to_numpy().tolist()],
         )
 
 

@@ -49,20 +49,19 @@ class TargetGpu(Struct):
     total_bytes: int
     workspace_bytes: int
 
-    def fits(self, reserved_bytes: int) -> bool:
-        """Whether the allocator can hold so much beside the process's own memory."""
-        return reserved_bytes + CONTEXT_BYTES <= self.total_bytes
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that the allocator can reserve beside the process's own memory."""
+        return self.total_bytes - CONTEXT_BYTES
 
-
-class Largest(Struct):
-    """The largest value that fits, and what the allocator holds for it; both are None if not even the smallest fits."""
-
-    value: int | None
-    reserved_bytes: int | None = None
+    def fits(self, reserved_bytes: float) -> bool:
+        """Whether the allocator can reserve so much."""
+        return reserved_bytes <= self.room_bytes
 
 
 class FitOnGpu(Struct):
-    """Whether a configuration fits on a GPU, and the largest that does; None if not even the smallest does."""
+    """Whether a configuration fits on a GPU, and the largest that does; None if not even the smallest does, or if the
+    context length cannot be varied."""
 
     gpu: TargetGpu
     fits: bool
@@ -73,10 +72,10 @@ class FitOnGpu(Struct):
 class Forecast(Struct):
     """The predicted memory of a configuration; of several ranks that of rank 0, whose part is the largest.
 
-    `phases` are those of a steady step; `run_peak_bytes` is the peak from the first step on. Without a GPU, `fits` and
-    the largest values are None. `is_sharded` says that ranks share parameters, gradients and optimizer state evenly
-    (None: they split only some); `fewest_gpus` is then the number of GPUs that is enough, None if no number is.
-    `assumed` are the user's lines that read values, each with what was assumed, since a prediction has only shapes.
+    `phases` are those of a steady step; `run_peak_bytes` is the peak from the first step on. `is_sharded` says that
+    ranks share parameters, gradients and optimizer state evenly (None: they split only some); `fewest_gpus` is then the
+    number of GPUs that is enough, None if no number is. `assumed` are the user's lines that read values, each with what
+    was assumed, since a prediction has only shapes.
     """
 
     batch_size: int
@@ -88,10 +87,6 @@ class Forecast(Struct):
     phases: list[PhasePeak]
     reserved_bytes: int
     method: str
-    gpu: TargetGpu | None = None
-    fits: bool | None = None
-    largest_batch_size: Largest | None = None
-    largest_context_length: Largest | None = None
     strategy: str = "auto"
     world_size: int = 1
     run_peak_bytes: int = 0
@@ -107,14 +102,11 @@ class Forecast(Struct):
 
 
 class Request(Struct, tag=True):
-    """The part of a request to the predicting process that is not an option of `lmbench fit`.
+    """The part of a request to the predicting process that is not an option of `lmbench fit`: the GPUs to predict for,
+    and whether to find the largest batch and context that fit on them."""
 
-    `gpu` is the one to predict for; or `gpus` are several.
-    """
-
-    gpu: TargetGpu | None
-    finds_largest: bool
-    gpus: list[TargetGpu] = []
+    gpus: list[TargetGpu]
+    finds_largest: bool = False
 
 
 def gpu_for(name: str | None) -> TargetGpu | None:
@@ -140,13 +132,13 @@ def gpu_for(name: str | None) -> TargetGpu | None:
     return TargetGpu(name, total_bytes, matmul_workspace_bytes(name))
 
 
-def gpus_for(names: str) -> list[TargetGpu]:
-    """The GPUs of these names, parted by commas, or of `all`, the smallest first.
+def gpus_for(names: str | None) -> list[TargetGpu]:
+    """The GPUs of these names, parted by commas, or of `all`, the smallest first; without names the first one here.
 
     Raises:
         UsageError: no GPU is known by a name.
     """
-    listed = [gpu.name for gpu in GPUS] if names == "all" else names.split(",")
+    listed = [gpu.name for gpu in GPUS] if names == "all" else names.split(",") if names else [None]
     gpus = [gpu for name in listed if (gpu := gpu_for(name)) is not None]
     return sorted(gpus, key=lambda gpu: gpu.total_bytes)
 

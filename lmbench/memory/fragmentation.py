@@ -13,8 +13,8 @@ from lmbench.memory.findings import Findings
 from lmbench.memory.predictor import (
     LARGE_SEGMENT_BYTES,
     SMALL_SEGMENT_BYTES,
-    CachedBlock,
     CachingAllocator,
+    Piece,
 )
 from lmbench.memory.snapshot import Replay
 
@@ -85,28 +85,20 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self) -> None:
         super().__init__()
-        #: The last block of each kind, or one that has become a part of it. Addresses only have to differ.
-        self._last = {True: CachedBlock(1 << 60, 0, True), False: CachedBlock(0, 0, False)}
+        #: The end of each kind's segment; addresses only have to differ.
+        self._segment_ends = {True: 1 << 60, False: 0}
 
-    def reserve(self, size_bytes: int, is_small: bool) -> CachedBlock:
-        """The last block, grown by pages, or a new one behind it if it is in use."""
-        last = self._last[is_small]
-        while last.behind is not None or (last.size_bytes == 0 and last.before is not None):
-            last = last.behind or last.before  # type: ignore[assignment]
+    def reserve(self, size_bytes: int, is_small: bool) -> Piece:
+        """The free piece at the segment's end, grown by pages, or a new one behind it if it is in use."""
+        end = self._segment_ends[is_small]
+        last = self._ends.get(end, Piece(0, end, is_small))
         page_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
-        free_bytes = last.size_bytes if last.is_free else 0
-        block = CachedBlock(
-            last.address + last.size_bytes, rounded_bytes(size_bytes - free_bytes, page_bytes), is_small, before=last
-        )
-        self.reserved_bytes += block.size_bytes
-        last.behind = self._last[is_small] = block
-        if last.is_free:
-            # The pages and the block in front of them are one.
-            self._free[is_small].remove((last.size_bytes, last.address, last))
-            last.size_bytes, last.behind, last.is_free = last.size_bytes + block.size_bytes, None, False
-            self._last[is_small] = last
-            return last
-        return block
+        grown_bytes = rounded_bytes(size_bytes - last.size_bytes, page_bytes)
+        self.reserved_bytes += grown_bytes
+        self._segment_ends[is_small] += grown_bytes
+        if last.size_bytes:
+            self._take(last)
+        return self._give(last._replace(size_bytes=last.size_bytes + grown_bytes))
 
 
 def expandable_bytes(findings: Findings) -> int | None:
@@ -116,7 +108,7 @@ def expandable_bytes(findings: Findings) -> int | None:
     then lacks what came before it.
     """
     reserved_bytes, played = findings.peak["reserved_bytes"], findings.played
-    if not played.has_history or "expandable" in set(played.segments["kind"]):
+    if not played.has_history or played.segments["is_expandable"].any():
         return None
     difference = _simulated_bytes(findings, CachingAllocator()) - reserved_bytes
     if abs(difference) > _AGREEING_FRACTION * reserved_bytes:
@@ -131,7 +123,7 @@ def _simulated_bytes(findings: Findings, allocator: CachingAllocator) -> int:
     requests = blocks[blocks["start"] <= last].sort_values("start", kind="stable")
     rows = enumerate(requests[["start", "end", "requested_bytes"]].to_numpy().tolist())
     events = [event for index, (start, end, size) in rows for event in ((start, index, size), (end, index, None))]
-    held = dict[int, CachedBlock]()
+    held = dict[int, Piece]()
     for moment, index, size in sorted((event for event in events if event[0] <= last), key=lambda event: event[0]):
         if size is not None:
             held[index] = allocator.allocate(size)

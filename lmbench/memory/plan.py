@@ -14,24 +14,22 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import pandas as pd
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from lmbench.configs import may_run, read_yaml
 from lmbench.errors import UsageError
 from lmbench.masking import leaves
 from lmbench.memory.blocks import held_bytes, rounded_bytes
 from lmbench.memory.forecast import TargetGpu, ask, gpu_of
-from lmbench.memory.predictor import Allocation
+from lmbench.memory.predictor import Allocation, frame_of
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import find_runs, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
-from lmbench.records.vocabulary import PHASES, Values
+from lmbench.records.vocabulary import PHASES, Values, recompute_words
 
 #: What may be done to a block, as settings of `--trainer.recompute`.
 TREATMENTS: dict[str, Values] = {
@@ -70,23 +68,29 @@ class BlockFacts(NamedTuple):
 
 
 class ChainFacts(NamedTuple):
-    """What is held besides blocks, in bytes: before the first block, and per block there; at peaks of the parts of a
-    step, and changes over them: until the backward begins (and what each block has of it), until the last block's
-    backward begins, and after the first block's. `work` is that of a micro-batch without blocks, `adding_work` that of
-    adding its gradients to others, `update_work` that of the optimizer."""
+    """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
+    and changes over them: until the backward begins, until the last block's backward begins, and after the first
+    block's; and all gradients. `work` is that of a micro-batch without blocks, `adding_work` that of adding its
+    gradients to others, `update_work` that of the optimizer."""
 
     entry: float
-    entry_per_block: float
     head_peak: float
     head_change: float
-    head_change_per_block: float
     loss_peak: float
     loss_change: float
     tail_peak: float
     gradients: float
-    work: float
-    adding_work: float
+    work: float = 0.0
+    adding_work: float = 0.0
     update_work: float = 0.0
+
+
+Facts = TypeVar("Facts", BlockFacts, ChainFacts)
+
+
+def between(a: Facts, b: Facts, share: float) -> Facts:
+    """The facts on the line through two, at a share of the way from the first to the second."""
+    return type(a)(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
 
 
 class BlockBorders(Struct):
@@ -112,64 +116,65 @@ class Chain(Struct):
         """The facts of another size of the micro-batch, on the line through these and the other chain's."""
         span = other.batch_size - self.batch_size
         share = (batch_size - self.batch_size) / span if span else 0.0
-
-        def mix(a: Any, b: Any) -> Any:
-            return type(a)(*(x + share * (y - x) for x, y in zip(a, b, strict=True)))
-
-        blocks = {name: mix(facts, other.blocks[name]) for name, facts in self.blocks.items() if name in other.blocks}
-        return Chain(batch_size, self.is_chunked, self.count, mix(self.facts, other.facts), blocks)
+        blocks = {name: between(facts, other.blocks[name], share) for name, facts in self.blocks.items()}
+        return Chain(batch_size, self.is_chunked, self.count, between(self.facts, other.facts, share), blocks)
 
 
 class ChainSample(NamedTuple):
-    """A fake step of few blocks: the bytes held after each event, where its blocks have their borders, and its work."""
+    """A fake step of few blocks: the bytes held after each event, its allocations, its blocks' borders, its work."""
 
     held: Any
-    starts: Any
-    ends: Any
-    sizes: Any
+    allocations: Any
     borders: BlockBorders
     work: float
-    gradient_bytes: float
 
 
-def sample_of(
-    allocations: Sequence[Allocation], borders: BlockBorders, flops: float, steps: int, host_bytes: float
-) -> ChainSample:
-    """A sample from the log of a process that ran so many equal steps, with their FLOPs and bytes moved to the host."""
+def sample_of(allocations: Sequence[Allocation], borders: BlockBorders, work: float, steps: int) -> ChainSample:
+    """A sample from the log of so many equal steps, and the work of a step besides moving bytes on the device."""
     count = max(allocation.end or allocation.start for allocation in allocations) + 2
-    blocks = pd.DataFrame(map(astuple, allocations), columns=Allocation.__struct_fields__)
-    sizes = rounded_bytes(blocks["size_bytes"])
-    blocks = blocks.assign(size_bytes=sizes, end=blocks["end"].fillna(count).astype(int))
+    blocks = frame_of(allocations, count)
+    blocks["size_bytes"] = rounded_bytes(blocks["size_bytes"])
     written = int(blocks["size_bytes"][blocks["category"] != "parameters"].sum())
-    work = (flops + FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * written + 2 * FLOPS_PER_HOST_BYTE * host_bytes) / steps
-    at_end = (blocks["category"] == "gradients") & (blocks["start"] >= borders.backward_start)
-    held = held_bytes(blocks, count)
-    return ChainSample(
-        held,
-        blocks["start"],
-        blocks["end"],
-        blocks["size_bytes"],
-        borders,
-        work,
-        float(blocks["size_bytes"][at_end].sum()),
-    )
+    work += FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * written / steps
+    return ChainSample(held_bytes(blocks, count), blocks, borders, work)
 
 
-def block_facts(sample: ChainSample, index: int = 1) -> BlockFacts:
-    """The facts of one block, by default the second; `work` is left at zero."""
+def block_facts(sample: ChainSample) -> BlockFacts:
+    """The facts of the second block; `work` is left at zero."""
     held, borders = sample.held, sample.borders
-    enter, leave, start = borders.enter[index], borders.leave[index], borders.backward[index]
-    end = borders.backward[index - 1]
-    is_saved = (sample.starts > enter) & (sample.starts <= leave) & (sample.ends > borders.backward_start)
+    enter, leave, start, end = borders.enter[1], borders.leave[1], borders.backward[1], borders.backward[0]
+    saved = sample.allocations.query(f"{enter} < start <= {leave} and end > {borders.backward_start}")
     figures = (
         held[enter : leave + 1].max() - held[enter],
-        held[borders.enter[index + 1]] - held[enter],
-        sample.sizes[is_saved].sum(),
+        held[borders.enter[2]] - held[enter],
+        saved["size_bytes"].sum(),
         held[start : end + 1].max() - held[start],
         held[end] - held[start],
         0,
     )
     return BlockFacts(*map(float, figures))
+
+
+def chain_facts(sample: ChainSample, none: BlockFacts) -> ChainFacts:
+    """The facts of a chain of as many blocks as the sample has, whose facts are `none`; `work` is left at zero."""
+    held, borders = sample.held, sample.borders
+    last = max(borders.leave)
+    leave, backward, start, end = (
+        borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
+    )  # fmt: skip
+    made = sample.allocations.query(f"category == 'gradients' and start >= {backward}")
+    gradients = made["size_bytes"].sum()
+    figures = (
+        held[borders.enter[0]],
+        held[leave : backward + 1].max() - held[leave],
+        held[backward] - held[leave] + (last + 1) * (none.kept - none.saved),
+        held[backward : start + 1].max() - held[backward], held[start] - held[backward],
+        held[end:].max() - held[end],
+        gradients,
+        0,
+        FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * gradients,
+    )  # fmt: skip
+    return ChainFacts(*map(float, figures))
 
 
 def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tuple[str, int], ChainSample]) -> Chain:
@@ -179,93 +184,67 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
         samples: by treatment and number of blocks: `none` of both numbers of FEW_BLOCKS, others of the first.
     """
     fewer, more = FEW_BLOCKS
-    first, second = samples["none", fewer], samples["none", more]
     blocks = {name: block_facts(sample) for (name, kept), sample in samples.items() if kept == fewer}
-    none = blocks["none"]
-
-    def levels(sample: ChainSample) -> tuple[float, float]:
-        entry, backward = sample.held[sample.borders.enter[0]], sample.held[sample.borders.backward_start]
-        return entry, backward - sample.held[sample.borders.leave[max(sample.borders.leave)]]
-
-    entry_per_block, drop_per_block = (
-        (b - a) / (more - fewer) for a, b in zip(levels(first), levels(second), strict=True)
-    )
-    (entry, drop), held, borders = levels(first), first.held, first.borders
-    last = max(borders.leave)
-    leave, backward, start, end = (
-        borders.leave[last], borders.backward_start, borders.backward[last], borders.first_backward_end
-    )  # fmt: skip
-    figures = (
-        entry - entry_per_block * fewer, entry_per_block,
-        held[leave : backward + 1].max() - held[leave],
-        drop - drop_per_block * fewer, drop_per_block + none.kept - none.saved,
-        held[backward : start + 1].max() - held[backward], held[start] - held[backward],
-        held[end:].max() - held[end],
-        first.gradient_bytes - fewer * (none.change + none.saved),
-        0,
-        FLOPS_PER_BYTE * _MOVED_PER_WRITTEN
-        * (first.gradient_bytes + (count - fewer) * (none.change + none.saved)),
-    )  # fmt: skip
-    chain = Chain(batch_size, is_chunked, count, ChainFacts(*map(float, figures)), blocks)
+    few, many = (chain_facts(samples["none", kept], blocks["none"]) for kept in FEW_BLOCKS)
+    facts = between(few, many, (count - fewer) / (more - fewer))
     works = {key: sample.work for key, sample in samples.items()}
-    return with_works(chain, works, works)
+    return with_works(Chain(batch_size, is_chunked, count, facts, blocks), works, works)
 
 
 class Recipe(Struct, frozen=True):
-    """One way to train: the micro-batch, and the treatment of the first blocks, in groups."""
+    """One way to train: the micro-batch, and the treatment of the first blocks (None: of all), in groups."""
 
     batch_size: int
     micro_batches: int
     treatment: str = "none"
-    first: int = 0
+    first: int | None = None
     group: int = 1
     is_nested: bool = False
     is_chunked: bool = False
 
-    def options(self, count: int) -> Values:
-        """The options of `lmbench fit` that make this recipe for a model of `count` blocks."""
-        recompute: Values | None = None
-        if self.treatment != "none":
-            recompute = {
-                **({"first": self.first} if self.first < count else {}),
-                **({"group": self.group} if self.group > 1 else {}),
-                **({"nested": True} if self.is_nested else {}),
-                **TREATMENTS[self.treatment],
-            }
+    def treated(self, count: int) -> int:
+        """The number of treated blocks, of `count`."""
+        return 0 if self.treatment == "none" else self.first or count
+
+    @property
+    def recompute(self) -> Values | None:
+        """The settings of `--trainer.recompute`; None where nothing is computed again."""
+        if self.treatment == "none":
+            return None
+        first = {} if self.first is None else {"first": self.first}
+        group = {"group": self.group, "nested": self.is_nested} if self.group > 1 else {}
+        return {**first, **group, **TREATMENTS[self.treatment]}
+
+    @property
+    def options(self) -> Values:
+        """The options of `lmbench fit` that make this recipe."""
         return {
             "data.batch_size": self.batch_size,
             "trainer.accumulate_grad_batches": self.micro_batches,
-            "model.checkpoint": "none",
             **({"model.loss": "chunked"} if self.is_chunked else {}),
-            "trainer.recompute": recompute,
+            "trainer.recompute": self.recompute,
         }
 
-    def words(self, count: int) -> str:
+    @property
+    def words(self) -> str:
         """The recipe in words, without its micro-batch."""
-        words = "nothing"
-        if self.treatment != "none":
-            blocks = "all blocks" if self.first >= count else f"{self.first} of {count} blocks"
-            groups = f", {'nested ' if self.is_nested else ''}groups of {self.group}" if self.group > 1 else ""
-            kept = "" if self.treatment == "inputs" else f", keep {self.treatment}"
-            words = f"{blocks}{kept}{groups}"
-        return words + ("; loss in chunks" if self.is_chunked else "")
+        words = "nothing" if self.recompute is None else recompute_words(**self.recompute)
+        return f"{words}; loss in chunks" if self.is_chunked else words
 
 
 def units_of(recipe: Recipe, count: int) -> list[tuple[int, str]]:
     """The blocks from first to last as groups: the number of blocks, and their treatment."""
-    groups, rest = divmod(recipe.first, recipe.group)
-    treated = [(recipe.group, recipe.treatment)] * groups + [(rest, recipe.treatment)] * (rest > 0)
-    return treated + [(1, "none")] * (count - recipe.first)
+    treated = recipe.treated(count)
+    sizes = [min(recipe.group, treated - start) for start in range(0, treated, recipe.group)]
+    return [*((size, recipe.treatment) for size in sizes), *[(1, "none")] * (count - treated)]
 
 
 def predicted_peak(chain: Chain, recipe: Recipe) -> float:
     """The bytes at the peak of a steady step, by a walk through its blocks."""
     facts, none, units = chain.facts, chain.blocks["none"], units_of(recipe, chain.count)
     gradient = none.change + none.saved
-    level = facts.entry + facts.entry_per_block * chain.count
     accumulates = recipe.micro_batches > 1
-    if accumulates:
-        level += facts.gradients + gradient * chain.count
+    level = facts.entry + (facts.gradients if accumulates else 0)
     peak, dropped = level, 0.0
     for size, name in units:
         block = chain.blocks[name]
@@ -273,7 +252,7 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
         level += block.saved + size * (block.kept - block.saved)
         dropped += size * (block.kept - block.saved)
     peak = max(peak, level + facts.head_peak)
-    level += facts.head_change - dropped + facts.head_change_per_block * chain.count
+    level += facts.head_change - dropped
     peak = max(peak, level + facts.loss_peak)
     level += facts.loss_change
     for size, name in reversed(units):
@@ -294,7 +273,7 @@ def predicted_work(chain: Chain, recipe: Recipe) -> float:
     """The work of a step: of its micro-batches with what they compute again, and of the optimizer."""
     facts, none = chain.facts, chain.blocks["none"]
     again = (chain.blocks[recipe.treatment].work - none.work) * (2 if recipe.is_nested else 1)
-    micro_batch = facts.work + chain.count * none.work + recipe.first * again
+    micro_batch = facts.work + chain.count * none.work + recipe.treated(chain.count) * again
     if recipe.micro_batches > 1:
         micro_batch += facts.adding_work
     return recipe.micro_batches * micro_batch + facts.update_work
@@ -366,10 +345,10 @@ def recipes_of(chain: Chain, samples: int) -> Iterator[Recipe]:
     }  # fmt: skip
     yield Recipe(**shape)
     for name, first in product(treatments, range(count, 0, -(1 + count // _MOST_PORTIONS))):
-        yield Recipe(**shape, treatment=name, first=first)
+        yield Recipe(**shape, treatment=name, first=None if first == count else first)
     groups = [size for size in range(2, count // 2 + 1) if size <= 4 or count % size == 0]
     for size, is_nested in product(groups if _IN_GROUPS in treatments else (), (False, True)):
-        yield Recipe(**shape, treatment=_IN_GROUPS, first=count, group=size, is_nested=is_nested)
+        yield Recipe(**shape, treatment=_IN_GROUPS, group=size, is_nested=is_nested)
 
 
 class PlanPoint(Struct):
@@ -381,7 +360,6 @@ class PlanPoint(Struct):
 
     recipe: Recipe
     options: Values
-    words: str
     peak_bytes: float
     reserved_bytes: float
     work: float
@@ -389,9 +367,9 @@ class PlanPoint(Struct):
     is_checked: bool = False
 
 
-def options_of(point: PlanPoint) -> list[str]:
-    """A point's options as words of `lmbench fit`."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in point.options.items()}
+def option_words(options: Values) -> list[str]:
+    """Options as words of `lmbench fit`."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
     return [f"--{name}={text}" for name, text in texts.items()]
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pandas as pd
 import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
 from lmbench.memory.blocks import CATEGORIES, Category, by_category, held_at, held_bytes, highest_moments, rounded_bytes
-from lmbench.memory.forecast import CONTEXT_BYTES, Largest, PhasePeak, TargetGpu
+from lmbench.memory.forecast import FitOnGpu, PhasePeak, TargetGpu
 from lmbench.records.vocabulary import PHASES, Phase
 
 _MIB = 2**20
@@ -33,79 +33,74 @@ _LARGE_FROM_BYTES, LARGE_SEGMENT_BYTES = 10 * _MIB, 20 * _MIB
 _SEGMENT_MULTIPLE_BYTES = 2 * _MIB
 
 
-@dataclass(slots=True, eq=False)
-class CachedBlock:
-    """A piece of a segment, with its neighbours in the segment."""
+class Piece(NamedTuple):
+    """A piece of a segment. Free pieces are ordered by size, and those of one size by address."""
 
-    address: int
     size_bytes: int
+    address: int
     is_small: bool
-    is_free: bool = False
-    before: CachedBlock | None = None
-    behind: CachedBlock | None = None
 
 
-@dataclass
 class CachingAllocator:
-    """A model of PyTorch's caching allocator: it hands out blocks of segments and takes them back.
+    """A model of PyTorch's caching allocator: it hands out pieces of segments and takes them back.
 
-    `allocated_bytes` is the size of all blocks in use, `reserved_bytes` the size of all segments.
+    `allocated_bytes` is the size of all pieces in use, `reserved_bytes` the size of all segments.
     """
 
-    allocated_bytes: int = 0
-    reserved_bytes: int = 0
-    #: A block is split if at least this much of it is left: for small requests (True), and for others.
+    #: A piece is split if at least this much of it is left: for small requests (True), and for others.
     least_rest_bytes: ClassVar[dict[bool, int]] = {True: 512, False: _MIB + 1}
-    _free: dict[bool, list[tuple[int, int, CachedBlock]]] = field(default_factory=lambda: {True: [], False: []})
 
-    def allocate(self, size_bytes: int) -> CachedBlock:
-        """A block for a request, of the requested size or more."""
+    def __init__(self) -> None:
+        self.allocated_bytes = self.reserved_bytes = 0
+        self._free: dict[bool, list[Piece]] = {True: [], False: []}
+        #: Free pieces by the addresses of their begin and end.
+        self._begins, self._ends = dict[int, Piece](), dict[int, Piece]()
+
+    def allocate(self, size_bytes: int) -> Piece:
+        """A piece for a request, of the requested size or more."""
         size = rounded_bytes(max(size_bytes, 1))
         is_small = size <= _SMALL_BYTES
         free = self._free[is_small]
-        smallest_fit = bisect_left(free, (size, 0))
-        if smallest_fit < len(free):
-            block = free.pop(smallest_fit)[2]
-            block.is_free = False
-        else:
-            block = self.reserve(size, is_small)
-        rest_size = block.size_bytes - size
+        smallest_fit = bisect_left(free, (size,))
+        piece = free[smallest_fit] if smallest_fit < len(free) else self.reserve(size, is_small)
+        self._take(piece)
+        rest_size = piece.size_bytes - size
         if rest_size >= self.least_rest_bytes[is_small]:
-            rest = CachedBlock(block.address + size, rest_size, is_small, True, block, block.behind)
-            if block.behind is not None:
-                block.behind.before = rest
-            block.behind, block.size_bytes = rest, size
-            insort(free, (rest_size, rest.address, rest))
-        self.allocated_bytes += block.size_bytes
-        return block
+            self._give(Piece(rest_size, piece.address + size, is_small))
+            piece = Piece(size, piece.address, is_small)
+        self.allocated_bytes += piece.size_bytes
+        return piece
 
-    def reserve(self, size_bytes: int, is_small: bool) -> CachedBlock:
-        """A block with room for a request, in a new segment."""
+    def reserve(self, size_bytes: int, is_small: bool) -> Piece:
+        """A free piece with room for a request, in a new segment."""
         segment_size = rounded_bytes(size_bytes, _SEGMENT_MULTIPLE_BYTES)
         if size_bytes < _LARGE_FROM_BYTES:
             segment_size = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
-        # The model puts each segment behind the ones before.
-        block = CachedBlock(self.reserved_bytes, segment_size, is_small)
+        # The model puts each segment behind the ones before, with as large a gap.
+        piece = Piece(segment_size, 2 * self.reserved_bytes, is_small)
         self.reserved_bytes += segment_size
-        return block
+        return self._give(piece)
 
-    def free(self, block: CachedBlock) -> None:
-        """Take a block back and join it with free neighbours."""
-        self.allocated_bytes -= block.size_bytes
-        free = self._free[block.is_small]
-        for neighbour in (block.before, block.behind):
-            if neighbour is not None and neighbour.is_free:
-                # Addresses are unique, so that blocks themselves are never compared.
-                del free[bisect_left(free, (neighbour.size_bytes, neighbour.address))]
-                block, joined = (neighbour, block) if neighbour is block.before else (block, neighbour)
-                block.size_bytes = block.size_bytes + joined.size_bytes
-                block.behind = joined.behind
-                # A block without a size is a part of the one before.
-                joined.size_bytes, joined.before = 0, block
-                if joined.behind is not None:
-                    joined.behind.before = block
-        block.is_free = True
-        insort(free, (block.size_bytes, block.address, block))
+    def free(self, piece: Piece) -> None:
+        """Take a piece back and join it with free neighbours."""
+        self.allocated_bytes -= piece.size_bytes
+        for neighbour in (self._ends.get(piece.address), self._begins.get(piece.address + piece.size_bytes)):
+            if neighbour is not None:
+                self._take(neighbour)
+                size, address = piece.size_bytes + neighbour.size_bytes, min(piece.address, neighbour.address)
+                piece = Piece(size, address, piece.is_small)
+        self._give(piece)
+
+    def _give(self, piece: Piece) -> Piece:
+        """Add a piece to the free ones."""
+        insort(self._free[piece.is_small], piece)
+        self._begins[piece.address] = self._ends[piece.address + piece.size_bytes] = piece
+        return piece
+
+    def _take(self, piece: Piece) -> None:
+        """Remove a piece from the free ones."""
+        free = self._free[piece.is_small]
+        del free[bisect_left(free, piece)], self._begins[piece.address], self._ends[piece.address + piece.size_bytes]
 
 
 class Allocation(Struct):
@@ -120,6 +115,12 @@ class Allocation(Struct):
     made_by: str
     numel: int = 0
     end: int | None = None
+
+
+def frame_of(allocations: Sequence[Allocation], count: int) -> Any:
+    """The frame of blocks (see `lmbench.memory.blocks`) of allocations, in a log of `count` events."""
+    frame = pd.DataFrame(map(astuple, allocations), columns=Allocation.__struct_fields__)
+    return frame.assign(end=frame["end"].fillna(count).clip(upper=count).astype(int))
 
 
 class Stretch(NamedTuple):
@@ -145,7 +146,7 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
     events = [(allocation.start, index) for index, allocation in enumerate(sized)]
     events += [(allocation.end, index) for index, allocation in enumerate(sized) if allocation.end is not None]
     allocator = CachingAllocator()
-    held = dict[int, CachedBlock]()
+    held = dict[int, Piece]()
     sizes = list[int]()
     for _, index in sorted(events):
         if index in held:
@@ -153,8 +154,7 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
         else:
             held[index] = allocator.allocate(sized[index].size_bytes)
             sizes.append(held[index].size_bytes)
-    blocks = pd.DataFrame(map(astuple, sized), columns=Allocation.__struct_fields__)
-    blocks = blocks.assign(size_bytes=sizes, end=blocks["end"].fillna(count).clip(upper=count).astype(int))
+    blocks = frame_of(sized, count).assign(size_bytes=sizes)
     spans = [((stretch.phase, stretch.region), stretch.start, stretch.end) for stretch in stretches]
     peaks = []
     for (phase, region), moment in highest_moments(held_bytes(blocks, count), spans).items():
@@ -178,8 +178,6 @@ ROUGHLY_FRACTION = 0.05
 EARLIER = "before "
 #: The categories that ranks share if they share any.
 SHARED: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state")
-#: Searches for a border; each takes the ratio of reserved to allocated bytes at the border before.
-_MAX_ROUNDS = 3
 
 
 class FakeStep(NamedTuple):
@@ -193,6 +191,8 @@ class FakeStep(NamedTuple):
     block_count: int | None
 
 
+#: A batch size and a context length; None for data that is not lmbench's own.
+Shape = tuple[int, int | None]
 #: Takes a fake step of a batch size and a context length with a number of the alike blocks (None: all of them).
 TakeStep = Callable[[int, int | None, int | None], FakeStep]
 
@@ -219,87 +219,99 @@ class Predictor:
         self.batch_size, self.context_length, self._is_slow = batch_size, context_length, is_slow
         #: Few blocks: two groups of them, and four.
         self._few = 2 * group, 4 * group
-        #: The number of alike blocks, if few of them tell the peaks of all; else None.
-        self._block_count: int | None = None
-        self.method = "every block"
-        kept = 3 * group if is_slow else None
-        trial = self._take_step(batch_size, context_length, kept)
-        peaks, count = trial.peaks, trial.block_count
+        self._kept = 3 * group if is_slow else None
+        self._trial = trial = self._take_step(batch_size, context_length, self._kept)
         #: The ratio of reserved to allocated bytes at the peak.
-        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(peaks)
-        if count is not None:
-            # Steps of two and four groups have to tell the peaks of three, or of all.
-            is_alike = _are_alike(self._from_few(batch_size, context_length, kept or count), peaks)
-            self._block_count = count if is_alike else None
-            if is_slow:
-                peaks = self.peaks(batch_size, context_length)
+        self._held_ratio = 1 + FRAGMENTATION_FRACTION if is_slow else trial.reserved_bytes / peak_bytes(trial.peaks)
+        self._peaks, self.method = trial.peaks, "every block"
+        if is_slow and trial.block_count is not None:
+            self._peaks = self.peaks(batch_size, context_length)
+            if self._block_count is not None:
                 few = "{} and {}".format(*self._few)
-                self.method = f"{few} of {count} alike blocks, checked by {kept}" if is_alike else self.method
-        self._peaks = peaks
-        self.phases = by_phase(peaks)
-        self.run_peak_bytes = peak_bytes(peaks)
+                self.method = f"{few} of {self._block_count} alike blocks, checked by {self._kept}"
+        self.phases = by_phase(self._peaks)
+        self.run_peak_bytes = peak_bytes(self._peaks)
         self.reserved_bytes = round(self.run_peak_bytes * self._held_ratio)
 
-    def largest(self, gpu: TargetGpu, is_context: bool = False) -> Largest:
-        """The largest batch size that fits, or the largest context, a multiple of CONTEXT_UNIT tokens.
+    @cached_property
+    def _block_count(self) -> int | None:
+        """The number of alike blocks, if steps of two and of four groups tell the peaks of the trial; else None."""
+        trial = self._trial
+        if trial.block_count is None:
+            return None
+        few = self._from_few(self.batch_size, self.context_length, self._kept or trial.block_count)
+        return trial.block_count if _are_alike(few, trial.peaks) else None
 
-        The search uses peaks from few blocks. A step with all blocks at its result then corrects the ratio of reserved
-        to allocated bytes, and the search is repeated.
-        """
-        start, unit, limit = self.span(is_context)
-        ratio = self._held_ratio
-        peak = cache(lambda value: peak_bytes(self.peaks(*self.shape(value, is_context))))
-
-        def reserve(value: int) -> int:
-            return round(peak(value) * ratio)
-
-        for _ in range(_MAX_ROUNDS):
-            border = largest_that_fits(reserve, gpu, start, unit, limit)
-            if self._is_slow or border.value in (None, start):
-                break
-            # Only the ratio is corrected: peaks from few and from all blocks would not be on one curve.
-            start = border.value
-            ratio = self.reserved_ratio(*self.shape(start, is_context))
-        return border
-
-    def span(self, is_context: bool) -> tuple[int, int, int]:
-        """The configuration's batch size, or context length, with the unit and the limit of others."""
-        if is_context:
-            return self.context_length or CONTEXT_UNIT, CONTEXT_UNIT, MAX_CONTEXT
-        return self.batch_size, 1, MAX_BATCH
-
-    def shape(self, value: int, is_context: bool) -> tuple[int, int | None]:
-        """The batch size and context length of a configuration in which one of them has a value."""
-        return (self.batch_size, value) if is_context else (value, self.context_length)
-
-    def reserved_ratio(self, batch_size: int, context_length: int | None) -> float:
-        """The ratio of reserved to allocated bytes at the peak, from a step of all blocks unless that is slow."""
-        if self._is_slow:
-            return self._held_ratio
-        shape = batch_size, context_length
-        return self._take_step(*shape, None).reserved_bytes / peak_bytes(self.peaks(*shape))
-
-    def fewest_ranks(self, world_size: int, gpu: TargetGpu, reserve: Callable[[int], int]) -> int | None:
-        """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.
-
-        Each peak is `shared / ranks + rest`; None if the rest alone does not fit.
+    def fits_on(self, gpus: Sequence[TargetGpu], has_context: bool) -> list[FitOnGpu]:
+        """Whether the configuration fits on each GPU, and the largest batch size and context length that do.
 
         Args:
-            world_size: the number of ranks that the peaks of this predictor are for.
-            gpu: the GPU of each rank.
-            reserve: a function from a number of ranks to the reserved bytes, which checks the result.
+            gpus: the GPUs; the peaks have the workspaces of cuBLAS on the first one.
+            has_context: whether the context length can be varied; a multiple of CONTEXT_UNIT is found.
+        """
+        workspace_bytes = gpus[0].workspace_bytes
+        workspace_count = max(peak.peak["workspaces"] for peak in self.phases) / max(workspace_bytes, 1)
+        rooms = [gpu.room_bytes - round(workspace_count * (gpu.workspace_bytes - workspace_bytes)) for gpu in gpus]
+        batches = self._largest(rooms, lambda batch: (batch, self.context_length), self.batch_size, 1, MAX_BATCH)
+        contexts: Sequence[int | None] = [None] * len(gpus)
+        if has_context:
+            start = self.context_length or CONTEXT_UNIT
+            contexts = self._largest(rooms, lambda length: (self.batch_size, length), start, CONTEXT_UNIT, MAX_CONTEXT)
+        fits = [self.reserved_bytes <= room for room in rooms]
+        return [FitOnGpu(*row) for row in zip(gpus, fits, batches, contexts, strict=True)]
+
+    def _largest(
+        self, rooms: Sequence[int], shape_of: Callable[[int], Shape], start: int, unit: int, limit: int
+    ) -> list[int | None]:
+        """The largest value that fits in each room, a multiple of `unit` up to `limit`.
+
+        The peak of each part of a step is a polynomial: of the first degree in the batch size, of the second in the
+        context length, for attention that is not fused. It goes through the configuration's value and two larger ones.
+        The bytes reserved beyond a peak lie between those of the first and of the last of these.
+
+        Args:
+            rooms: bytes that the allocator may reserve on each GPU.
+            shape_of: the batch size and context length with a value.
+            start: the configuration's value.
+        """
+
+        def through(values: list[int]) -> Callable[[int], float]:
+            sizes = [[peak.total_bytes for peak in self.peaks(*shape_of(value))] for value in values]
+            polynomials = np.polyfit(values, sizes, len(values) - 1)
+            return lambda value: float(np.polyval(polynomials, value).max())
+
+        far = largest_that_fits(through([start, 4 * start]), max(rooms), start, unit, limit) or start
+        far = max(far, 4 * start)
+        peak = through([start, far // unit // 2 * unit, far])
+        ends = [peak(value) for value in (start, far)]
+        beyond = [self._bytes_beyond_peak(*shape_of(value)) for value in (start, far)]
+
+        def reserve(value: int) -> float:
+            return peak(value) + float(np.interp(peak(value), ends, beyond))
+
+        return [largest_that_fits(reserve, room, start, unit, limit) for room in rooms]
+
+    def _bytes_beyond_peak(self, batch_size: int, context_length: int | None) -> float:
+        """The bytes that are reserved beyond the peak, from a step of all blocks unless that is slow."""
+        peak = peak_bytes(self.peaks(batch_size, context_length))
+        if self._is_slow:
+            return peak * FRAGMENTATION_FRACTION
+        return self._take_step(batch_size, context_length, None).reserved_bytes - peak
+
+    def fewest_ranks(self, world_size: int, gpu: TargetGpu) -> int | None:
+        """The smallest number of ranks that fits if they share parameters, gradients and optimizer state evenly.
+
+        Each peak is `shared / ranks + rest`, where this predictor's peaks are for `world_size` ranks; None if the rest
+        alone does not fit.
         """
         counts = []
         for peak in self._peaks:
             shared_bytes = sum(peak.peak[name] for name in SHARED) * self._held_ratio
-            room_bytes = gpu.total_bytes - CONTEXT_BYTES - (peak.total_bytes * self._held_ratio - shared_bytes)
+            room_bytes = gpu.room_bytes - (peak.total_bytes * self._held_ratio - shared_bytes)
             if room_bytes <= 0:
                 return None
             counts.append(ceil(shared_bytes * world_size / room_bytes))
-        count = max(counts)
-        while not gpu.fits(reserve(count)):
-            count += 1
-        return count
+        return max(counts)
 
     def peaks(self, batch_size: int, context_length: int | None) -> list[PhasePeak]:
         """The peak of each phase and region of a configuration, from few blocks if they tell the peaks of all."""
@@ -346,28 +358,27 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     return all(abs(a - b) <= ROUGHLY_FRACTION * b for a, b in sizes)
 
 
-def largest_that_fits(reserve: Callable[[int], int], gpu: TargetGpu, start: int, unit: int, limit: int) -> Largest:
-    """The largest multiple of `unit` up to `limit` that fits, where `reserve` has the reserved bytes of each.
+def largest_that_fits(
+    reserve: Callable[[int], float], room_bytes: int, start: int, unit: int, limit: int
+) -> int | None:
+    """The largest multiple of `unit` up to `limit` whose reserved bytes are not more than the room; None if none is.
 
     The search begins at `start`, brackets the border, and finds it by Brent's method.
     """
     low, max_count = 1, limit // unit
-    allowed_bytes = gpu.total_bytes - CONTEXT_BYTES
     high = max(1, min(start // unit, max_count))
 
     @cache
-    def room_bytes(count: int) -> int:
-        return allowed_bytes - reserve(count * unit)
+    def rest_bytes(count: int) -> float:
+        return room_bytes - reserve(count * unit)
 
-    while room_bytes(high) >= 0 and high < max_count:
+    while rest_bytes(high) >= 0 and high < max_count:
         low, high = high, min(4 * high, max_count)
     count = high
-    if room_bytes(high) < 0 <= room_bytes(low):
-        count = round(scipy.optimize.brentq(lambda value: room_bytes(round(value)), low, high, xtol=0.5))
-        while room_bytes(count) < 0:
+    if rest_bytes(high) < 0 <= rest_bytes(low):
+        count = round(scipy.optimize.brentq(lambda value: rest_bytes(round(value)), low, high, xtol=0.5))
+        while rest_bytes(count) < 0:
             count -= 1
-        while room_bytes(count + 1) >= 0:
+        while rest_bytes(count + 1) >= 0:
             count += 1
-    if room_bytes(count) < 0:
-        return Largest(None)
-    return Largest(count * unit, allowed_bytes - room_bytes(count))
+    return count * unit if rest_bytes(count) >= 0 else None

@@ -19,7 +19,6 @@ from lmbench.memory.blocks import (
     MOMENT,
     Category,
     NotedBlock,
-    block_of,
     rounded_bytes,
 )
 
@@ -170,10 +169,8 @@ class Ledger:
             # A module and its last submodule may return the same tensor: the submodule, which came first, is marked.
             setattr(tensor, _MARKED, True)
             tensor.register_hook(lambda gradient: _mark(f"{BACKWARD}{name}"))
-        # Note it at once: another tensor may have its address soon.
-        if block_of(name) == name:
-            self._keep([NotedBlock(address, "stream", name)])
         if self._is_logits(tensor):
+            # Note it at once: another tensor may have its address soon.
             self._keep([NotedBlock(address, "logits", name)])
             if tensor.requires_grad:
                 tensor.register_hook(lambda gradient: self._keep([NotedBlock(self._address(gradient), "logits", name)]))

@@ -118,7 +118,6 @@ class Segment(Struct):
     address: _Int64
     total_size: _Bytes
     blocks: list[SegmentBlock] = []
-    segment_type: str = ""
     is_expandable: bool = False
 
 
@@ -225,8 +224,7 @@ class Replay:
     - `blocks`: as in `lmbench.memory.blocks`, with `address`, `requested_bytes` and `stack`. Their moments are indexes
       of entries.
     - `holes`: the number of allocations and frees that must have happened, and are missing in the history.
-    - `segments`: those reserved at the end, with `address`, `kind`, a `count` of 1, `total_bytes`, the `free_bytes` in
-      no block, and the `largest_free_bytes` in one piece.
+    - `segments`: those reserved at the end, with `address`, `total_bytes` and `is_expandable`.
     """
 
     device: int
@@ -260,13 +258,10 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         log["time_us"] = log.index
     held = pieces.assign(stack=index[len(log) :])[pieces["state"] == "active_allocated"]
     blocks, holes = _blocks(log, held.drop(columns=["state", "history"]).astype(np.int64))
-    free = [[block.size_bytes for block in segment.blocks if block.state == "inactive"] for segment in segments]
-    reserved = pd.DataFrame({
-        "count": 1, "address": [segment.address for segment in segments],
-        "kind": ["expandable" if segment.is_expandable else segment.segment_type for segment in segments],
-        "total_bytes": [segment.total_size for segment in segments], "free_bytes": [*map(sum, free)],
-        "largest_free_bytes": [max(sizes, default=0) for sizes in free],
-    })  # fmt: skip
+    reserved = pd.DataFrame(
+        [(segment.address, segment.total_size, segment.is_expandable) for segment in segments],
+        columns=["address", "total_bytes", "is_expandable"],
+    )
     # Segments are known at the end: reserved bytes at other entries follow from how they grew and shrank.
     signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
     grown = (log["requested_bytes"] * log["action"].map(signs).fillna(0).astype(np.int64)).cumsum()

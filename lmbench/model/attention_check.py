@@ -181,7 +181,7 @@ def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> Attent
             f"{INCORRECT}: {kind.name} is off by {largest:.2g} in the {largest_in}; allowed in {_name(use.dtype)} is "
             f"{tolerance:.2g} of a row's size, against the formula in {_name(_wide(use.dtype))}"
         )
-    return AttentionCheck(len(checked) - len(refused), largest, tolerance, largest_in, refused)
+    return AttentionCheck(len(checked) - len(refused), largest, tolerance, refused)
 
 
 def cases(use: Use) -> list[Use]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,12 +13,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmbench.errors import UsageError, check_divides, unknown
+from lmbench.errors import UsageError, check_divides
 from lmbench.model.attention import ATTENTION
 from lmbench.model.optimizers import choose_optimizer
 from lmbench.records.vocabulary import Values
 
-_CHECKPOINTS = ("none", "block")
 #: The default context length of lmbench's tokens, if the model takes that many.
 _CONTEXT_LENGTH = 512
 #: The names in transformers of the dimensions in lmbench's records.
@@ -47,7 +45,6 @@ class HuggingFace(LightningModule):
             among them.
         attention: as for lmbench's own model (naive, sdpa, sdpa_flash, ..., flex), or a name that only transformers
             has, such as flash_attention_2; null is transformers' choice.
-        checkpoint: none, or block (transformers' gradient checkpointing).
         optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
         optimizer_variant: fused, foreach or loop; null is its default: fused for Adam, AdamW and SGD.
         learning_rate: the optimizer's learning rate.
@@ -64,15 +61,12 @@ class HuggingFace(LightningModule):
         *,
         config: str | Values,
         attention: str | None = None,
-        checkpoint: str = "none",
         optimizer: str = "AdamW",
         optimizer_variant: str | None = None,
         learning_rate: float = 3e-4,
         weight_decay: float = 0.1,
     ) -> None:
         super().__init__()
-        if checkpoint not in _CHECKPOINTS:
-            raise unknown("checkpoint", checkpoint, _CHECKPOINTS)
         self.config = _read_config(config)
         #: The model's name in tables: that of the config's file, or of its folder.
         self.size: str | None = None
@@ -81,7 +75,6 @@ class HuggingFace(LightningModule):
             self.size = (path.parent if path.name == "config.json" else path).name.removesuffix(".json")
         self.attention = attention
         self._kind = ATTENTION.get(attention or "")
-        self.checkpoint = checkpoint
         text = self.config.get_text_config()
         self.vocab_size: int = text.vocab_size
         self.max_context_length: int | None = getattr(text, "max_position_embeddings", None)
@@ -118,11 +111,6 @@ class HuggingFace(LightningModule):
         try:
             name = self.attention if self._kind is None else _ATTENTION.get(self._kind.name, "sdpa")
             self.network = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32, attn_implementation=name)
-            if self.checkpoint == "block":
-                with warnings.catch_warnings():
-                    # The warning is about the method's name in version 6, which version 5.0 lacks.
-                    warnings.simplefilter("ignore", FutureWarning)
-                    self.network.gradient_checkpointing_enable()
         except (ImportError, ValueError) as error:
             raise UsageError(f"transformers refuses: {_first_sentence(error)}") from error
 
@@ -184,7 +172,7 @@ class HuggingFace(LightningModule):
             "vocab_size": self.vocab_size,
             **{name: getattr(text, attribute, None) for name, attribute in _DIMENSIONS.items()},
             "attention": self.network.config._attn_implementation if self._kind is None else self._kind.name,
-            "checkpoint": self.checkpoint,
+            "checkpoint": "none",
             "optimizer": self.optimizer.label,
             "is_fresh": self._is_fresh,
             "config": json.loads(self.config.to_json_string(use_diff=True)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,11 +10,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lmbench.errors import UsageError, check_at_least, check_divides, unknown
+from lmbench.instruments.recomputing import RecomputeOptions, recomputed_flops
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
-from lmbench.model.layers import convert_projections, split_blocks
+from lmbench.model.layers import split_blocks
 from lmbench.model.optimizers import BY_MATRIX, choose_optimizer
-from lmbench.model.transformer import CHECKPOINTS, Transformer, recomputed_flops
+from lmbench.model.transformer import Transformer
 from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.records.vocabulary import Values
@@ -40,12 +40,10 @@ class LanguageModel(LightningModule):
         context_length: the longest sequence, in tokens.
         attention: naive, sdpa (PyTorch chooses), sdpa_flash, sdpa_efficient, sdpa_cudnn, sdpa_math, flex, or a function
             of your own, my_module:my_attention, called as PyTorch's scaled_dot_product_attention is.
-        checkpoint: the activations that the backward pass computes again: none, block (all blocks), every_2 (every
-            second block) or selective (everything in a block but its linear layers and fused attention).
         residual_dtype: bf16 keeps the residual stream in bfloat16 under bfloat16 autocast; null is the embedding's
             float32.
         fused_projections: one product computes q, k and v, another one gate and up; the network stays the same, and
-            checkpoints of both forms load into either.
+            weights of both forms load into either.
         loss: whole, or chunked: computed in chunks of tokens, and again in the backward pass, so that only one chunk's
             logits are in memory.
         optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
@@ -61,6 +59,8 @@ class LanguageModel(LightningModule):
     """
 
     network: Transformer
+    #: Set while the backward pass computes blocks again.
+    recompute_options: RecomputeOptions | None = None
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class LanguageModel(LightningModule):
         vocab_size: int = DEFAULT_VOCAB_SIZE,
         context_length: int = 512,
         attention: str = "sdpa",
-        checkpoint: str = "none",
         residual_dtype: str | None = None,
         fused_projections: bool = False,
         loss: str = "whole",
@@ -89,7 +88,6 @@ class LanguageModel(LightningModule):
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
         for name, value, choices in (
-            ("checkpoint", checkpoint, CHECKPOINTS),
             ("loss", loss, LOSSES),
             ("residual_dtype", residual_dtype or "bf16", ("bf16",)),
         ):
@@ -101,7 +99,6 @@ class LanguageModel(LightningModule):
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.attention = attention
-        self.checkpoint = checkpoint
         self.residual_dtype = residual_dtype
         self.fused_projections = fused_projections
         self.loss = loss
@@ -139,31 +136,10 @@ class LanguageModel(LightningModule):
                 self.shape,
                 self.context_length,
                 self.attention,
-                self.checkpoint,
                 residual_dtype=torch.bfloat16 if self.residual_dtype else None,
                 is_fused=self.fused_projections,
                 is_chunked=self.loss == "chunked",
             )
-
-    def on_load_checkpoint(self, checkpoint: Values) -> None:
-        """Convert an optimizer's state where the checkpoint's projections are fused and the network's are not, or the
-        other way round. The network converts its weights itself."""
-        # A strategy that loads the weights itself has removed them here.
-        weights, is_fused = checkpoint.get("state_dict", {}), self.fused_projections
-        names, new_names = list(weights), list(convert_projections(weights, is_fused))
-        if names == new_names:
-            return
-        for optimizer in checkpoint.get("optimizer_states", ()):
-            slots = defaultdict[str, dict[str, Tensor]](dict)
-            # LBFGS has one state for all parameters, which stays as it is.
-            if len(optimizer["state"]) == len(names):
-                for index, values in optimizer["state"].items():
-                    for slot, value in values.items():
-                        slots[slot][names[index]] = value
-                converted = {slot: convert_projections(values, is_fused) for slot, values in slots.items()}
-                states = ({slot: values[name] for slot, values in converted.items()} for name in new_names)
-                optimizer["state"] = dict(enumerate(states))
-            optimizer["param_groups"][0]["params"] = list(range(len(new_names)))
 
     def forward(self, tokens: Tensor) -> Any:
         """Logits, ``batch seq vocab``."""
@@ -183,9 +159,12 @@ class LanguageModel(LightningModule):
 
     def flops_per_token(self) -> FlopCount:
         """Model FLOPs of one forward pass per token, at the model's context length."""
-        recomputed = recomputed_flops(
-            self.checkpoint, self.shape, self.context_length, self._kind.is_written_out, self.loss == "chunked"
-        )
+        # A chunked loss computes the head's product again.
+        recomputed = 2 * self.shape.d_model * self.shape.vocab_size if self.loss == "chunked" else 0
+        if self.recompute_options is not None:
+            recomputed += recomputed_flops(
+                self.recompute_options, self.shape, self.context_length, self._kind.is_written_out
+            )
         return replace(forward_flops(self.shape, self.context_length), recomputed_per_token_flops=recomputed)
 
     def describe(self) -> Values:
@@ -195,7 +174,7 @@ class LanguageModel(LightningModule):
             **asdict(self.shape),
             "attention": self.attention,
             "attention_check": self._attention_check,
-            "checkpoint": self.checkpoint,
+            "checkpoint": "none",
             "residual_dtype": self.residual_dtype,
             "fused_projections": self.fused_projections,
             "loss": self.loss,

@@ -46,21 +46,15 @@ FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 def convert_projections(state: Mapping[str, Tensor], is_fused: bool) -> dict[str, Tensor]:
-    """Tensors of a network's parameters, converted for a network with fused or separate projections.
-
-    `state` has them by the parameters' names: weights, or an optimizer's state of one kind. The result is in the order
-    of the other network's parameters.
-    """
+    """A network's weights by name, converted for a network with fused or separate projections."""
     fused_names = {part: fused for fused, parts in FUSED.items() for part in parts} if is_fused else {}
     pieces = defaultdict[str, list[Tensor]](list)
-    for name, tensor in state.items():
+    for name, weight in state.items():
         *path, layer, kind = name.split(".")
         parts = FUSED.get(layer, (layer,))
-        # A scalar, such as a count of steps, belongs to each part.
-        tensors = tensor.chunk(len(parts)) if tensor.dim() else [tensor] * len(parts)
-        for part, piece in zip(parts, tensors, strict=True):
+        for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
             pieces[".".join([*path, fused_names.get(part, part), kind])].append(piece)
-    return {name: torch.cat(parts) if parts[0].dim() else parts[0] for name, parts in pieces.items()}
+    return {name: torch.cat(parts) for name, parts in pieces.items()}
 
 
 class SplitParts(torch.autograd.Function):

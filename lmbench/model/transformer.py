@@ -1,14 +1,14 @@
-"""The decoder-only Transformer as plain PyTorch modules, with activation checkpointing by name."""
+"""The decoder-only Transformer as plain PyTorch modules."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lmbench.errors import UsageError
-from lmbench.instruments.recomputing import Kept, run_checkpointed
 from lmbench.model.attention import Attention, AttentionKind, Tables, attention_kind, keep_mask
 from lmbench.model.layers import (
     Embedding,
@@ -22,62 +22,16 @@ from lmbench.model.layers import (
 )  # fmt: skip
 from lmbench.sizes import ModelShape
 
-
-class Checkpointing(NamedTuple):
-    """A kind of checkpointing: every n-th block, beginning with the first (None: no block), and what it keeps."""
-
-    every: int | None
-    keep: Kept = "inputs"
-
-    def blocks(self, num_layers: int) -> range:
-        """The indices of the checkpointed blocks."""
-        return range(0) if self.every is None else range(0, num_layers, self.every)
-
-
 #: Number of chunks of tokens in a chunked loss. The author of Inductor's auto-chunker measured a head with its loss:
 #: 36.2 ms and 9.2 GB whole, 40.4 ms and 3.1 GB in 8 chunks, 56.7 ms and 1.4 GB in 64 (pytorch/pytorch#124480).
 LOSS_CHUNKS = 8
 
-CHECKPOINTS: dict[str, Checkpointing] = {
-    "none": Checkpointing(None),
-    "block": Checkpointing(1),
-    "every_2": Checkpointing(2),
-    "selective": Checkpointing(1, "matmuls"),
-}
-
-
-def recomputed_flops(
-    name: str, shape: ModelShape, context_length: int, is_written_out: bool, is_chunked: bool = False
-) -> int:
-    """Matmul FLOPs that a backward pass computes again, per token (terms as in `lmbench.sizes.forward_flops`).
-
-    A block is computed again up to the last tensor that its backward pass needs, the input of its last product. So that
-    product (2 * d_model * d_ff) is not repeated. Products that fused attention repeats inside its kernel do not count.
-    `is_written_out` says that attention runs as matmul, mask, softmax, matmul. `is_chunked` says that the loss is
-    chunked, which repeats the head's product.
-    """
-    checkpointing = CHECKPOINTS[name]
-    block_flops = 4 * context_length * shape.d_model
-    if checkpointing.keep == "inputs":
-        block_flops += 8 * shape.d_model**2 + 4 * shape.d_model * shape.d_ff
-    elif not is_written_out:
-        block_flops = 0
-    head_flops = 2 * shape.d_model * shape.vocab_size if is_chunked else 0
-    return block_flops * len(checkpointing.blocks(shape.num_layers)) + head_flops
-
 
 class Block(nn.Module):
-    """One pre-norm layer: attention, then feed-forward, each added to the residual stream (``batch seq embed``).
+    """One pre-norm layer: attention, then feed-forward, each added to the residual stream (``batch seq embed``)."""
 
-    `checkpoint` is its activation checkpointing, None for none. The block applies it itself, so that compiling the
-    block includes it.
-    """
-
-    def __init__(
-        self, shape: ModelShape, kind: AttentionKind, checkpoint: Checkpointing | None, is_fused: bool
-    ) -> None:
+    def __init__(self, shape: ModelShape, kind: AttentionKind, is_fused: bool) -> None:
         super().__init__()
-        self._checkpoint, self._kind = checkpoint, kind
         # Each of the 2 * num_layers branches adds its variance to the residual stream. GPT-2's scaling keeps the sum
         # at one.
         residual_scale = (2 * shape.num_layers) ** -0.5
@@ -89,15 +43,6 @@ class Block(nn.Module):
         self.ffn_residual = Residual()
 
     def forward(self, x: Tensor, tables: Tables) -> Any:
-        if self._checkpoint is None or not torch.is_grad_enabled():
-            return self._run(x, tables)
-        return run_checkpointed(self._checkpoint.keep, self._run_again, x, tables)
-
-    def _run_again(self, x: Tensor, tables: Tables) -> Any:
-        with self._kind.chosen():
-            return self._run(x, tables)
-
-    def _run(self, x: Tensor, tables: Tables) -> Any:
         x = self.attention_residual(x, self.attention(self.attention_norm(x), tables))
         return self.ffn_residual(x, self.ffn(self.ffn_norm(x)))
 
@@ -134,21 +79,16 @@ class Transformer(nn.Module):
         shape: ModelShape,
         context_length: int,
         attention: str = "sdpa",
-        checkpoint: str = "none",
         *,
         residual_dtype: torch.dtype | None = None,
         is_fused: bool = False,
         is_chunked: bool = False,
     ) -> None:
         super().__init__()
-        self._kind, checkpointing = attention_kind(attention), CHECKPOINTS[checkpoint]
+        self._kind = attention_kind(attention)
         self.context_length, self.is_fused, self._is_chunked = context_length, is_fused, is_chunked
         self.embedding = Embedding(shape.vocab_size, shape.d_model, residual_dtype)
-        checkpointed = checkpointing.blocks(shape.num_layers)
-        self.blocks = nn.ModuleList(
-            Block(shape, self._kind, checkpointing if index in checkpointed else None, is_fused)
-            for index in range(shape.num_layers)
-        )
+        self.blocks = nn.ModuleList(Block(shape, self._kind, is_fused) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.vocab_size, 0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()
@@ -171,7 +111,8 @@ class Transformer(nn.Module):
         if not self._is_chunked:
             return self._loss_of(x, targets)
         chunks = zip(x.flatten(0, 1).chunk(LOSS_CHUNKS), targets.flatten().chunk(LOSS_CHUNKS), strict=True)
-        losses = [run_checkpointed("inputs", self._loss_of, *chunk) * chunk[1].numel() for chunk in chunks]
+        settings: Any = {"use_reentrant": False, "preserve_rng_state": False}
+        losses = [checkpoint(self._loss_of, *chunk, **settings) * chunk[1].numel() for chunk in chunks]
         return torch.stack(losses).sum() / targets.numel()
 
     def _loss_of(self, x: Tensor, targets: Tensor) -> Any:

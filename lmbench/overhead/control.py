@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,16 +23,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lmbench.device import device_of, synchronize
-from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, tell
+from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.data_parallel import DataParallel
 from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import ModelParallel
 from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
+from lmbench.fit.run import report_failure
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer
 from lmbench.instruments.compiling import CompileOptions, compile_in_place
-from lmbench.instruments.ending import out_of_memory
-from lmbench.instruments.window import QuietCollector, Schedule
+from lmbench.instruments.window import Schedule, quiet_collector
 from lmbench.precision import PRECISIONS, Precision
 from lmbench.records.measured import Loss, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
@@ -55,12 +54,12 @@ class ControlWindow(Callback):
         self.uses_cudagraphs = options is not None and options.uses_cudagraphs
         self._schedule, self._device = schedule, trainer.strategy.root_device
         self._micro_batches = trainer.accumulate_grad_batches
-        self._collector, self._steps = QuietCollector(), -schedule.warmup_steps
+        self._collector, self._steps = ExitStack(), -schedule.warmup_steps
         self._losses, self._first_losses = list[Tensor](), list[Tensor]()
 
     def _open_after_warmup(self) -> None:
         if self._steps == 0:
-            self._collector.begin()
+            quiet_collector(self._collector)
             synchronize(self._device)
             self._start_ns = time.perf_counter_ns()
 
@@ -83,7 +82,7 @@ class ControlWindow(Callback):
         if is_complete:
             synchronize(self._device)
             self.record.window = Window(steps=self._steps, wall_s=(time.perf_counter_ns() - self._start_ns) * 1e-9)
-            self._collector.end()
+            self._collector.close()
             first, last = (float(torch.stack(step).double().sum()) for step in (self._first_losses, losses))
             self.record.loss = Loss(first, last)
         return is_complete
@@ -298,12 +297,8 @@ def leave_record(arm: str, result: str, words: list[str]) -> int:
     """Measure an arm as this process's rank, and write rank 0's record to `result`; returns the exit code."""
     try:
         record = measure_control(arm, words)[0]
-    except UsageError as error:
-        tell(str(error))
-        return ExitCode.USAGE
     except Exception as error:
-        traceback.print_exc()
-        return ExitCode.INTERNAL if out_of_memory(error) is None else ExitCode.OUT_OF_MEMORY
+        return report_failure(error)
     if rank_of_process() == 0:
         Path(result).write_bytes(msgspec.json.encode(record))
     return ExitCode.OK

@@ -23,8 +23,7 @@ class Growth:
 
     bytes_per_step: _BytesPerStep = lower(
         "Growth per step of the process's own memory (`host_growth`), or of the allocator's reserved memory "
-        "(`reserved_growth`): Theil-Sen slope; null below 12 readings.",
-        "growth",
+        "(`reserved_growth`): Theil-Sen slope; null below 12 readings."
     )
     low_bytes_per_step: _BytesPerStep = about(
         "Lower end of the slope's 95 % interval, in the half of the window where it is lower: growth that ends is no "
@@ -36,22 +35,19 @@ class Growth:
 class Collector:
     """Host state: collections of garbage by Python."""
 
-    count: Count = lower("Collections within the window.", "collections")
-    total_s: Seconds = lower("Time of the window's collections.", "gc")
+    count: Count = lower("Collections within the window.")
+    total_s: Seconds = lower("Time of the window's collections.")
     full_s: Seconds = lower(
-        "Time of the collection of all objects before the window. The window's collections skip these frozen objects.",
-        "full gc",
+        "Time of the collection of all objects before the window. The window's collections skip these frozen objects."
     )
-    location: Text = about(
-        "Line of code that called the collector most often; null where only Python called it.", "collected at"
-    )
+    location: Text = about("Line of code that called the collector most often; null where only Python called it.")
 
 
 @record
 class Saving:
     """Saving: checkpoints within the window, and their effect on the steps after them."""
 
-    count: Count = about("Checkpoints that were saved within the window.", "checkpoints")
+    count: Count = about("Checkpoints that were saved within the window.")
     interval_steps: Annotated[float | None, "count"] = about(
         "Mean number of steps from one checkpoint to the next.", "every"
     )

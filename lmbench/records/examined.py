@@ -25,13 +25,9 @@ from lmbench.records.field import (
 
 
 class TopKernel(Struct):
-    """One of the longest kernels of its phase; times and counts are means per step."""
+    """One of the longest kernels of its phase, with its share of the phase's kernel time."""
 
     name: str
-    kind: str
-    part: str
-    kernel_s: float
-    kernel_count: float
     share_fraction: float
 
 
@@ -44,52 +40,33 @@ class PhaseKernels:
         "Number of kernels, copies and fills in <phase>.", "kernels in <phase>"
     )
     matmul_fraction: Fraction = about(
-        "Share of kernel time in matrix products (kind `gemm`); fused attention is not included.", "matmul in <phase>"
+        "Share of kernel time in matrix products (kind `gemm`); fused attention is not included."
     )
     kinds: dict[str, float] = about("Kernel time by kind of kernel, the largest first: `gemm_s`, ...", factory=dict)
     parts: dict[str, float] = about(
         "Kernel time by part of the model, the largest first: `ffn_s`, ...; `+` joins the parts of a fused kernel.",
         factory=dict,
     )
-    top: list[TopKernel] = about(
-        "The longest kernels: name, kind, part, `kernel_s`, `kernel_count`, `share_fraction`.",
-        "top kernels",
-        factory=list,
-    )
-    top_other: TopKernel | None = about(
-        "The longest kernel that is not a matrix product; null if there is none.", "top other kernel"
-    )
+    top_other: TopKernel | None = about("The longest kernel that is not a matrix product; null if there is none.")
     window_s: Seconds = lower(
-        "Time of the device in <phase>: `busy_s` + `queued_gap_s` + `host_wait_s` + `other_idle_s`.", "<phase> window"
+        "Time of the device in <phase>: `busy_s` + `queued_gap_s` + `host_wait_s` + `other_idle_s`."
     )
     busy_s: Seconds = lower(
         "Time during which at least one kernel, copy or fill ran. Where kernels of several phases overlap, the time "
-        "counts for one.",
-        "<phase> busy",
+        "counts for one."
     )
-    queued_gap_s: Seconds = lower(
-        "Idle time in gaps of up to 30 us before kernels that were already queued.", "<phase> gaps"
-    )
-    host_wait_s: Seconds = lower(
-        "Idle time until the next kernel was launched: the device waited for the host.", "<phase> host wait"
-    )
+    queued_gap_s: Seconds = lower("Idle time in gaps of up to 30 us before kernels that were already queued.")
+    host_wait_s: Seconds = lower("Idle time until the next kernel was launched: the device waited for the host.")
     other_idle_s: Seconds = lower(
-        "All other idle time: waiting for another stream, a copy or another rank, or for an unknown reason.",
-        "<phase> other idle",
+        "All other idle time: waiting for another stream, a copy or another rank, or for an unknown reason."
     )
     comm_s: Seconds = lower("Time during which at least one communication kernel ran.", "<phase> communication")
     comm_exposed_s: Seconds = lower(
         "Time during which a communication kernel ran and nothing computed beside it.", "<phase> exposed communication"
     )
-    host_s: Seconds = about("Time that the host spent in <phase>, slowed by the profiler.", "<phase> on the host")
-    launch_count: Annotated[float | None, "count"] = lower(
-        "Number of the host's calls that start work on the device.", "launches in <phase>"
-    )
-    median_kernel_s: Seconds = about("Median duration of the kernels of <phase>.")
     verdict: Text = about(
         "Verdict of the trace on <phase>: `communication-bound`, `waits for other ranks`, `host-bound`, `stalled` "
-        "(idle for another reason), `queued` or `mixed`; null for a phase too short to judge.",
-        "<phase> by the trace",
+        "(idle for another reason), `queued` or `mixed`; null for a phase too short to judge."
     )
 
 
@@ -104,36 +81,11 @@ class AttentionTimes:
     softmax_s: Seconds = lower("Kernel time of the softmax.")
     values_s: Seconds = lower("Kernel time of the product with the values, including its copies.")
     matmul_s: Seconds = lower("Kernel time of the matrix products within scores and values.", "products")
-    softmax_matmul_time_ratio: Number = about(
-        "Time of the softmax divided by that of the matrix products.", "softmax / products"
-    )
+    softmax_matmul_time_ratio: Number = about("Time of the softmax divided by that of the matrix products.")
     softmax_matmul_flop_ratio: Number = about(
         "FLOPs of the softmax divided by those of the matrix products; null where the model's shape is unknown.",
         "softmax / products, FLOPs",
     )
-
-
-class AnnotationKernels(Struct):
-    """Kernels launched within one range of the user's (`record_function`); times and counts are means per step.
-
-    `own_s` excludes the kernels of ranges inside it.
-    """
-
-    name: str
-    calls: float
-    kernel_s: float
-    own_s: float
-    kernel_count: float
-
-
-class TopOperator(Struct):
-    """One of the longest operators of its phase on the host; means per step, without the operators inside it."""
-
-    phase: str
-    name: str
-    self_s: float
-    call_count: float
-    share_fraction: float
 
 
 @record
@@ -141,46 +93,15 @@ class KernelSummary:
     """Kernels: GPU kernels of the whole trace."""
 
     reason: Text = about(
-        "Why no kernels are known, such as a run on a CPU or an unreadable trace; null where they are.",
-        "no kernels because",
+        "Why no kernels are known, such as a run on a CPU or an unreadable trace; null where they are."
     )
     steps: Count = about("Number of steps in the trace. Times and counts of phases are means over them.")
-    clock_steps: Count = about(
-        "Number of steps behind busy and idle times. The first of several steps is left out, since it starts on an "
-        "idle device.",
-        "clocked steps",
-    )
-    phase_source: Text = about(
-        "Source of the ranges that mark the phases: `lmbench`, `foreign` or `none`.", "phases by"
-    )
-    inferred_phases: list[str] = about(
-        "Phases without a range: their start and end are inferred from the work of autograd.", factory=list
-    )
-    kernel_s: Seconds = lower("Kernel time of a step, including kernels outside all phases.", "kernel time")
+    kernel_s: Seconds = lower("Kernel time of a step, including kernels outside all phases.")
     outside_s: Seconds = lower("Kernel time that was launched outside every phase.")
-    unclassified_kind_fraction: Fraction = lower("Share of kernel time whose kind is unknown.", "no kind")
     unclassified_part_fraction: Fraction = lower("Share of kernel time whose part of the model is unknown.", "no part")
-    captured_kernel_count: Count = about(
-        "Number of kernels, copies and fills in the whole trace.", "kernels in the trace"
-    )
-    captured_launch_count: Count = about("Number of launches in the whole trace.", "launches in the trace")
-    kernel_without_launch_count: Count = lower(
-        "Number of kernels whose launch is missing from the trace.", "without launch"
-    )
-    launch_without_kernel_count: Count = lower(
-        "Number of launches whose kernel is missing from the trace.", "without kernel"
-    )
-    kernel_before_launch_count: Count = lower("Number of kernels that start before their launch.", "before launch")
     phases: PerPhase[PhaseKernels] = part(PerPhase)
-    annotations: list[AnnotationKernels] = about(
-        "Kernels by the user's own ranges (`record_function`), the longest first: `name`, `calls`, `kernel_s`, `own_s` "
-        "(without inner ranges), `kernel_count`.",
-        factory=list,
-    )
     attention: PerPhase[AttentionTimes] = part(PerPhase)
-    path_s: Seconds = lower(
-        "Step by the trace: the length of the chain of host and device that sets it.", "traced step"
-    )
+    path_s: Seconds = lower("Step by the trace: the length of the chain of host and device that sets it.")
     path: dict[str, float] = about(
         "Time of the chain that sets the step, by cause, the largest first: `launching_s`, `gemm_s`, ...", factory=dict
     )
@@ -188,97 +109,24 @@ class KernelSummary:
         "How much longer the step would be with a change, in seconds, simulated from the trace: `collectives=0`, ...",
         factory=dict,
     )
-    operators: list[TopOperator] = about(
-        "In a trace without kernels, each phase's longest operators on the host: `phase`, `name`, `self_s`, "
-        "`call_count`, `share_fraction`.",
-        factory=list,
-    )
-
-
-class SavedPerBlock(Struct):
-    """Consecutive blocks of the model that save equally many bytes for the backward.
-
-    `first` and `last` are paths of modules, `each_bytes` is the size for one block.
-    """
-
-    first: str
-    last: str
-    count: int
-    each_bytes: int
-
-
-class TopAllocation(Struct):
-    """Allocations of one size and origin among the largest at the peak."""
-
-    size_bytes: int
-    count: int
-    category: str
-    part: str
-    phase: str
-    where: str
 
 
 @record
 class MemoryHistoryRecord:
     """Memory history: contents of the peak of the recorded steps."""
 
-    reason: Text = about(
-        "Why there is no history, or why it could not be examined; null where it was.", "no history because"
-    )
-    steps: Count = about("Number of steps in the history, from the start of the window.", "recorded steps")
-    max_entries: Count = about(
-        "Largest number of entries that the history can hold; older entries are lost.", "most entries"
-    )
-    snapshot_file: Text = about(
-        "Name of the snapshot in the result folder; `memory_notes.json` lies beside it.", "snapshot"
-    )
-    snapshot_bytes: Bytes = about("Size of the snapshot's file.", "snapshot size")
-    entry_count: Count = about("Number of entries in the history.", "entries")
-    is_complete: Flag = about("Whether the history has every entry of the recorded steps.", "complete history")
+    reason: Text = about("Why there is no history, or why it could not be examined; null where it was.")
+    steps: Count = about("Number of steps in the history, from the start of the window.")
+    snapshot_file: Text = about("Name of the snapshot in the result folder; `memory_notes.json` lies beside it.")
     peak_allocated_bytes: Bytes = lower(
         "Largest number of bytes allocated in the recorded steps, by replaying the history.",
-        "history's peak",
         over="max",
     )
-    peak_requested_bytes: Bytes = lower(
-        "Largest number of bytes in use in the recorded steps, before the allocator rounds sizes up.",
-        "asked for at the peak",
-        over="max",
-    )
-    peak_reserved_bytes: Bytes = lower(
-        "Bytes that the allocator had reserved at the peak.", "reserved at the peak", over="max"
-    )
-    peak_phase: Text = about("Phase in which the peak was reached.", "phase of the peak")
-    unknown_fraction: Fraction = lower("Share of the peak without a category.")
-    categories: dict[str, int] = about(
-        "Bytes at the peak by category: `parameters_bytes`, ...", "peak by category", factory=dict
-    )
-    parts: dict[str, int] = about(
-        "Bytes at the peak by the module that allocated them, the largest first; `*` stands for any block.",
-        "peak by part",
-        factory=dict,
-    )
-    saved_bytes: Bytes = lower(
-        "Bytes that the forward saved for the backward in the step of the peak, without parameters.",
-        "saved for backward",
-    )
-    saved: list[SavedPerBlock] = about(
-        "Tensors that the forward saved for the backward, by block of the model: first, last, count, `each_bytes`.",
-        "saved by block",
-        factory=list,
-    )
+    peak_phase: Text = about("Phase in which the peak was reached.")
+    categories: dict[str, int] = about("Bytes at the peak by category: `parameters_bytes`, ...", factory=dict)
     residual_computed_bytes: Bytes = about(
         "Size of the residual stream by the model's shape: batch x context x d_model, in the precision between the "
-        "blocks.",
-        "residual stream",
-    )
-    residual_seen_bytes: Bytes = about(
-        "Size of the residual stream in the history: that of most blocks' outputs.", "residual stream seen"
-    )
-    top: list[TopAllocation] = about(
-        "The largest allocations at the peak: size, count, category, part, phase and where they were made.",
-        "largest",
-        factory=list,
+        "blocks."
     )
 
 
@@ -286,21 +134,14 @@ class MemoryHistoryRecord:
 class MemoryPrediction:
     """Memory prediction: peak memory predicted from the configuration, on fake tensors without data."""
 
-    reason: Text = about(
-        "Why there is no prediction although one was asked for; null otherwise.", "no prediction because"
-    )
-    method: Text = about("What was run on fake tensors: every block of the model, or only a few.", "predicted from")
-    peak_allocated_bytes: Bytes = lower("Predicted peak of allocated memory in a step.", "predicted peak", over="max")
-    peak_reserved_bytes: Bytes = lower(
-        "Predicted memory that the allocator reserves.", "predicted reserved", over="max"
-    )
-    phase_peak_allocated_bytes: PhaseBytes = lower(
-        "Predicted peak of allocated memory in <phase>.", "predicted peak in <phase>", over="max"
-    )
+    reason: Text = about("Why there is no prediction although one was asked for; null otherwise.")
+    method: Text = about("What was run on fake tensors: every block of the model, or only a few.")
+    peak_allocated_bytes: Bytes = lower("Predicted peak of allocated memory in a step.", over="max")
+    peak_reserved_bytes: Bytes = lower("Predicted memory that the allocator reserves.", over="max")
+    phase_peak_allocated_bytes: PhaseBytes = lower("Predicted peak of allocated memory in <phase>.", over="max")
     error_fraction: Fraction = about(
         "Relative error of the prediction, with its sign: predicted / `memory.steady_peak_allocated_bytes` - 1; null "
-        "where nothing was measured.",
-        "prediction error",
+        "where nothing was measured."
     )
 
 
@@ -316,14 +157,11 @@ class NotedTensors(Struct):
 class DtypeRecord:
     """Dtypes: dtypes in one probe step."""
 
-    reason: Text = about("Why no dtypes were recorded; null where they were.", "no dtypes because")
-    notes_file: Text = about(
-        "Name of the file in the result folder with the dtypes of modules and operators.", "dtypes"
-    )
-    autocast_dtype: Text = about("Lower precision of autocast; null where autocast was off.", "autocast")
+    reason: Text = about("Why no dtypes were recorded; null where they were.")
+    notes_file: Text = about("Name of the file in the result folder with the dtypes of modules and operators.")
+    autocast_dtype: Text = about("Lower precision of autocast; null where autocast was off.")
     was_compiled: Flag = about(
-        "Whether the run is compiled. The recorded step was not, since no hook sees into a compiled graph.",
-        "noted eagerly",
+        "Whether the run is compiled. The recorded step was not, since no hook sees into a compiled graph."
     )
     loss_scale: Number = about(
         "Factor by which the loss, and so the gradients until the optimizer's step, were multiplied; null without a "
@@ -332,9 +170,5 @@ class DtypeRecord:
     tensors: list[NotedTensors] = about(
         "Dtypes of parameters, buffers, batch, logits, loss, gradients and optimizer state: name, count by dtype, "
         "reason.",
-        "dtypes of tensors",
         factory=list,
-    )
-    unused_modules: list[str] = about(
-        "Paths of modules that the step never called, except those whose parameters another module uses.", factory=list
     )

@@ -1,6 +1,7 @@
 """The guards of a run: checks whether its measurement is valid.
 
 Each guard reads the record and the steps. Where these lack a fact the guard is `n/a`; it never raises and never passes.
+A guard that passes or is `n/a` has no message.
 Here the guards' figures are computed; `guards.toml` has their texts and limits.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from lmbench.precision import find_precision
 from lmbench.records.endurance import leak_limit
@@ -21,7 +23,7 @@ from lmbench.records.host_time import HARNESS
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
 from lmbench.records.run import RunEnvironment, RunRecord
 from lmbench.records.step import StepRecord, select_window
-from lmbench.records.vocabulary import BACKWARD_MODES
+from lmbench.records.vocabulary import BACKWARD_MODES, Values
 
 #: The share of a window and the time at its ends that may be outside its steps. On a GPU the synchronizations at both
 #: ends took 20 to 107 us in 496 windows of 7 ms to 15 s (H200, torch 2.11). On a busy CPU other processes take whole
@@ -44,12 +46,10 @@ class Rule(msgspec.Struct, frozen=True):
 
     message: str
     advice: str = ""
-    unknown: str = ""
-    good: str = ""
     limit: float = 0
     unit: str = ""
     beyond: Status = "warn"
-    variants: dict[str, Rule] = {}
+    variants: dict[str, Values] = {}
 
 
 @cache
@@ -64,21 +64,20 @@ def make_guard(name: str, value: float | None, limit: float | None = None, varia
         name: name of the guard's table in guards.toml.
         value: the figure; None where it is unknown, which makes the guard `n/a`.
         limit: largest figure that passes, instead of the rule's.
-        variant: name of the variant that has the texts; empty for the guard's own.
+        variant: name of the variant that changes the rule; empty for the rule itself.
         words: values for the braces in the rule's texts.
     """
     rule = rules()[name]
     if value is None:
-        return Guard(name, "n/a", message=rule.unknown)
-    rule = rule.variants[variant] if variant else rule
+        return Guard(name, "n/a")
+    rule = replace(rule, **rule.variants[variant]) if variant else rule
     limit = rule.limit if limit is None else limit
-    is_passed = value <= limit
-    status: Status = "pass" if is_passed else rule.beyond
-    message = (rule.good if is_passed and rule.good else rule.message).format(value=value, **words)
-    advice = "" if is_passed else rule.advice.format(**words)
-    if not rule.unit:
-        value = limit = None
-    return Guard(name, status, value, limit, rule.unit, message, advice)
+    status: Status = "pass" if value <= limit else rule.beyond
+    figure, bound = (value, limit) if rule.unit else (None, None)
+    if status == "pass":
+        return Guard(name, status, figure, bound, rule.unit)
+    message, advice = rule.message.format(value=value, **words), rule.advice.format(**words)
+    return Guard(name, status, figure, bound, rule.unit, message, advice)
 
 
 def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:

@@ -32,8 +32,7 @@ class HostTime:
     """Host time: whose work the host did in steps that no statistic includes."""
 
     steps: Count = about(
-        "Number of steps whose work was timed: probe steps; in your own Trainer the warm-up's steps after its first.",
-        "steps with owners",
+        "Number of steps whose work was timed: probe steps; in your own Trainer the warm-up's steps after its first."
     )
     owners: list[OwnedTime] = about(
         "Work of hooks, loggers, `self.log`, the loader and garbage collection, the longest first: phase, owner, "

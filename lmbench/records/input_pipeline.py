@@ -10,7 +10,7 @@ from lmbench.records.vocabulary import Values
 class InputPipeline:
     """Input pipeline: the loader and the model, alone and together, after the window."""
 
-    reason: Text = about("Why the loader was not measured; null where it was.", "loader not measured because")
+    reason: Text = about("Why the loader was not measured; null where it was.")
     resident_step_s: Seconds = lower("Mean step on one batch that is already on the device.", "model alone")
     loader_step_s: Seconds = lower("Time in which the loader alone makes the batches of a step.", "loader alone")
     first_batch_s: Seconds = lower("Time from the loader's start to its first batch.", "first batch")

@@ -63,24 +63,22 @@ LagWord = Literal["host-bound", "queued", "mixed"]
 class Window:
     """Window: the measured steps, between two synchronizations of host and device."""
 
-    warmup_steps: Count = about("Steps before the window, which no statistic includes.", "warm-up")
+    warmup_steps: Count = about("Steps before the window, which no statistic includes.")
     loader_end_count: Count = about(
-        "How often the training loader ended within the window; its restart is in `data` and `other`.", "loader ends"
+        "How often the training loader ended within the window; its restart is in `data` and `other`."
     )
-    loader_batches: Count = about("Batches after which the loader ends; null if it never does.", "batches an epoch")
+    loader_batches: Count = about("Batches after which the loader ends; null if it never does.")
     loader_restart_s: Seconds = lower(
         "What a restart of the loader adds to a step: mean of `data_s` + `other_s` of steps that follow the loader's "
-        "end, less their least sum in any step.",
-        "loader's restart",
+        "end, less their least sum in any step."
     )
     pace_steps: Count = about(
-        "Further steps of the warm-up, until the pace of several ranks was steady; null on one rank.", "steady after"
+        "Further steps of the warm-up, until the pace of several ranks was steady; null on one rank."
     )
     requested_steps: Count = about(
-        "Least number of steps that the window was to have; null where it was to last until training ends.",
-        "steps asked for",
+        "Least number of steps that the window was to have; null where it was to last until training ends."
     )
-    requested_s: Seconds = about("Least time that the window was to last.", "time asked for")
+    requested_s: Seconds = about("Least time that the window was to last.")
     steps: Count = about("Steps in the window, including those that were skipped and those with too few micro-batches.")
     first_step: Index = about("Index of the window's first step.")
     micro_batches: Count = about("Micro-batches of a full step.", "micro-batches")
@@ -92,22 +90,19 @@ class Window:
         "Steps of the window with fewer micro-batches than a full step; no statistic includes them."
     )
     tokens: Count = about("Tokens of all the window's steps, micro-batches and ranks.")
-    tokens_reason: Text = about("Why `tokens` is null; null where it is known.", "no tokens because")
+    tokens_reason: Text = about("Why `tokens` is null; null where it is known.")
     wall_s: Seconds = about(
         "Wall time between the two synchronizations, less `excluded_s`. Its clock is not the one that times the steps."
     )
-    steps_sum_s: Seconds = about("Sum of `step_s` over all steps of the window.", "sum of steps")
+    steps_sum_s: Seconds = about("Sum of `step_s` over all steps of the window.")
     excluded_s: Seconds = about(
         "Time within the window for validation, checkpoints and writing records; already subtracted from `wall_s` and "
         "`step_s`."
     )
-    excluded_count: Count = about(
-        "Number of steps before which a pause (validation, a checkpoint, writing records) was subtracted.", "exclusions"
-    )
-    checkpoint_s: Seconds = lower("Part of `excluded_s` in which checkpoints were saved.", "saving")
-    validation_s: Seconds = lower("Part of `excluded_s` in which validations ran.", "validation")
+    checkpoint_s: Seconds = lower("Part of `excluded_s` in which checkpoints were saved.")
+    validation_s: Seconds = lower("Part of `excluded_s` in which validations ran.")
     goodput_fraction: Fraction = higher(
-        "Share of the window's wall time that its steps take: `wall_s` / (`wall_s` + `excluded_s`).", "goodput"
+        "Share of the window's wall time that its steps take: `wall_s` / (`wall_s` + `excluded_s`)."
     )
     changes: list[StepChange] = about(
         "Changes of the step time within the window, by 2 % at least: step, seconds from the window's start, ratio "
@@ -116,15 +111,11 @@ class Window:
         factory=list,
     )
     turn_steps_s: Annotated[list[float] | None, "s"] = about(
-        "Median `step_s` of each turn, where the process of another side measured in between; null elsewhere.", "turns"
+        "Median `step_s` of each turn, where the process of another side measured in between; null elsewhere."
     )
     replaced_functions: list[str] | None = about(
         "Clocks and synchronizes of Python, PyTorch and lmbench that were not the original functions when the window "
-        "opened or closed.",
-        "replaced functions",
-    )
-    clock_drift_fraction: Fraction = about(
-        "How much faster the device's clock ran than the host's; lags are corrected for it."
+        "opened or closed."
     )
     identity_error_fraction: Fraction = about(
         "Difference between the sum of the steps and the window, with its sign: (`steps_sum_s` - `wall_s`) / `wall_s`."
@@ -141,8 +132,7 @@ class Warmup:
     """Window: facts of the warm-up."""
 
     gradient_norm: Number = about(
-        "2-norm of all gradients at the last warm-up step, before clipping. It does not depend on the window's length.",
-        "warm-up gradient norm",
+        "2-norm of all gradients at the last warm-up step, before clipping. It does not depend on the window's length."
     )
 
 
@@ -180,21 +170,18 @@ class PhaseSummary:
     p95_s: Seconds = lower("95th percentile of the time of <phase>; null below 20 steps.")
     p99_s: Seconds = lower("99th percentile of the time of <phase>; null below 100 steps.")
     max_s: Seconds = lower("Longest time of <phase>.", over="max")
-    cv_fraction: Fraction = lower("Coefficient of variation: standard deviation divided by the mean.", "CV")
+    cv_fraction: Fraction = lower("Coefficient of variation: standard deviation divided by the mean.")
     median_low_s: Seconds = about(
         "Lower end of a confidence interval for the median within this run, from order statistics; null below 6 steps."
     )
     median_high_s: Seconds = about("Upper end of the confidence interval for the median within this run.")
     median_coverage_fraction: Fraction = about(
-        "Exact confidence of the median's interval, at least 0.95, if steps are independent.", "coverage"
+        "Exact confidence of the median's interval, at least 0.95, if steps are independent."
     )
-    lag1_autocorrelation: Number = about(
-        "Correlation of a step's time with that of the next step; null below 3 steps.", "autocorrelation"
-    )
+    lag1_autocorrelation: Number = about("Correlation of a step's time with that of the next step; null below 3 steps.")
     outlier_count: Count = lower(
         "Steps that lie more than 3.5 robust standard deviations from the median, estimated from the median absolute "
-        "deviation.",
-        "outliers",
+        "deviation."
     )
     trend_fraction: Fraction = about(
         "Drift of the time from the window's start to its end, relative to the start: Theil-Sen line, its ends clamped "
@@ -212,28 +199,25 @@ class PhaseSummary:
 class Throughput:
     """Throughput: rates of the window."""
 
-    tokens_per_s: TokensPerSecond = higher("Tokens per second: `window.tokens` / `window.wall_s`.", "tokens/s")
+    tokens_per_s: TokensPerSecond = higher("Tokens per second: `window.tokens` / `window.wall_s`.")
     model_flops_per_s: FlopsPerSecond = higher(
-        "Model FLOPs per second: tokens per second times `flops.per_token_flops`.", "model FLOP/s"
+        "Model FLOPs per second: tokens per second times `flops.per_token_flops`."
     )
     mfu_fraction: Fraction = higher(
-        "Model FLOPs utilization: model FLOP/s of one device divided by its peak, with attention counted in full.",
-        "MFU",
+        "Model FLOPs utilization: model FLOP/s of one device divided by its peak, with attention counted in full."
     )
     mfu_causal_fraction: Fraction = higher(
-        "Model FLOPs utilization with causal attention counted half, since half of its products need not be computed.",
-        "causal MFU",
+        "Model FLOPs utilization with causal attention counted half, since half of its products need not be computed."
     )
     hfu_fraction: Fraction = higher(
-        "Hardware FLOPs utilization: like MFU, but including the FLOPs that activation checkpointing computes again.",
-        "HFU",
+        "Hardware FLOPs utilization: like MFU, but including the FLOPs that activation checkpointing computes again."
     )
-    mfu_reason: Text = about("Why there is no MFU; null where there is one.", "no MFU because")
+    mfu_reason: Text = about("Why there is no MFU; null where there is one.")
     joules_per_token: Annotated[float | None, "J/token"] = lower(
-        "Energy per token: `device_state.energy_j` / `window.tokens`.", "J/token"
+        "Energy per token: `device_state.energy_j` / `window.tokens`."
     )
     price_per_token: Annotated[float | None, "1/token"] = lower(
-        "Price of a token, in the currency of `measure.price_per_hour`, for the devices of all ranks.", "price/token"
+        "Price of a token, in the currency of `measure.price_per_hour`, for the devices of all ranks."
     )
 
     def refuse_impossible(self) -> None:
@@ -251,10 +235,9 @@ class Throughput:
 class Loss:
     """Throughput: losses."""
 
-    first: Nats = lower("Loss of step 0, which is a warm-up step unless `window.warmup_steps` is 0.", "first loss")
-    last: Nats = lower("Loss of the window's last step.", "last loss")
-    mean: Nats = lower("Mean loss over the window.", "mean loss")
-    perplexity: Number = lower("Exponential of the mean loss: exp(`loss.mean`).")
+    first: Nats = lower("Loss of step 0, which is a warm-up step unless `window.warmup_steps` is 0.")
+    last: Nats = lower("Loss of the window's last step.")
+    mean: Nats = lower("Mean loss over the window.")
 
 
 class RankRecord(Struct):
@@ -275,25 +258,16 @@ class RankRecord(Struct):
 class RefusedAllocation:
     """Memory: contents of the device when an allocation failed."""
 
-    phase: Text = about("Phase in which the allocation failed.", "refused in")
-    requested_bytes: Bytes = lower(
-        "Size of the allocation that failed, rounded up as the allocator rounds it.", "refused"
-    )
-    allocated_bytes: Bytes = lower("Bytes allocated on the device when the allocation failed.", "held")
-    reserved_bytes: Bytes = lower("Bytes reserved by PyTorch's allocator when the allocation failed.", "reserved then")
-    device_free_bytes: Bytes = higher(
-        "Bytes of the device that no process held when the allocation failed.", "free then"
-    )
-    parameters_bytes: Bytes = lower("Part of `allocated_bytes` that parameters and buffers held.", "parameters held")
-    gradients_bytes: Bytes = lower("Part of `allocated_bytes` that the gradients of parameters held.", "gradients held")
-    optimizer_state_bytes: Bytes = lower(
-        "Part of `allocated_bytes` that the optimizers' state held.", "optimizer state held"
-    )
-    rest_bytes: Bytes = lower(
-        "Remainder of `allocated_bytes`: activations, inputs, temporary tensors and workspaces.",
-        "activations and the rest",
-    )
-    location: Text = about("Line of code whose allocation failed, where an allocator's history has it.", "refused at")
+    phase: Text = about("Phase in which the allocation failed.")
+    requested_bytes: Bytes = lower("Size of the allocation that failed, rounded up as the allocator rounds it.")
+    allocated_bytes: Bytes = lower("Bytes allocated on the device when the allocation failed.")
+    reserved_bytes: Bytes = lower("Bytes reserved by PyTorch's allocator when the allocation failed.")
+    device_free_bytes: Bytes = higher("Bytes of the device that no process held when the allocation failed.")
+    parameters_bytes: Bytes = lower("Part of `allocated_bytes` that parameters and buffers held.")
+    gradients_bytes: Bytes = lower("Part of `allocated_bytes` that the gradients of parameters held.")
+    optimizer_state_bytes: Bytes = lower("Part of `allocated_bytes` that the optimizers' state held.")
+    rest_bytes: Bytes = lower("Remainder of `allocated_bytes`: activations, inputs, temporary tensors and workspaces.")
+    location: Text = about("Line of code whose allocation failed, where an allocator's history has it.")
 
 
 @record
@@ -303,7 +277,6 @@ class Memory:
     run_peak_allocated_bytes: Bytes = lower(
         "Largest number of bytes allocated on the device from the run's start to the window's end: it decides whether "
         "a run fits.",
-        "run peak",
         over="max",
     )
     run_peak_reserved_bytes: Bytes = lower(
@@ -311,7 +284,7 @@ class Memory:
         over="max",
     )
     steady_peak_allocated_bytes: Bytes = lower(
-        "Largest number of bytes allocated on the device within the window.", "steady peak", over="max"
+        "Largest number of bytes allocated on the device within the window.", over="max"
     )
     steady_peak_reserved_bytes: Bytes = lower(
         "Largest number of bytes that PyTorch's allocator reserved within the window.", over="max"
@@ -329,18 +302,17 @@ class Memory:
     )
     expected_saved_bytes: Bytes = lower(
         "Bytes that eager attention should save in one forward, by its shape: softmax's result if written out, output "
-        "and logsumexp if fused; null where unknown.",
-        "saved by shape",
+        "and logsumexp if fused; null where unknown."
     )
     device_total_bytes: Bytes = about("Total memory of the device.")
     run_alloc_retry_count: Count = lower(
-        "Allocations of the run that succeeded only after the allocator had emptied its cache.", "retries"
+        "Allocations of the run that succeeded only after the allocator had emptied its cache."
     )
     window_alloc_retry_count: Count = lower(
-        "Allocations in the window that succeeded only after the allocator had emptied its cache.", "retries in window"
+        "Allocations in the window that succeeded only after the allocator had emptied its cache."
     )
     window_reserved_growth_bytes: Bytes = lower(
-        "Growth of the allocator's reserved memory from the window's start to its end.", "growth"
+        "Growth of the allocator's reserved memory from the window's start to its end."
     )
     initial_allocated_bytes: Bytes = lower(
         "Bytes allocated on the device before the first step: parameters, and what a strategy has made beside them.",
@@ -350,7 +322,7 @@ class Memory:
     reserved_growth: Annotated[Growth, "<memory>_growth"] = part(Growth)
     keeper: Text = about("What keeps the memory that grows over steps, with the line that fills it; null if unknown.")
     refused: RefusedAllocation | None = None
-    host_peak_rss_bytes: Bytes = lower("Peak resident memory of the process on the host.", "host peak", over="max")
+    host_peak_rss_bytes: Bytes = lower("Peak resident memory of the process on the host.", over="max")
 
 
 @record
@@ -358,23 +330,16 @@ class DeviceReading:
     """Device state: one reading from the management library of the GPU's vendor, NVML or amdsmi."""
 
     read_at_s: Seconds = about("Time of the reading on the host's monotonic clock.")
-    sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors (SM) at the window's <end>.", "SM clock")
-    memory_clock_hz: Hertz = about("Clock rate of the GPU's memory at the window's <end>.")
+    sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors (SM) at the window's <end>.")
     temperature_c: Celsius = about("Temperature of the GPU at the window's <end>.")
     power_w: Watts = about("Power draw of the GPU at the window's <end>.")
-    energy_j: Joules = about("Energy that the GPU has used since its driver was loaded.", "energy counter")
-    power_capped_s: Seconds = about("Total time so far during which the power cap held the clock down.", "power-capped")
-    thermal_capped_s: Seconds = about(
-        "Total time so far during which the temperature held the clock down.", "thermal-capped"
-    )
-    throttle_reasons: list[str] | None = about("Everything that holds the clock down at the time of the reading.")
-    memory_used_bytes: Bytes = about("Memory of the device that all processes together use.", "used")
+    energy_j: Joules = about("Energy that the GPU has used since its driver was loaded.")
+    power_capped_s: Seconds = about("Total time so far during which the power cap held the clock down.")
+    thermal_capped_s: Seconds = about("Total time so far during which the temperature held the clock down.")
     other_process_pids: list[int] | None = about(
-        "Ids of the other processes on the GPU; null where the driver hides them.", "other pids"
+        "Ids of the other processes on the GPU; null where the driver hides them."
     )
-    other_process_count: Count = about(
-        "Number of other processes on the GPU; null where the driver hides them.", "other processes"
-    )
+    other_process_count: Count = about("Number of other processes on the GPU; null where the driver hides them.")
 
 
 @record
@@ -383,23 +348,17 @@ class DeviceState:
 
     open: Annotated[DeviceReading, "<end>"] = part(DeviceReading)
     close: Annotated[DeviceReading, "<end>"] = part(DeviceReading)
-    mean_power_w: Watts = lower("Mean power between the two readings, from the GPU's energy counter.", "power")
+    mean_power_w: Watts = lower("Mean power between the two readings, from the GPU's energy counter.")
     mean_temperature_c: Celsius = lower(
         "Mean of the temperatures at the window's two ends. A reading in between would cost time in the window."
     )
-    energy_j: Joules = lower("Energy of the window: mean power times `window.wall_s`.", "energy")
-    power_capped_fraction: Fraction = lower(
-        "Share of the window during which the power cap held the clock down.", "power-capped"
-    )
-    thermal_capped_fraction: Fraction = lower(
-        "Share of the window during which the temperature held the clock down.", "thermal-capped"
-    )
+    energy_j: Joules = lower("Energy of the window: mean power times `window.wall_s`.")
+    power_capped_fraction: Fraction = lower("Share of the window during which the power cap held the clock down.")
+    thermal_capped_fraction: Fraction = lower("Share of the window during which the temperature held the clock down.")
     sm_clock_drop_fraction: Fraction = lower(
-        "Loss of SM clock from the window's start to its end, as a share of the clock at the start.", "clock drop"
+        "Loss of SM clock from the window's start to its end, as a share of the clock at the start."
     )
-    other_process_count: Count = lower(
-        "Number of other processes on the GPU: the larger of both readings.", "other processes"
-    )
+    other_process_count: Count = lower("Number of other processes on the GPU: the larger of both readings.")
 
 
 @record
@@ -407,19 +366,17 @@ class HostState:
     """Host state: load of the machine during the window; null where the system does not report it."""
 
     load_per_core: Number = lower(
-        "Load average of the last minute at the window's end, divided by the machine's cores.", "load"
+        "Load average of the last minute at the window's end, divided by the machine's cores."
     )
     other_cpu_fraction: Fraction = lower(
         "Share of this process's cores that other processes kept busy in the window. Its child processes do not count "
-        "as others.",
-        "other processes",
+        "as others."
     )
     steal_fraction: Fraction = lower(
         "Share of the cores' time in the window that the hypervisor gave to other virtual machines."
     )
     waited_fraction: Fraction = lower(
-        "Share of the window during which the training thread was ready to run but had to wait for a core.",
-        "waited for a core",
+        "Share of the window during which the training thread was ready to run but had to wait for a core."
     )
 
 
@@ -429,14 +386,9 @@ class LagVerdict:
 
     verdict: Annotated[LagWord | None, "text"] = about(
         "`host-bound`, `queued` or `mixed`: whether the device ran out of work in <phase>, by the smallest lag within "
-        "it.",
-        "<phase> verdict",
+        "it."
     )
-    min_lag_s: Offset = about(
-        "Smallest lag within <phase>: the median of the probe steps.", "<phase> min lag", over="min"
-    )
-    agree_fraction: Fraction = about("Share of probe steps that agree on the verdict for <phase>.", "<phase> agreement")
-    marks: Count = about("Number of times that the lag was measured within <phase> in one step.", "<phase> marks")
+    min_lag_s: Offset = about("Smallest lag within <phase>: the median of the probe steps.", over="min")
 
 
 @record
@@ -448,15 +400,12 @@ class Communication:
         "where the check is off.",
         "SIGTERM check",
     )
-    sigterm_check_location: Text = about(
-        "File and line of that check; null where it is off.", "place of the SIGTERM check"
-    )
+    sigterm_check_location: Text = about("File and line of that check; null where it is off.")
     bucket_copy_bytes: Bytes = lower(
-        "Bytes of gradients that DDP copies into its buckets in a step, because gradients are not views of them.",
-        "copied into buckets",
+        "Bytes of gradients that DDP copies into its buckets in a step, because gradients are not views of them."
     )
     bucket_split_count: Count = lower(
-        "Number of further graphs that came from Dynamo's splitting of graphs at DDP's buckets.", "splits at buckets"
+        "Number of further graphs that came from Dynamo's splitting of graphs at DDP's buckets."
     )
 
 
@@ -472,46 +421,41 @@ class HiddenSync(Struct):
 class TrainingFacts:
     """Probe steps: whether parameters got gradients and moved."""
 
-    parameters: Count = about("Number of trainable tensors that were checked; null if none were.", "checked")
-    missing_gradients: list[str] = about("Names of trainable tensors without a gradient.", "no gradient", factory=list)
-    zero_gradients: list[str] = about(
-        "Names of trainable tensors whose gradient is all zero.", "zero gradient", factory=list
-    )
+    parameters: Count = about("Number of trainable tensors that were checked; null if none were.")
+    missing_gradients: list[str] = about("Names of trainable tensors without a gradient.", factory=list)
+    zero_gradients: list[str] = about("Names of trainable tensors whose gradient is all zero.", factory=list)
     nonfinite_gradients: list[str] = about(
-        "Names of trainable tensors whose gradient has a NaN or an infinity.", "non-finite gradient", factory=list
+        "Names of trainable tensors whose gradient has a NaN or an infinity.", factory=list
     )
     unmoved_parameters: list[str] | None = about(
-        "Names of trainable tensors that the optimizer's step did not change; null without an optimizer.", "unmoved"
+        "Names of trainable tensors that the optimizer's step did not change; null without an optimizer."
     )
     gradient_norm: Number = about("2-norm of all gradients, before clipping.")
-    has_new_batch: Flag = about("Whether the checked step had another batch than the step before it.", "new batch")
+    has_new_batch: Flag = about("Whether the checked step had another batch than the step before it.")
     depends_on_batch: Flag = about(
-        "Whether the loss of the batch before is another one with the same weights; null if that was not tried.",
-        "sees its batch",
+        "Whether the loss of the batch before is another one with the same weights; null if that was not tried."
     )
-    is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step.", "check skipped")
+    is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step.")
 
 
 @record
 class RunError:
     """Run: the exception that ended it."""
 
-    kind: Text = about("Type of the exception that ended the run.", "error")
-    message: Text = about("Message of the exception that ended the run, in one line.", "error message")
+    kind: Text = about("Type of the exception that ended the run.")
+    message: Text = about("Message of the exception that ended the run, in one line.")
     phase: Text = about(
         "Phase in which the exception was raised: `setup` before the first step, `recording` or `summary` for "
-        "lmbench's own work.",
-        "error phase",
+        "lmbench's own work."
     )
     requested_bytes: Bytes = about(
-        "Bytes of the allocation that failed, if the message of an out-of-memory error tells them.", "asked"
+        "Bytes of the allocation that failed, if the message of an out-of-memory error tells them."
     )
     where: Text = about("`device` or `host`: whose memory ran out.")
     location: Text = about(
-        "Last line of the user's code that the exception passed through: `my_module.py:31 in training_step`.",
-        "line of yours",
+        "Last line of the user's code that the exception passed through: `my_module.py:31 in training_step`."
     )
-    traceback_file: Text = about("File in the result folder with all frames of the exception.", "traceback")
+    traceback_file: Text = about("File in the result folder with all frames of the exception.")
 
     @property
     def is_incorrect(self) -> bool:
@@ -523,23 +467,21 @@ class RunError:
 class Probe:
     """Probe steps: unmeasured steps after the window."""
 
-    requested_steps: Count = about("Number of probe steps that were to measure the lag.", "probe steps asked for")
-    is_complete: Flag = about("Whether every kind of probe step was taken.", "probed")
+    requested_steps: Count = about("Number of probe steps that were to measure the lag.")
+    is_complete: Flag = about("Whether every kind of probe step was taken.")
     error: RunError | None = about(
-        "Exception that ended the probe steps after a complete window, with the same parts as `error`.", "probe error"
+        "Exception that ended the probe steps after a complete window, with the same parts as `error`."
     )
-    steps: Count = about("Probe steps that measured the lag; no statistic includes them.", "probe steps")
+    steps: Count = about("Probe steps that measured the lag; no statistic includes them.")
     marked_modules: Count = about("Number of modules whose ends were marked in the probe steps.")
     hidden_syncs: list[HiddenSync] | None = about(
         "Places where the host waited for the device in a probe step: location, stack, count; null if not looked for."
     )
     synchronized_step_s: Seconds = about(
-        "Mean time of probe steps that synchronize gradients between ranks, on rank 0; null except with DDP.",
-        "step, synchronized",
+        "Mean time of probe steps that synchronize gradients between ranks, on rank 0; null except with DDP."
     )
     unsynchronized_step_s: Seconds = about(
-        "Mean time of probe steps that do not synchronize gradients between ranks, on rank 0; null except with DDP.",
-        "step, not synchronized",
+        "Mean time of probe steps that do not synchronize gradients between ranks, on rank 0; null except with DDP."
     )
     verdicts: PerPhase[LagVerdict] | None = None
     training: TrainingFacts | None = None

@@ -24,10 +24,9 @@ def pass_of(run: RunRecord, axes: Values | None = None) -> Room:
     planned = PASS.get(str((axes or {}).get("pass", TIMING)), PASS[TIMING])
     if planned.name != TIMING:
         return planned
-    return next(room for room in reversed(PASS.values()) if _has_evidence(run, room))
-
-
-def _has_evidence(run: RunRecord, room: Room) -> bool:
-    name, _, value = room.evidence.partition("=")
-    recorded = value_at(run, name) if name else None
-    return recorded == value if value else bool(recorded)
+    for room in reversed(PASS.values()):
+        name, _, value = room.evidence.partition("=")
+        recorded = value_at(run, name) if name else None
+        if recorded and value in ("", recorded):
+            return room
+    return PASS[TIMING]

@@ -19,7 +19,6 @@ from lmbench.records.field import (
     FlopCount,
     FlopsPerSecond,
     Fraction,
-    Hertz,
     Index,
     Number,
     PerPhase,
@@ -61,8 +60,6 @@ class Versions:
     cudnn: Text = about("Version of cuDNN that PyTorch loaded.")
     driver: Text = about("Version of the NVIDIA driver.")
     lightning: Text = about("Version of Lightning.")
-    torchmetrics: Text = about("Version of torchmetrics.")
-    wandb: Text = about("Version of wandb.")
     lmbench: Text = about("Version of lmbench.")
 
 
@@ -87,14 +84,11 @@ class GpuFacts:
     """Environment: the GPU."""
 
     name: Text = about("Name of the GPU.", "GPU")
-    uuid: Text = about("Unique id of the GPU (UUID).", "UUID")
+    uuid: Text = about("Unique id of the GPU (UUID).")
     sku: Text = about("Part number of the GPU's board.", "SKU")
-    pci_bus_id: Text = about("Address of the GPU on the PCI bus.", "PCI id")
-    compute_capability: Text = about("CUDA compute capability of the GPU.", "capability")
-    memory_total_bytes: Bytes = about("Total memory of the GPU.", "memory")
+    pci_bus_id: Text = about("Address of the GPU on the PCI bus.")
+    memory_total_bytes: Bytes = about("Total memory of the GPU.")
     power_limit_w: Watts = about("Power limit in force for the GPU.")
-    power_limit_default_w: Watts = about("Default power limit of the GPU.", "default limit")
-    max_sm_clock_hz: Hertz = about("Highest clock rate of the GPU's multiprocessors (SM).", "max SM clock")
     is_mig: Flag = about("Whether the GPU is split into slices (MIG).", "MIG")
     sensor_reason: Text = about(
         "Why the GPU's sensors were not read: no NVML, or no amdsmi on ROCm; null where they were, and on a CPU."
@@ -106,27 +100,13 @@ class HostFacts:
     """Environment: the machine."""
 
     hostname: Text = about("Name of the machine.", "host")
-    system: Text = about("Operating system and kernel.")
     cpu_model: Text = about("Model of the processor.", "CPU")
     core_count: Count = about("Number of logical cores of the machine.", "cores")
     affinity: list[int] | None = about("Cores that the process may use.")
-    memory_total_bytes: Bytes = about("Total memory of the machine.", "host memory")
-    python_iteration_s: Seconds = lower(
-        "Speed of the host in Python: time of one turn of a small pure-Python loop.", "Python score"
-    )
+    python_iteration_s: Seconds = lower("Speed of the host in Python: time of one turn of a small pure-Python loop.")
     kernel_launch_s: Seconds = lower(
-        "Speed of the host in launching: time to issue one tiny kernel (on a CPU: to run one tiny operator).",
-        "launch score",
+        "Speed of the host in launching: time to issue one tiny kernel (on a CPU: to run one tiny operator)."
     )
-
-
-@record
-class GarbageCollection:
-    """Environment: Python's garbage collection outside the window."""
-
-    is_enabled: Flag = about("Whether automatic garbage collection is on outside the window.", "gc")
-    thresholds: list[int] | None = about("Thresholds of Python's garbage collector.", "gc thresholds")
-    frozen_count: Count = about("Number of objects that were frozen before the window.", "gc frozen")
 
 
 @record
@@ -154,7 +134,6 @@ class RunEnvironment:
     code: Code = part(Code)
     gpu: GpuFacts = part(GpuFacts)
     host: HostFacts = part(HostFacts)
-    gc: GarbageCollection = part(GarbageCollection)
     flags: Flags = part(Flags)
     variables: dict[str, str] | None = about("Environment variables from an allow-list; never a secret.")
 
@@ -169,14 +148,13 @@ class Profile:
 
     tool: Text = about(
         "Name of the profiler: `torch` (leaves a trace in the result folder) or `nsys` (sets ranges for Nsight "
-        "Systems).",
-        "profiled by",
+        "Systems)."
     )
-    steps: Count = about("Number of steps in the trace, from the start of the window.", "profiled steps")
-    first_step: Count = about("Index of the first step in the trace.", "first profiled step")
-    trace_file: Text = about("Name of the trace in the result folder.", "trace")
-    trace_error: Text = about("Why the trace could not be written.", "lost trace")
-    trace_bytes: Bytes = about("Size of the trace's file, compressed.", "trace size")
+    steps: Count = about("Number of steps in the trace, from the start of the window.")
+    first_step: Count = about("Index of the first step in the trace.")
+    trace_file: Text = about("Name of the trace in the result folder.")
+    trace_error: Text = about("Why the trace could not be written.")
+    trace_bytes: Bytes = about("Size of the trace's file, compressed.")
 
 
 @record
@@ -192,14 +170,12 @@ class Compile:
     split_at_buckets: Flag = about(
         "Whether graphs are split at DDP's buckets; null splits a network that is compiled as a whole."
     )
-    cache: Text = about(
-        "Compile cache: `private` (empty at the start) or `shared` (the one on the disk).", "compile cache"
-    )
-    targets: list[str] | None = about("Names of the modules that were compiled.", "compiled modules")
+    cache: Text = about("Compile cache: `private` (empty at the start) or `shared` (the one on the disk).")
+    targets: list[str] | None = about("Names of the modules that were compiled.")
     first_step_s: Seconds = lower("Time of step 0 up to its end on the device, including compilation.")
-    graph_count: Count = about("Number of graphs compiled by the end of the window.", "graphs")
-    graph_break_count: Count = lower("Number of graph breaks by the end of the window.", "graph breaks")
-    window_recompile_count: Count = lower("Number of graphs compiled inside the window.", "recompiles")
+    graph_count: Count = about("Number of graphs compiled by the end of the window.")
+    graph_break_count: Count = lower("Number of graph breaks by the end of the window.")
+    window_recompile_count: Count = lower("Number of graphs compiled inside the window.")
     is_attention_fused: Flag = about(
         "Whether Inductor replaced attention that is written out by PyTorch's fused kernel; null where the graphs came "
         "from a cache."
@@ -211,8 +187,7 @@ class AttentionCheck:
     """Model: check of the user's own attention function before it was measured."""
 
     cases: Count = about(
-        "Number of cases (shapes, causal or not) in which output and gradients were compared with the formula.",
-        "cases checked",
+        "Number of cases (shapes, causal or not) in which output and gradients were compared with the formula."
     )
     deviation_fraction: Fraction = lower(
         "Largest deviation of a row from the formula, relative to the row's expected size: the root of the sum of its "
@@ -221,26 +196,18 @@ class AttentionCheck:
     tolerance_fraction: Fraction = about(
         "Largest deviation allowed in the run's dtype: 16 roundings in bfloat16, float16 and TF32, 1024 in float32."
     )
-    largest_in: Text = about("Result with the largest deviation (output, or gradient of q, k or v) and its shape.")
-    refused: list[str] = about(
-        "Shapes at which the function raised an error, apart from the run's own.", "shapes refused", factory=list
-    )
+    refused: list[str] = about("Shapes at which the function raised an error, apart from the run's own.", factory=list)
 
 
 @record
 class Fp8Layers:
     """Model: linear layers that torchao converted to fp8."""
 
-    converted: list[str] = about(
-        "Names of the layers in fp8; equal layers are counted together.", "layers in fp8", factory=list
-    )
-    left_out: list[str] = about(
-        "Names of the linear layers that are not in fp8, each with the reason.", "layers not in fp8", factory=list
-    )
-    converted_count: Count = about("Number of layers in fp8.", "number in fp8")
+    converted: list[str] = about("Names of the layers in fp8; equal layers are counted together.", factory=list)
+    left_out: list[str] = about("Names of the linear layers that are not in fp8, each with the reason.", factory=list)
+    converted_count: Count = about("Number of layers in fp8.")
     parameter_count: Count = about(
-        "Number of weights in fp8 layers. A matrix product takes one multiply-add per weight and token.",
-        "parameters in fp8",
+        "Number of weights in fp8 layers. A matrix product takes one multiply-add per weight and token."
     )
     torchao: Text = about("Version of torchao.")
 
@@ -249,10 +216,10 @@ class Fp8Layers:
 class Model:
     """Model: what was measured."""
 
-    name: Text = about("Class of the LightningModule.", "model")
+    name: Text = about("Class of the LightningModule.")
     size: Text = about("Name of the model size; null for any other shape.")
-    parameter_count: Count = about("Number of parameters.", "parameters")
-    trainable_parameter_count: Count = about("Number of parameters that get a gradient.", "trainable")
+    parameter_count: Count = about("Number of parameters.")
+    trainable_parameter_count: Count = about("Number of parameters that get a gradient.")
     vocab_size: Count = about("Size of the vocabulary: rows of the embedding.", "vocab")
     d_model: Count = about("Width of the residual stream.", "d_model")
     d_ff: Count = about("Width inside the feed-forward block.", "d_ff")
@@ -263,11 +230,13 @@ class Model:
     attention: Text = about("Attention implementation: `naive`, `sdpa`, `flex`, or a function of the user's.")
     attention_backend: Text = about(
         "Kernel that PyTorch chose for plain `sdpa`, by lmbench's name for it; known only where attention is measured "
-        "alone.",
-        "back end taken",
+        "alone."
     )
     attention_check: AttentionCheck | None = None
-    checkpoint: Text = about("Activation checkpointing: `none`, `block`, `every_2` or `selective`.")
+    checkpoint: Text = about(
+        "What the backward pass computes again (activation checkpointing), such as `all blocks, keep matmuls`; `none`, "
+        "or null for a module that may do so by itself."
+    )
     fp8: Fp8Layers | None = None
     residual_dtype: Text = about(
         "Dtype of the residual stream: `bf16` where it is cast to that under autocast; null where it has the "
@@ -281,32 +250,28 @@ class Model:
     )
     optimizer: Text = about("Optimizer with its variant, such as `AdamW fused`.")
     is_fresh: Flag = about("Whether the weights come from initialization rather than from a checkpoint.")
-    described: Values = about("Further facts that the module reports by its method `describe()`.", "more", factory=dict)
+    described: Values = about("Further facts that the module reports by its method `describe()`.", factory=dict)
 
 
 @record
 class Flops:
     """FLOPs: counts and the device's peak."""
 
-    per_token_flops: FlopCount = about("Model FLOPs per token, with attention counted in full.", "FLOP/token")
-    causal_per_token_flops: FlopCount = about(
-        "Model FLOPs per token, with causal attention counted half.", "causal FLOP/token"
-    )
+    per_token_flops: FlopCount = about("Model FLOPs per token, with attention counted in full.")
+    causal_per_token_flops: FlopCount = about("Model FLOPs per token, with causal attention counted half.")
     recomputed_per_token_flops: FlopCount = lower(
-        "FLOPs per token that the backward pass computes again under activation checkpointing; null where unknown.",
-        "recomputed FLOP/token",
+        "FLOPs per token that the backward pass computes again under activation checkpointing; null where unknown."
     )
     multiplier: Annotated[int | None, "1"] = about(
         "FLOPs of the mode in forward passes: 1 for a forward pass, 3 with backward. `per_token_flops` and "
         "`causal_per_token_flops` include it."
     )
-    source: Text = about("How the FLOPs were counted.", "FLOP source")
-    reason: Text = about("Why there is no count; null where there is one.", "no FLOPs because")
-    fp8_per_token_flops: FlopCount = about("Part of `per_token_flops` that layers in fp8 multiply.", "fp8 FLOP/token")
+    source: Text = about("How the FLOPs were counted.")
+    reason: Text = about("Why there is no count; null where there is one.")
+    fp8_per_token_flops: FlopCount = about("Part of `per_token_flops` that layers in fp8 multiply.")
     peak_flops_per_s: FlopsPerSecond = about(
         "Peak of the device for the precision, from its datasheet; null for an unknown device. In fp8 the mean rate if "
-        "converted layers run at the fp8 peak and all other products at the bf16 peak.",
-        "peak",
+        "converted layers run at the fp8 peak and all other products at the bf16 peak."
     )
     peak_source: Text = about("Datasheet that `peak_flops_per_s` comes from.")
 
@@ -315,19 +280,16 @@ class Flops:
 class Data:
     """Data: batches that the model was measured on."""
 
-    name: Text = about("Class of the data module.", "data")
+    name: Text = about("Class of the data module.")
     batch_size: Count = about(
         "Sequences in a micro-batch of one rank, or of one group of ranks that compute a batch together.", "batch"
     )
     context_length: Count = about("Tokens in a sequence.", "context")
     source: Text = about("Source of the tokens: `random` or `text`.")
     padding_fraction: Fraction = lower(
-        "Share of padding in the warm-up's batches: tokens outside of `attention_mask`, or else labels of -100.",
-        "padding",
+        "Share of padding in the warm-up's batches: tokens outside of `attention_mask`, or else labels of -100."
     )
-    described: Values = about(
-        "Further facts that the data module reports by its method `describe()`.", "more", factory=dict
-    )
+    described: Values = about("Further facts that the data module reports by its method `describe()`.", factory=dict)
 
 
 @record
@@ -344,7 +306,7 @@ class Cost:
 class SweepPlace:
     """Sweep: the run's place in its sweep."""
 
-    name: Text = about("Name of the sweep.", "sweep")
+    name: Text = about("Name of the sweep.")
     study: Text = about("Name of the study whose view shows the sweep; null without one.")
     cell: Text = about("Id of the cell: its values and a digest of everything that defines it.")
     axes: Values | None = about("Value of each axis in this cell.")
@@ -355,19 +317,12 @@ class SweepPlace:
     server_pid: Index = about(
         "Process id of the server that forked the run: runs of one server share a hash seed and an address layout."
     )
-    attempt: Count = about("Number of times that this repeat was started, up to this run.")
     environment: Text = about(
         "Name of the environment (interpreter, variables, code) that the run used; null for the sweep's own."
     )
     search: Annotated[Literal["trial", "largest"] | None, "text"] = about(
         "Role in a search for the largest value that fits: `trial`, or `largest` for the run that found it (`oom` "
         "where nothing fits)."
-    )
-    searched_cell: Text = about(
-        "Planned cell whose largest value the run helped to find; `cell` is then the trial's own id."
-    )
-    load_per_core: Number = lower(
-        "Load average of the last minute after the run's process had ended, divided by the machine's cores.", "load"
     )
     cost: Cost | None = None
 
@@ -380,15 +335,10 @@ class Milestones:
         "Time at which Python was running. All milestones are in seconds since the process began, to 10 ms."
     )
     imported_s: Seconds = about("Time at which all modules were imported.")
-    parsed_s: Seconds = about("Time at which the command line was parsed.")
-    device_ready_s: Seconds = about("Time at which the device had its context.")
-    built_s: Seconds = about("Time at which data, model and optimizer were built.")
-    ready_s: Seconds = about("Time just before the first batch was fetched.")
     first_step_s: Seconds = about(
         "Time at which step 0 was issued; with torch.compile, at which it ended on the device."
     )
     window_opened_s: Seconds = about("Time of the window's start.")
-    window_closed_s: Seconds = about("Time of the window's end.")
     stepped_s: Seconds = about("Time at which the last step ended, probe steps included.")
     closed_s: Seconds = about("Time at which the record was complete.")
 
@@ -411,46 +361,41 @@ class WandbFiling(Struct):
 class RunRecord:
     """Run: one process measuring one configuration."""
 
-    schema_version: int = about("Version of the layout of run.json.", "schema", default=MISSING)
+    schema_version: int = about("Version of the layout of run.json.", default=MISSING)
     outcome: str = about(
         "How the run ended: `ok`, `oom` (out of memory), `timeout`, `error`, `interrupted` or `skipped`; `running` "
         "until it ends.",
         default=MISSING,
     )
-    run_id: Text = about("Name of the run's folder.", "run")
+    run_id: Text = about("Name of the run's folder.")
     error: RunError | None = None
     exit_code: Count = about("Exit code of the process.")
-    unwritten_step_count: Count = lower(
-        "Steps that are in the summary but could not be written to steps.jsonl.", "unwritten steps"
-    )
+    unwritten_step_count: Count = lower("Steps that are in the summary but could not be written to steps.jsonl.")
     pid: Index = about("Id of the process.")
     boot_id: Text = about(
         "The kernel's random id of this boot. Together with `pid` and `process_start_s` it identifies the process for "
         "ever."
     )
     process_start_s: Seconds = about("Start of the process, in seconds since boot.")
-    started_at: Text = about("Start of the run: UTC time, ISO 8601.", "started")
-    ended_at: Text = about("End of the run: UTC time, ISO 8601; null while it is running.", "ended")
+    started_at: Text = about("Start of the run: UTC time, ISO 8601.")
+    ended_at: Text = about("End of the run: UTC time, ISO 8601; null while it is running.")
     command: Text = about("Command that measured: `fit` or `validate`.")
-    argv: list[str] | None = about("Command line as it was given, with secrets masked.", "arguments")
-    replay_command: Text = about("Command that repeats this run.", "replay")
+    argv: list[str] | None = about("Command line as it was given, with secrets masked.")
+    replay_command: Text = about("Command that repeats this run.")
     config: Values | None = about("Full configuration, with all defaults.")
     rank: Index = about("Rank of the process that measured.")
     world_size: Count = about("Number of processes that trained together.", "ranks")
     data_parallel_size: Count = about(
         "Number of ranks that train on different batches. A group of ranks that compute one batch together counts as "
-        "one.",
-        "batches at once",
+        "one."
     )
     per_rank: list[RankRecord] | None = about(
-        "Figures of each of several ranks: host, GPU, steps, tokens, mean step and phase times, memory peaks, energy.",
-        "of each rank",
+        "Figures of each of several ranks: host, GPU, steps, tokens, mean step and phase times, memory peaks, energy."
     )
     repairs: list[str] | None = about("Changes made to Lightning for this run, each with its reason.")
     wandb: WandbFiling | None = about(
         "How the run is filed at W&B (mode, project, entity, group, tags), and whether the result is uploaded "
-        "(artifact).",
-        "W&B",
+        "(artifact)."
     )
     guards: list[Guard] = about(
         "Checks of the measurement: name, status, value, limit, unit, message, advice.", factory=list
@@ -480,7 +425,6 @@ class RunRecord:
     scalar_units: dict[str, str] = about("Units of the scalars that were logged with one, by name.", factory=dict)
     nonfinite: dict[str, str] = about(
         "Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.",
-        "non-finite",
         factory=dict,
     )
     environment: RunEnvironment | None = None

@@ -27,14 +27,13 @@ from lmbench.records.vocabulary import Stage
 
 
 def _host_time() -> Any:
-    return lower("Time that the host needed to issue <phase>.", "<phase> (host)", pattern="<phase>_host_s")
+    return lower("Time that the host needed to issue <phase>.", pattern="<phase>_host_s")
 
 
 def _lag() -> Any:
     return about(
         "Lag of the device behind the host at the end of <border>. Near zero, the device waits for the host. Null on a "
         "CPU.",
-        "lag at <border>'s end",
         pattern="lag_<border>_s",
     )
 
@@ -45,15 +44,12 @@ class StepRecord:
 
     step: Index = about("Index of the optimizer step, from 0, including warm-up.")
     stage: Annotated[Stage | None, "text"] = about("Part of the run: `warmup` or `window`.")
-    is_warmup: Flag = about("Whether the step came before the window; no statistic includes such steps.", "warm-up")
-    micro_batches: Count = about(
-        "Number of micro-batches of this step. The last step of an epoch can have fewer.", "micro-batches"
-    )
+    is_warmup: Flag = about("Whether the step came before the window; no statistic includes such steps.")
+    micro_batches: Count = about("Number of micro-batches of this step. The last step of an epoch can have fewer.")
     tokens: Count = about("Tokens of all micro-batches of this rank.")
     loss: Nats = lower("Mean loss over the micro-batches, as `training_step` returned it.")
     gradient_norm: Number = about(
         "2-norm of all gradients before clipping, without the loss scale; recorded with `measure.gradient_norm`.",
-        "gradient norm",
         fold="norm",
     )
     is_skipped: Flag = about(
@@ -65,7 +61,7 @@ class StepRecord:
     checkpoint_s: Seconds = lower("Part of `excluded_s` in which a checkpoint was saved; null without one.")
     validation_s: Seconds = lower("Part of `excluded_s` in which a validation ran; null without one.")
     is_saving: Flag = about(
-        "Whether a checkpoint was being written in the background when the step began; null if not.", "saving"
+        "Whether a checkpoint was being written in the background when the step began; null if not."
     )
     host_bytes: Bytes = lower(
         "Memory of the process alone (resident, not shared) at the step's end; read each 50 ms at most.", over="max"
@@ -73,9 +69,9 @@ class StepRecord:
     reserved_bytes: Bytes = lower(
         "Memory that PyTorch's allocator had reserved at the step's end; read each 50 ms at most.", over="max"
     )
-    gc_s: Seconds = lower("Part of `step_s` in which Python collected garbage; null without a collection.", "gc")
-    sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors; read each 10 s at most.", "SM clock")
-    temperature_c: Celsius = about("Temperature of the GPU; read each 10 s at most.", "temperature")
+    gc_s: Seconds = lower("Part of `step_s` in which Python collected garbage; null without a collection.")
+    sm_clock_hz: Hertz = about("Clock rate of the GPU's multiprocessors; read each 10 s at most.")
+    temperature_c: Celsius = about("Temperature of the GPU; read each 10 s at most.")
     turn: Index = about("Turn of the window in which the step was taken; null where no other process took turns.")
     scalars: dict[str, Number] = about(
         "Numbers of the step by name, which callbacks of yours or `self.log` of your module logged.", factory=dict
@@ -84,7 +80,6 @@ class StepRecord:
     rank: Index = about("Rank of the process that measured.")
     nonfinite: dict[str, str] = about(
         "Names and values (`nan`, `inf`, `-inf`) of fields that are null because JSON has no such numbers.",
-        "non-finite",
         factory=dict,
     )
     step_s: Seconds = lower(
@@ -107,7 +102,7 @@ class StepRecord:
         "an all-reduce."
     )
     optimizer_s: Seconds = lower("Time of the parameter update.")
-    zero_grad_s: Seconds = lower("Time to zero the gradients.", "zero_grad")
+    zero_grad_s: Seconds = lower("Time to zero the gradients.")
     other_s: Seconds = lower(
         "Remainder of `step_s`: time between the phases, in hooks of callbacks and of the module, in loggers, in the "
         "loader's restart and in Lightning's own loop; `host_time.owners` says whose it is. Over several ranks it "

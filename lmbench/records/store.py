@@ -34,9 +34,6 @@ CELLS_FILE = "cells.csv"
 #: Folder in which commands leave results by default, and in which names of results are looked up.
 RESULTS = Path("results")
 
-#: Largest size of the steps that wait while the disk is full; later steps are dropped and counted.
-MAX_WAITING_BYTES = 100 * 2**20
-
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -67,7 +64,6 @@ class RunFolder:
         self._file: TextIO | None = None
         #: Lines that wait for steps.jsonl, and the part of the first one that is in the file already.
         self._waiting, self._partial_line = b"", b""
-        self._dropped_count = 0
 
     @classmethod
     def create(cls, results_dir: str | Path, run_id: str | None = None) -> RunFolder:
@@ -125,15 +121,12 @@ class RunFolder:
 
     @property
     def unwritten_count(self) -> int:
-        """Number of steps that are not in the file: those that wait, and those that were dropped."""
-        return self._waiting.count(b"\n") + self._dropped_count
+        """Number of steps that wait, and so are not in the file."""
+        return self._waiting.count(b"\n")
 
     def append_steps(self, records: Sequence[StepRecord]) -> None:
         """Write step records behind those that wait, one JSON object per line, in one write; never raises OSError."""
-        if len(self._waiting) < MAX_WAITING_BYTES:
-            self._waiting += b"".join(map(encode_step, records))
-        else:
-            self._dropped_count += len(records)
+        self._waiting += b"".join(map(encode_step, records))
         self._write()
 
     def _write(self) -> None:

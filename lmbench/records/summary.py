@@ -40,9 +40,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     """
     window, selected = run.window, select_window(steps, run.window.micro_batches)
     measured = [step for step in steps if step.stage == "window"]
-    pauses_s = [pause_s for pause_s in _values(measured, "excluded_s") if pause_s]
     window.steps_sum_s = math.fsum(_values(measured, "step_s"))
-    window.excluded_s, window.excluded_count = math.fsum(pauses_s), len(pauses_s)
+    window.excluded_s = math.fsum(_values(measured, "excluded_s"))
     window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
     turns: dict[int | None, list[float]] = {}
     for step in selected.used:
@@ -126,13 +125,16 @@ def late_rank(run: RunRecord) -> tuple[int, str, float] | None:
     name = strategy.get("class_path", "") if isinstance(strategy, Mapping) else str(strategy)
     is_ddp = name.startswith("ddp") or name.endswith(("DataParallel", "DDPStrategy", "DDP", "ShardedOptimizer"))
     phases = ("data", "transfer", "forward") if is_ddp else ("data", "transfer")
-    times_s = np.array([[rank.mean_s.get(phase, 0.0) for phase in phases] for rank in ranks])
-    late = int(times_s.sum(axis=1).argmax())
-    delays_s = times_s[late] - np.delete(times_s, late, axis=0).mean(axis=0)
-    steps_s, wait_s = [rank.mean_s["step"] for rank in ranks], float(delays_s.sum())
+    late = max(ranks, key=lambda rank: sum(rank.mean_s.get(phase, 0.0) for phase in phases))
+    others = [rank.mean_s for rank in ranks if rank is not late]
+    delays_s = {
+        phase: late.mean_s.get(phase, 0.0) - statistics.fmean(means_s.get(phase, 0.0) for means_s in others)
+        for phase in phases
+    }
+    steps_s, wait_s = [rank.mean_s["step"] for rank in ranks], sum(delays_s.values())
     if max(steps_s) - min(steps_s) > wait_s / 2 or wait_s < 0.02 * max(steps_s):
         return None
-    return ranks[late].rank, phases[int(delays_s.argmax())], wait_s
+    return late.rank, max(delays_s, key=delays_s.__getitem__), wait_s
 
 
 def _throughput(run: RunRecord) -> Throughput:

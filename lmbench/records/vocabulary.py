@@ -25,6 +25,19 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 #: Saving, validation, and writing of records inside a step. Their time is subtracted from the step and counted.
 CHECKPOINT, VALIDATION, EXCLUDED = PAUSES = ("checkpoint", "validation", "excluded")
 
+
+def recompute_words(
+    first: int | None = None, group: int = 1, nested: bool = False, keep: str = "inputs", offload: bool = False
+) -> str:
+    """The settings of `--trainer.recompute` in words, such as `first 4 blocks, keep matmuls`."""
+    words = "all blocks" if first is None else "first block" if first == 1 else f"first {first} blocks"
+    if keep != "inputs":
+        words += f", keep {keep}"
+    if group > 1:
+        words += f", {'nested ' if nested else ''}groups of {group}"
+    return f"{words}, on the host" if offload else words
+
+
 #: Modes whose steps compute gradients.
 BACKWARD_MODES: tuple[Mode, ...] = ("forward_backward", "train_step")
 

@@ -19,32 +19,6 @@ _Row = TypeVar("_Row", bound=Struct)
 FOLDER = Path(__file__).parent
 
 
-class PublishedFigure(Struct, frozen=True):
-    """One published figure.
-
-    `column` is lmbench's name of the quantity. `value` is in SI units, and None if the run was out of memory; `text` is
-    shown instead of it. In the other fields None stands for a setting that the write-up does not state; `caveats` lists
-    these. An unstated precision counts as float32. `head_dim` is set for attention by itself.
-    """
-
-    label: str
-    column: str
-    precision: str
-    is_compiled: bool
-    value: float | None = None
-    std: float | None = None
-    text: str = ""
-    caveats: str = ""
-    size: str | None = None
-    mode: str | None = None
-    batch: int | None = None
-    context: int | None = None
-    head_dim: int | None = None
-    matmul: str | None = None
-    attention: str | None = None
-    warmup: int | None = None
-
-
 class Accumulation(Struct, frozen=True):
     """A published loop that does `total += addend` `n` times, starting at zero, with its results as they were printed.
 

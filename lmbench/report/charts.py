@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lmbench.records.statistics import sample_std
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
 from lmbench.report.answer import Chart, Spec
@@ -24,7 +23,7 @@ MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
 _MOST_STEPS = 5_000
 #: Phases that take a smaller share of the steps are not drawn.
 _SMALL_FRACTION = 0.01
-_WHISKERS = "Whiskers: ± standard deviation between processes, of a ratio its 95 % interval; none of one process."
+_WHISKERS = "Whiskers: 95 % interval between processes, where there are three."
 #: Vega's expression for the label of a length: `16k` for 16 x 1024.
 _LENGTH_LABEL = "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : format(datum.value, ',')"
 #: The scale of an axis of lengths, which usually double from one to the next.
@@ -119,14 +118,10 @@ def points_of(column: Quantity, frame: Frame) -> dict[int, Values]:
         elif figure is not None and isinstance(figure.value, int | float):
             y = figure.value * unit.scale
             points[cell] = {"y": y, "tip": f"{name}: {column.title} {column.text(figure)}"}
-            numbers = frame.numbers(cell, column.expression) if column.is_process_mean else ()
-            if (std := sample_std(numbers)) is not None:
-                spread = std * unit.scale
+            if figure.low is not None:
+                low, high = figure.low * unit.scale, figure.high * unit.scale
                 # A whisker that would reach zero is made as long downwards as upwards on a logarithmic axis.
-                low = y - spread if spread < y else y**2 / (y + spread)
-                points[cell] |= {"low": low, "high": y + spread}
-            elif figure.high:
-                points[cell] |= {"low": figure.low * unit.scale, "high": figure.high * unit.scale}
+                points[cell] |= {"low": low if low > 0 else y**2 / high, "high": high}
     return points
 
 
@@ -136,7 +131,10 @@ def _log(title: str) -> Spec:
 
 
 def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A horizontal bar for each cell; or over `x` a line or bars for each combination of the `series` facts."""
+    """A horizontal bar for each cell; or over `x` a line or bars for each combination of the `series` facts.
+
+    Lines are over a number, or over commits or time.
+    """
     column, is_line = column_of(spec.y), spec.kind == "lines"
     values, title = points_of(column, frame), column.heading(frame).heading
     cells, differing = frame.ordered([*spec.series, spec.x]), frame.differing()
@@ -145,10 +143,11 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
     positions: list[Any] = [(cell, frame.describe(cell, series_facts), frame.facts[cell].get(spec.x)) for cell in cells]
     if spec.kind == "rows":
         positions = [(cell, "", label) for label, cell in rows_of(frame)]
+    is_scale = is_line and spec.x not in frame.course
     points = [
-        {"series": series, "x": x if is_line else str(x), **values[cell]}
+        {"series": series, "x": x if is_scale else str(x), **values[cell]}
         for cell, series, x in positions
-        if cell in values and (isinstance(x, int | float) or not is_line)
+        if cell in values and (isinstance(x, int | float) or not is_scale)
     ]
     names = list(dict.fromkeys(point["series"] for point in points))
     is_crowded = len(names) > MAX_SERIES or (len(points) > MAX_BARS and not is_line)
@@ -156,6 +155,11 @@ def _figures(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None
         return None
     if spec.kind == "rows":
         return Chart("", _rows(points, title))
+    if is_line and not is_scale:
+        # `domain` orders the axis, since Vega-Lite ignores `sort` where layers have data of their own.
+        domain = {"domain": [point["x"] for point in points]}
+        over = {"type": "nominal", "scale": domain, "title": spec.x, "axis": {"labelAngle": -45}}
+        return Chart("", picture("lines", points, x=over, y={"title": title, "scale": {"zero": False}}))
     if is_line:
         ticks = {"labelExpr": _LENGTH_LABEL, "values": sorted({point["x"] for point in points})}
         x = {"title": f"{heading(spec.x)}, log", "scale": _BINARY, "axis": ticks}

@@ -13,7 +13,7 @@ from lmbench.records.passes import PASS
 from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import NOT_MEASURED, as_text, is_named
-from lmbench.records.vocabulary import MODES, Values
+from lmbench.records.vocabulary import MODES, Values, recompute_words
 from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
@@ -30,10 +30,6 @@ def planned(plan: Plan, option: str) -> Any:
     return value_at(nested, option) if axes.get(option) is None else axes[option]
 
 
-def _first_known(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
 class Fact(NamedTuple):
     """One fact.
 
@@ -46,7 +42,7 @@ class Fact(NamedTuple):
         heading: its title in tables if that differs from the name.
         usual: the value of nearly all runs, which captions leave out.
         label: the words for a recorded value or an option's value: `highest` becomes `highest (fp32)`.
-        from_settings: computes the fact from the values of its settings; by default it is the first known value.
+        from_settings: computes the fact from the values of its settings; without it the first known value is the fact.
     """
 
     name: str
@@ -56,13 +52,17 @@ class Fact(NamedTuple):
     heading: str = ""
     usual: Value = None
     label: Callable[[Any], Any] = lambda value: value
-    from_settings: Callable[..., Any] = _first_known
+    from_settings: Callable[..., Any] | None = None
 
     def of(self, run: RunRecord, plan: Plan) -> Value:
         """The fact as the run's record has it, or else as it was planned; None if neither says."""
         value = value_at(run, self.read) if isinstance(self.read, str) else self.read(run)
         if value is None:
-            value = self.from_settings(*(planned(plan, option) for option in self.settings.split()))
+            values = [planned(plan, option) for option in self.settings.split()]
+            if self.from_settings is None:
+                value = next((known for known in values if known is not None), None)
+            else:
+                value = self.from_settings(*values)
         return None if value is None else self.labelled(value)
 
     def labelled(self, value: Any) -> Value:
@@ -141,16 +141,17 @@ def _compile_label(options: Any) -> str:
     return " ".join([str(options.get("mode") or "default"), *extras])
 
 
+def _checkpoint_label(recompute: Any) -> Any:
+    """What the backward pass computes again, in words, from the option `trainer.recompute` or as it is recorded."""
+    return recompute_words(**recompute) if isinstance(recompute, Mapping) else recompute
+
+
 def _commit(run: RunRecord) -> str | None:
     """The commit of the user's code, with a plus if the tree had uncommitted changes."""
     code = run.environment.code.project if run.environment else None
     if code is None or not code.commit:
         return None
     return code.commit[:9] + ("+" if code.is_dirty else "")
-
-
-def _mode(run: RunRecord) -> str | None:
-    return "inference" if run.command == "validate" else run.mode
 
 
 def _planned_size(size: str | None, *dimensions: int | None) -> str | None:
@@ -163,7 +164,9 @@ FACT: Mapping[str, Fact] = {
     for fact in (
         Fact("gpu", _device),
         Fact("size", _size, "model.size model.num_layers model.d_model", from_settings=_planned_size),
-        Fact("mode", _mode, "measure.mode mode", MODES),
+        Fact(
+            "mode", lambda run: "inference" if run.command == "validate" else run.mode, "measure.mode mode", MODES,
+        ),
         Fact("batch", "data.batch_size", "data.batch_size"),
         Fact("context", "data.context_length", "data.context_length"),
         Fact("precision", "precision", "trainer.precision", (*PRECISIONS,)),
@@ -185,7 +188,7 @@ FACT: Mapping[str, Fact] = {
             "causal", "model.is_causal", "model.causal model.init_args.causal", ("causal", "none"), "mask",
             label=lambda is_causal: "causal" if is_causal else "none",
         ),
-        Fact("checkpoint", "model.checkpoint", "model.checkpoint", usual="none"),
+        Fact("checkpoint", "model.checkpoint", "trainer.recompute", usual="none", label=_checkpoint_label),
         Fact(
             "choices", lambda run: choices_of(run.model) or ("plain" if run.model.name else None),
             "model.residual_dtype model.fused_projections model.loss",

@@ -15,16 +15,15 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, read_file
 from lmbench.masking import shown
-from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
 from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
-from lmbench.records.store import MAX_SWEEP_BYTES, SWEEP_FILE
+from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT, Values
 from lmbench.report.facts import (
     CONSEQUENCES,
@@ -143,8 +142,8 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
 
 def read_sweep(home: Path) -> _Sweep:
     """What sweep.json in a sweep's folder tells a report; nothing if it is damaged: its runs are shown all the same."""
-    with suppress(Unreadable, DamagedRecord):
-        return decode(read_file(home / SWEEP_FILE, MAX_SWEEP_BYTES), _Sweep)
+    with suppress(DamagedRecord):
+        return read_packed(home / SWEEP_FILE, _Sweep)
     return _Sweep()
 
 

@@ -74,7 +74,7 @@ def of_run(run: RunRecord) -> dict[str, float]:
         logged["time/host_bound_percent"] = share * 100.0
     if run.kernels is not None and (step := run.kernels.phases.step) is not None:
         for grouping, times_s in (("kind", step.kinds), ("part", step.parts)):
-            logged |= {kernel_name(grouping, name.removesuffix("_s")): value * 1e3 for name, value in times_s.items()}
+            logged |= {f"kernels/{grouping}_{name.removesuffix('_s')}_ms": s * 1e3 for name, s in times_s.items()}
     return logged | _scalars({name: value for name, value in run.scalars.items() if name not in SCALARS})
 
 
@@ -86,8 +86,3 @@ def _scalars(values: Mapping[str, float | None]) -> dict[str, float]:
 def _scaled(values: Mapping[str, float | None], names: Mapping[str, str]) -> dict[str, float]:
     """The values that are not None by their logged names, in the names' units. Counts and flags stay integers."""
     return {names[field]: value * _scale(names[field]) for field, value in values.items() if value is not None}
-
-
-def kernel_name(grouping: str, name: str) -> str:
-    """The name of a kernel time per step; `grouping` is `kind` (names such as `gemm`) or `part` (such as `ffn`)."""
-    return f"kernels/{grouping}_{name}_ms"

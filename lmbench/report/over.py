@@ -16,13 +16,12 @@ from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean, level_changes
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
-from lmbench.report.answer import Cell, Chart
-from lmbench.report.charts import picture, points_of
+from lmbench.report.answer import Cell
 from lmbench.report.columns import Quantity
 from lmbench.report.facts import ENVIRONMENT
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
 from lmbench.report.units import PERCENT, change_percent, change_range
-from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
+from lmbench.report.view import Feature
 
 Over = Literal["commit", "time"]
 
@@ -130,18 +129,4 @@ def _headline(frame: Frame) -> Iterator[str]:
         yield ": ".join(filter(None, [part.describe(next(iter(part.facts)), names), text]))
 
 
-def _chart(spec: ChartSpec, frame: Frame, column_of: ColumnOf) -> Chart | None:
-    """A number over commits or time with its spread, and a vertical line at each change of its level."""
-    column = column_of(spec.y)
-    points, facts = points_of(column, frame), frame.facts
-    marks = [{"series": "", "x": facts[n].get(spec.x), **points[n]} for n in frame.ordered([spec.x]) if n in points]
-    # `domain` orders the axis, since Vega-Lite ignores `sort` where layers have data of their own.
-    x = {"type": "nominal", "scale": {"domain": [mark["x"] for mark in marks]}, "title": spec.x,
-         "axis": {"labelAngle": -45}}  # fmt: skip
-    y = {"title": column.heading(frame).heading, "scale": {"zero": False}}
-    changes = [{"change": facts[cell][spec.x]} for cell in _changes(frame, column.expression)]
-    rule = {"data": {"values": changes}, "mark": "rule", "encoding": {"x": {**x, "field": "change"}, "y": None}}
-    return Chart("", picture("lines", marks, [rule], x=x, y=y)) if len(marks) > 1 else None
-
-
-OVER = Feature(columns=_COLUMNS, chart_kinds={"levels": ChartKind(_chart)}, headline=_headline)
+OVER = Feature(columns=_COLUMNS, headline=_headline)

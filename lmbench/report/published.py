@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from lmbench.errors import UsageError, unknown
 from lmbench.files import Unreadable, read_file
-from lmbench.reference import FOLDER, PublishedFigure, load_rows
+from lmbench.reference import FOLDER
 from lmbench.report.answer import Cell
 from lmbench.report.columns import STEP, Quantity
 from lmbench.report.facts import EAGER, FACT, Value
@@ -22,24 +23,30 @@ from lmbench.report.frame import Frame
 from lmbench.report.view import Feature
 
 _PUBLISHED = "published"
-#: Facts that a write-up may state.
-_STATED = ("size", "mode", "batch", "context", "matmul", "warmup", "attention")
 #: Facts of where, when and how long was measured: a row of another report may differ from a cell in these.
 _CIRCUMSTANCES = {"gpu", "warmup", "environment", "torch", "commit", "host"}
 #: Columns shown of another report; all of its columns would double each table.
 _COMPARED = (STEP.name, "tokens_per_s", "peak_bytes")
+#: The facts of a cell that does not state them.
+_USUAL: Mapping[str, Value] = {
+    "attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER, "head_dim": "none"
+}  # fmt: skip
 _MOST_BYTES = 2**24
 #: A table has a column for each GPU.
 _MOST_GPUS = 100
 #: No time, rate or size of a report is larger.
 _LARGEST = 1e15
 
-#: The labels of the sources of a column, and the function that finds a source's figure for a cell by its label.
-Sources = tuple[set[str], Callable[[str, Frame, int], Cell | None]]
+
+class _Row(NamedTuple):
+    """Another's configuration, by the facts that it states as text, with its figures by column."""
+
+    stated: Mapping[str, str]
+    figures: Mapping[str, Cell]
 
 
 def reference_feature(name: str) -> Feature:
-    """The feature that adds a reference's figures to a report.
+    """The feature that shows a reference's figures beside each column, in a column for each GPU or write-up.
 
     Args:
         name: `published`, `h200`, or a file that `lmbench report --format csv` wrote.
@@ -47,61 +54,71 @@ def reference_feature(name: str) -> Feature:
     Raises:
         UsageError: the reference does not exist, or the file was not written by a report.
     """
-    if name == _PUBLISHED:
-        return _feature(_write_ups)
-    shipped = {path.stem: path for path in FOLDER.glob("*.csv") if path.with_suffix(".md").is_file()}
-    if name not in shipped and not name.endswith(".csv"):
-        raise unknown("--reference", name, [_PUBLISHED, *shipped], ", or a file of `lmbench report --format csv`")
-    path = shipped.get(name, Path(name))
-    try:
-        text = read_file(path, _MOST_BYTES, follows_links=True).decode(errors="replace")
-    except Unreadable as error:
-        raise UsageError(f"--reference {name}: {error}") from None
-    advice = "write one with `lmbench report --format csv`"
-    reader = csv.DictReader(text.splitlines())
-    rows = defaultdict[str, list[dict[str, str]]](list)
-    try:
-        if not {"gpu", STEP.name} <= {*(reader.fieldnames or ())}:
-            raise UsageError(f"--reference {name} is no report's table; {advice}")
-        for row in reader:
-            # A row that is too short lacks its last fields.
-            rows[row["gpu"] or "no GPU named"].append({field: text for field, text in row.items() if text})
-    except csv.Error as error:
-        raise UsageError(f"--reference {name}: {error}; {advice}") from None
-    if len(rows) > _MOST_GPUS:
-        raise UsageError(f"--reference {name} has {len(rows):,} GPUs; give the rows of at most {_MOST_GPUS}")
-    return _feature(partial(_report, rows))
-
-
-def _feature(sources_of: Callable[[str], Sources]) -> Feature:
-    """The feature that shows, beside each column, a column for each of its sources."""
+    rows = _write_ups() if name == _PUBLISHED else _report(name)
 
     def beside(column: Quantity) -> Iterator[Quantity]:
-        labels, find = sources_of(column.name)
-        for label in sorted(labels):
+        for label in sorted(label for label in rows if any(column.name in row.figures for row in rows[label])):
             title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
-            name = f"reference {label}: {column.name}"
-            yield Quantity(name, title, partial(find, label), column.unit, None)
+            figure = partial(_figure, rows[label], column.name)
+            yield Quantity(f"reference {label}: {column.name}", title, figure, column.unit, None)
 
     return Feature(beside=beside)
 
 
-def _report(rows: Mapping[str, list[dict[str, str]]], column: str) -> Sources:
-    """The GPUs for which rows of a report have a number in this column; `rows` are by GPU."""
-    configuration = FACT.keys() - _CIRCUMSTANCES
+def _figure(rows: Sequence[_Row], column: str, frame: Frame, cell: int) -> Cell | None:
+    """The figure of the first row of which the cell has every stated fact.
 
-    def find(label: str, frame: Frame, cell: int) -> Cell | None:
-        facts = {name: str(value) for name, value in frame.facts[cell].items()}
-        for row in rows[label]:
-            stated = {name: row[name] for name in configuration & row.keys()}
-            # Rows of cells without a value, such as those that ran out of memory, have no number; rows of other
-            # commands' answers state no configuration.
-            if stated and stated.items() <= facts.items() and (value := _number(row.get(column))) is not None:
-                return Cell(value, _number(row.get(f"{column.removesuffix('_s')}_std_s")))
-        return None
+    If the cells differ in size or context, a row must state that.
+    """
+    facts = {name: str(value) for name, value in {**_USUAL, **frame.facts[cell]}.items()}
+    differing = {name for name in ("size", "context") if len(frame.values.get(name, ())) > 1}
+    for row in rows:
+        if column in row.figures and row.stated.items() <= facts.items() and differing <= row.stated.keys():
+            return row.figures[column]
+    return None
 
-    has_column = column in _COMPARED
-    return {label for label, own in rows.items() if has_column and any(column in row for row in own)}, find
+
+def _write_ups() -> dict[str, list[_Row]]:
+    """The figures of each write-up, those that state most first.
+
+    What a write-up does not state is a caveat, but it recomputes nothing, and has one head in attention by itself.
+    """
+    rows = defaultdict[str, list[_Row]](list)
+    for row in csv.DictReader((FOLDER / "figures.csv").read_text("utf-8").splitlines()):
+        stated = {name: row[name] for name in FACT if row.get(name)}
+        stated |= {"head_dim": row["head_dim"] or "none", "heads": "1", "checkpoint": "none"}
+        notes = (f"ref. {row['label']}: {row['caveats']}",) if row["caveats"] else ()
+        figure = Cell(_number(row["value"]), _number(row["std"]), text=row["text"], notes=notes)
+        rows[row["label"]].insert(0, _Row(stated, {row["column"]: figure}))
+    return rows
+
+
+def _report(name: str) -> dict[str, list[_Row]]:
+    """The rows of a report's CSV file by GPU; raises UsageError as `reference_feature` does."""
+    shipped = {path.stem: path for path in FOLDER.glob("*.csv") if path.with_suffix(".md").is_file()}
+    if name not in shipped and not name.endswith(".csv"):
+        raise unknown("--reference", name, [_PUBLISHED, *shipped], ", or a file of `lmbench report --format csv`")
+    advice, rows = "write one with `lmbench report --format csv`", defaultdict[str, list[_Row]](list)
+    try:
+        text = read_file(shipped.get(name, Path(name)), _MOST_BYTES, follows_links=True).decode(errors="replace")
+        reader = csv.DictReader(text.splitlines())
+        if not {"gpu", STEP.name} <= {*(reader.fieldnames or ())}:
+            raise UsageError(f"--reference {name} is no report's table; {advice}")
+        for row in reader:
+            stated = {fact: row[fact] for fact in FACT.keys() - _CIRCUMSTANCES if row.get(fact)}
+            numbers = {column: _number(row.get(column)) for column in _COMPARED}
+            stds = {column: _number(row.get(f"{column.removesuffix('_s')}_std_s")) for column in _COMPARED}
+            figures = {column: Cell(value, stds[column]) for column, value in numbers.items() if value is not None}
+            # Rows of other commands' answers state no configuration.
+            if stated and figures:
+                rows[row["gpu"] or "no GPU named"].append(_Row(stated, figures))
+    except Unreadable as error:
+        raise UsageError(f"--reference {name}: {error}") from None
+    except csv.Error as error:
+        raise UsageError(f"--reference {name}: {error}; {advice}") from None
+    if len(rows) > _MOST_GPUS:
+        raise UsageError(f"--reference {name} has {len(rows):,} GPUs; give the rows of at most {_MOST_GPUS}")
+    return rows
 
 
 def _number(text: str | None) -> float | None:
@@ -110,29 +127,3 @@ def _number(text: str | None) -> float | None:
         number = float(text or "")
         return number if 0 <= number <= _LARGEST else None
     return None
-
-
-def _write_ups(column: str) -> Sources:
-    """The write-ups that have a figure for this column.
-
-    A figure matches a cell with the same precision and head_dim, compiled or not, and with all facts that its write-up
-    states. The cell must recompute nothing and have one head (in attention by itself). Unstated facts are caveats, but
-    if the cells differ in size or context, a figure must state that. Of several matches the last one states most.
-    """
-    figures = [figure for figure in load_rows("figures.csv", PublishedFigure) if figure.column == column]
-
-    def find(label: str, frame: Frame, cell: int) -> Cell | None:
-        usual: dict[str, Value] = {"attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER}
-        facts = {**usual, "head_dim": None, **frame.facts[cell]}
-        required = (label, facts.get("precision"), facts["head_dim"], facts["compile"] != EAGER)
-        differing = {name for name in ("size", "context") if len(frame.values.get(name, ())) > 1}
-        match = None
-        for figure in figures if (facts["checkpoint"], facts["heads"]) == ("none", 1) else ():
-            stated = {name: getattr(figure, name) for name in _STATED if getattr(figure, name) is not None}
-            is_alike = required == (figure.label, figure.precision, figure.head_dim, figure.is_compiled)
-            if is_alike and stated.items() <= facts.items() and differing <= stated.keys():
-                notes = (f"ref. {label}: {figure.caveats}",) if figure.caveats else ()
-                match = Cell(figure.value, figure.std, text=figure.text, notes=notes)
-        return match
-
-    return {figure.label for figure in figures}, find

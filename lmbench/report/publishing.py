@@ -17,21 +17,16 @@ from typing import Any
 from msgspec import Struct
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, read_file
-from lmbench.records.codec import DamagedRecord, decode
+from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
-from lmbench.report.answer import Answer, Column, Line, Table
+from lmbench.report.answer import Answer, Line
 from lmbench.report.facts import ENVIRONMENT, Value
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
-from lmbench.report.results import Section, cells_table, read_sections, section_answer
-from lmbench.report.units import GIB, MS, PERCENT, WORDS
+from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
 from lmbench.report.view import Catalogue
-
-_MOST_BYTES = 2**24
-_UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
 
 
 class _StoredAnswer(Struct):
@@ -69,7 +64,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     ]
     try:
         write_whole(Path(f"{target}.md"), page)
-        write_whole(Path(f"{target}.csv"), render(Answer(tables=[_table("rows", records)]), "csv"))
+        write_whole(Path(f"{target}.csv"), render(Answer(tables=[rows_table("rows", records)]), "csv"))
     except OSError as error:
         raise UsageError(f"--publish {str(target)!r}: {error.strerror}; name files in a folder that exists") from error
     return Answer(headline=[Line("written", f"{target}.md, {target}.csv", is_whole=True), *_doubts(sections)])
@@ -79,21 +74,12 @@ def _stored_answers(paths: Iterable[str]) -> list[Answer]:
     """The answers that lie in the folders as JSON; other files are passed over."""
     answers = []
     for file in sorted(file for path in paths for file in Path(path).glob("*.json")):
-        with suppress(Unreadable, DamagedRecord):
-            stored = decode(read_file(file, _MOST_BYTES), _StoredAnswer)
-            tables = [_table(name, rows) for name, rows in stored.tables.items()]
+        with suppress(DamagedRecord):
+            stored = read_packed(file, _StoredAnswer)
+            tables = [rows_table(name, rows) for name, rows in stored.tables.items()]
             headline, notes = ([Line(*line) for line in part] for part in (stored.headline, stored.notes))
             answers.append(Answer(headline, tables, notes, title=file.stem))
     return answers
-
-
-def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of mappings from names in SI units, such as `step_s`, to values."""
-    columns = []
-    for key in dict.fromkeys(key for row in rows for key in row):
-        title, _, unit = key.rpartition("_")
-        columns.append(Column(title.replace("_", " ") if unit in _UNIT_OF else key, _UNIT_OF.get(unit, WORDS), key))
-    return Table(name, name, columns, [[row.get(column.name) for column in columns] for row in rows])
 
 
 def _page_section(section: Section, catalogue: Catalogue) -> Answer:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -33,11 +33,12 @@ from lmbench.report.frame import (
 from lmbench.report.over import Over, frame_over, over_view
 from lmbench.report.run import environment_text
 from lmbench.report.tables import failed_guards, sentences, view_tables
-from lmbench.report.units import tally
+from lmbench.report.units import GIB, MS, PERCENT, WORDS, tally
 from lmbench.report.view import GENERIC, Catalogue, View
 
 #: Most cells that are named with one failure, and most environments that are listed.
 _MOST_NAMED = 6
+_UNIT_OF = {"s": MS, "fraction": PERCENT, "bytes": GIB}
 
 
 class Section(NamedTuple):
@@ -131,12 +132,10 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     features = catalogue.features_of(column for table in view.tables for column in catalogue.columns_of(table))
     answers = [sentences(view.answers, timed, catalogue.column), *(feature.headline(timed) for feature in features)]
     runs = [run for runs in frame.ok.values() for run in runs]
-    # A warning that all runs have goes into the headline, another into the notes.
-    headline_warnings, note_warnings = list[str](), list[str]()
+    warnings = []
     for guards in guards_by_name(runs, "warn").values():
-        warnings = headline_warnings if len(guards) == len(runs) else note_warnings
         worst = max(guards, key=lambda guard: abs(guard.value or 0.0))
-        warnings.append(f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}")
+        warnings.append(Line("WARN", f"{len(guards)} of {_count(len(runs), 'run')}, at worst: {worst.message}"))
     unfinished = group.sweep.missing(len(group.rows))
     if unfinished and group.home is not None:
         unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
@@ -149,7 +148,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         headline=[
             *labelled("question", view.question),
             *(Line("answer", text) for text in chain.from_iterable(answers)),
-            *(Line("WARN", text) for text in headline_warnings),
+            *warnings,
             Line("cells", f"{_count(len(frame.facts), 'cell')}, {_count(len(frame.runs), 'run')} ({counts}){dates}"),
             *([Line("unfinished", unfinished, is_whole=True)] if unfinished else []),
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
@@ -162,7 +161,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         ],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in filter(None, (note, copies, *_notes(frame), *note_warnings))),
+            *(Line("note", note) for note in filter(None, (note, copies, *_notes(frame)))),
         ],
     )
 
@@ -227,6 +226,14 @@ def cells_table(sections: Sequence[Section], catalogue: Catalogue) -> Table:
                 **{name: cells.get(cell) for name, cells in figures.items() if cells},
                 "baseline": frame.base_name or None,
             })  # fmt: skip
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    headings = [answer.Column(key, name=key) for key in keys]
-    return Table("cells", "Cells", headings, [[row.get(key) for key in keys] for row in rows])
+    return rows_table("cells", rows)
+
+
+def rows_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of mappings from names in SI units, such as `step_s`, to values."""
+    columns = []
+    for key in dict.fromkeys(key for row in rows for key in row):
+        title, _, unit = key.rpartition("_")
+        is_number = unit in _UNIT_OF
+        columns.append(answer.Column(title.replace("_", " ") if is_number else key, _UNIT_OF.get(unit, WORDS), key))
+    return Table(name, name, columns, [[row.get(column.name) for column in columns] for row in rows])

@@ -56,7 +56,6 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
         with_banner: whether to print the configuration, too.
     """
     has_times = run.error is None or not run.error.is_incorrect
-    step = run.phases.step if has_times else None
     return Answer(
         headline=[
             *(banner(run) if with_banner else []),
@@ -66,7 +65,7 @@ def run_answer(run: RunRecord, path: Path | None, notes: Sequence[Line] = (), wi
             *_ending(run),
             *guard_lines(run.guards),
         ],
-        tables=[phase_table(run, step), *rank_tables(run)] if step is not None else [],
+        tables=[phase_table(run), *rank_tables(run)] if has_times and run.phases.step is not None else [],
         notes=[*details(run), *notes, *(_folder_and_commands(run, path) if path is not None else ())],
         charts=lambda: _charts(path),
         figures={"record": as_dict(run)},
@@ -155,7 +154,7 @@ def environment_text(environment: RunEnvironment, device: object, with_code: boo
     )
 
 
-def phase_table(run: RunRecord, step: PhaseSummary) -> Table:
+def phase_table(run: RunRecord) -> Table:
     """The mean, spread and share of the step of each phase, in milliseconds, with the verdict of the lag probes."""
     window, verdicts = run.window, run.probe.verdicts
     columns = [
@@ -204,9 +203,9 @@ def _speed(run: RunRecord) -> list[Line]:
     step, rate = run.phases.step or PhaseSummary(), run.throughput
     lines = []
     if step.mean_s:
-        shares = {span: phase.share_fraction or 0.0 for span, phase in run.phases.items() if span in PHASES}
-        longest = sorted(filter(shares.get, shares), key=shares.__getitem__, reverse=True)[:2]
-        phases = listed(*(f"{span} {percent(shares[span])}" for span in longest))
+        shares = sorted(((phase.share_fraction or 0.0, span) for span, phase in run.phases.items()), reverse=True)
+        longest = [f"{span} {percent(share)}" for share, span in shares if share and span != "step"][:2]
+        phases = listed(*longest)
         mean = f"{mean_and_std(step.mean_s, step.std_s)} ms (std of the steps)"
         lines = [Line("mean step", listed(mean, phases, separator=": ")), *labelled("limited by", _limit(run))]
     if late := late_rank(run):
@@ -238,8 +237,7 @@ def _limit(run: RunRecord) -> str:
     host_fraction, verdicts = host_bound_fraction(run), run.probe.verdicts
     if host_fraction is None or verdicts is None:
         return ""
-    verdict_of = {span: lag.verdict for span, lag in verdicts.items()}
-    waiting = listed(*(span for span in PHASES if verdict_of.get(span) == "host-bound"))
+    waiting = listed(*(span for span, lag in verdicts.items() if lag.verdict == "host-bound" and span != "step"))
     if host_fraction >= _HOST_LIMITED_FRACTION:
         return f"the host: the device waits for it in {percent(host_fraction)} of the step ({waiting})"
     if waiting:
@@ -352,11 +350,9 @@ def what_sets(kernels: KernelSummary) -> str:
     cause = name.removesuffix("_s").replace("_", " ")
     taken = f"{milliseconds(time_s)} of {milliseconds(kernels.path_s)} ms"
     text = f"{cause} takes {taken} of the chain that sets the traced step"
-    changes_s = {words: change_s for words, change_s in kernels.what_if.items() if words in _POSSIBLE}
-    words = min(changes_s, key=changes_s.__getitem__, default="")
-    if not words or changes_s[words] >= 0:
-        return text
-    return f"{text}; {words} would save {milliseconds(-changes_s[words])} ms"
+    changes = [(change_s, words) for words, change_s in kernels.what_if.items() if words in _POSSIBLE]
+    change_s, words = min(changes, default=(0.0, ""))
+    return f"{text}; {words} would save {milliseconds(-change_s)} ms" if change_s < 0 else text
 
 
 def _kernels(kernels: KernelSummary) -> list[Line]:

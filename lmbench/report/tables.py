@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import CONFIDENCE, ratio_of
@@ -86,7 +87,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         run_id = frame.runs_of(cell)[0].run_id
         cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *figures])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
-    has_spread = not spec.among and any(column.has_spread for column in columns)
+    has_spread = frame.ok and not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
     return Table(
         "_".join(re.findall(r"\w+", spec.title.lower())),
@@ -132,12 +133,10 @@ def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
 
 def spread_text(runs: Iterable[int]) -> str:
     """What the number behind `±` is, by the number of ok runs of each cell."""
-    counts = sorted({*runs} - {0})
-    if counts == [1]:
+    counts = sorted({*runs} - {1})
+    if not counts:
         return "mean ± std of the steps within one run"
-    numbers = " or ".join(str(count) for count in counts if count > 1)
-    single = ", within the run where there is one" if 1 in counts else ""
-    return f"mean ± std between {numbers} processes{single}" if counts else ""
+    return f"mean ± std between {' or '.join(map(str, counts))} processes"
 
 
 # the fastest
@@ -193,24 +192,35 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
 
 #: Most parts that are named, and most cells that have a sentence.
 _MOST_PARTS, _MOST_CELLS = 3, 6
-#: The figures of a sentence: by quantity and cell.
-_Figures = Mapping[Quantity, Mapping[int, Cell]]
+#: The figures of `y` by cell, and a sentence's statement on a cell with the facts that tell where that is.
+_Measured = Mapping[int, Any]
+_Statements = Iterator[tuple[str, int, Sequence[str]]]
 
 
 def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) -> list[str]:
-    """The sentences by which the cells answer: `TF32 is 4.50x as fast as fp32 eager in small: step 72.91 ± 0.12 ms.`"""
-    makers = {"against": _against, "best": _best, "fastest": _fastest_ways, "parts": _parts}
+    """The sentences by which cells answer: `In small, TF32 is 4.50x as fast as fp32 eager: step 72.91 ± 0.12 ms.`"""
+    makers = {"against": _against, "best": _best, "parts": _parts}
     texts = list[str]()
     for spec in specs:
         figures = {quantity: quantity.of(frame) for quantity in map(column_of, (spec.y, *spec.also))}
-        texts += makers[spec.kind](spec, frame, column_of, figures)
+        if spec.kind == "fastest":
+            texts += _fastest_ways(spec, frame, column_of)
+            continue
+        for statement, cell, others in makers[spec.kind](spec, frame, column_of, figures[column_of(spec.y)]):
+            place, stated = frame.describe(cell, others), list[str]()
+            for quantity, cells in figures.items():
+                if cell in cells:
+                    title = quantity.heading(frame).title
+                    if quantity.unit is CHANGE:
+                        title = f"{quantity.title.removesuffix(f' vs {BASELINE}')} changed by"
+                    stated.append(f"{title} {quantity.text(cells[cell])}")
+            texts.append(f"{f'In {place}, ' if place else ''}{statement}: {', '.join(stated)}.")
     return texts
 
 
-def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """How fast each way is compared with the baseline, for the largest cell that both have."""
-    speedups, measured = column_of("speedup").of(frame), figures[column_of(spec.y)]
-    ways, others = _split(frame, frame.baseline)
+    speedups, (ways, others) = column_of("speedup").of(frame), _split(frame, frame.baseline)
     comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
     for cell in _largest(frame, ways, others, comparable):
         if (speedup := speedups.get(cell)) is not None:
@@ -219,40 +229,30 @@ def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figu
                 qualifier = " (not decided: one process each; --repeats 3)"
             elif _may_be_one(speedup):
                 qualifier = " (undecided)"
-            statement = f"{frame.describe(cell, ways)} is {ratio} as fast as {frame.base_name}{qualifier}"
-            yield _sentence(statement, frame.describe(cell, others), _stated(cell, frame, figures))
+            yield f"{frame.describe(cell, ways)} is {ratio} as fast as {frame.base_name}{qualifier}", cell, others
 
 
-def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """The value of `x` with the largest `y`, for each combination of the other facts."""
-    quantity, (_, others) = column_of(spec.y), _split(frame, (spec.x,))
-    values = {cell: figure.value for cell, figure in figures[quantity].items() if isinstance(figure.value, int | float)}
+    _, others = _split(frame, (spec.x,))
     for part in list(frame.by(others))[-_MOST_CELLS:]:
-        if cells := [cell for cell in part.facts if cell in values]:
-            best = max(cells, key=values.__getitem__)
-            statement = f"{frame.describe(best, [spec.x])} has the most {quantity.title}"
-            most = [quantity.text(figures[quantity][best]), *_stated(best, frame, figures)[1:]]
-            yield _sentence(statement, frame.describe(best, others), most)
+        if cells := [cell for cell in part.facts if cell in measured]:
+            best = max(cells, key=lambda cell: measured[cell].value)
+            yield f"{frame.describe(best, [spec.x])} has the most {column_of(spec.y).title}", best, others
 
 
-def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """The largest cell, with the largest of the quantities that make up its `y`."""
-    ways, others = _split(frame, (spec.x,))
     parts = {part: part.of(frame) for part in map(column_of, spec.of)}
-    for cell in _largest(frame, ways, others, figures[column_of(spec.y)]):
+    for cell in _largest(frame, *_split(frame, (spec.x,)), measured):
         sizes = {part: cells[cell].value for part, cells in parts.items() if cell in cells and cells[cell].value}
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
-        stated, place = _stated(cell, frame, figures), frame.describe(cell, frame.differing())
-        if not largest:
-            yield f"The largest cell{f', {place},' if place else ''} has {', '.join(stated)}."
-            continue
-        *first, last = (_stated(cell, frame, {part: parts[part]})[0] for part in largest)
-        named = " and ".join(filter(None, [", ".join(first), last]))
-        also = f" ({', '.join(stated[1:])})" if stated[1:] else ""
-        yield f"{f'In {place}, ' if place else ''}{stated[0]} is mostly {named}{also}."
+        mostly = ", ".join(f"{part.title} {part.text(parts[part][cell])}" for part in largest)
+        statement = f"{column_of(spec.y).title} is mostly {mostly}" if mostly else "the largest cell has"
+        yield statement, cell, frame.differing()
 
 
-def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, figures: _Figures) -> Iterator[str]:
+def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterator[str]:
     """For each way the number of shapes in which it is the fastest."""
     quantity, (_, others) = column_of(spec.y), _split(frame, spec.among)
     parts = [*frame.by(others)]
@@ -273,19 +273,3 @@ def _largest(frame: Frame, ways: Sequence[str], others: Sequence[str], measured:
     """The largest measured cell of each way, by the order in which tables sort the other facts."""
     groups = [[cell for cell in part.ordered(others) if cell in measured] for part in frame.by(ways)]
     return [group[-1] for group in groups if group]
-
-
-def _sentence(statement: str, place: str, figures: Sequence[str]) -> str:
-    return f"{statement}{f' in {place}' if place else ''}: {', '.join(figures)}."
-
-
-def _stated(cell: int, frame: Frame, figures: _Figures) -> list[str]:
-    """The cell's figures in words: `step 72.91 ± 0.12 ms`, `memory changed by -32 %`."""
-    texts = []
-    for quantity, cells in figures.items():
-        if (figure := cells.get(cell)) is not None:
-            title = quantity.heading(frame).title
-            if quantity.unit is CHANGE:
-                title = f"{quantity.title.removesuffix(f' vs {BASELINE}')} changed by"
-            texts.append(f"{title} {quantity.text(figure)}")
-    return texts

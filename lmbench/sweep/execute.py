@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import Pipe
@@ -59,14 +59,14 @@ class Pace:
         is_enough: called after each round with the number of rounds that ended; True ends the plan.
         left_s: called before each run for the seconds that it may take; at 0 no run begins.
         window_options: called before each run, where two sides are compared, with its round, for options of its own.
-        cache: compiled code that several plans share.
-        executor: servers that several plans share.
+        cache: compiled code, which several plans may share.
+        executor: servers that several plans share; None for servers of this plan alone.
     """
 
     is_enough: Callable[[int], bool] = lambda rounds: False
     left_s: Callable[[], float] = lambda: math.inf
     window_options: Callable[[int], Sequence[str]] = lambda repeat: ()
-    cache: CompileCache | None = None
+    cache: CompileCache = field(default_factory=CompileCache)
     executor: LocalExecutor | None = None
 
 
@@ -85,8 +85,6 @@ class Execution:
     _largest: dict[str, GridCell] = field(default_factory=dict)
     # Whether both sides of a comparison fit on this machine together, as far as is known.
     _fits_together: bool = True
-    # The pace's cache, or one that lasts as long as `run`.
-    _cache: CompileCache = field(init=False)
 
     def __post_init__(self) -> None:
         self.plan, self.folder = self.rows.plan, self.rows.folder
@@ -99,32 +97,29 @@ class Execution:
             SweepHalted: the disk is full, or a process cannot be started.
             KeyboardInterrupt, SystemExit: an interruption, after the current run was recorded as interrupted.
         """
-        spec = self.plan.file.largest
-        self._cache = self.pace.cache or CompileCache()
-        with nullcontext() if self.pace.cache else self._cache:
-            began_s = clock_s()
-            for ended, repeat in enumerate(self.plan.chosen):
-                jobs = self.plan.round(repeat)
-                if ended:
-                    self.executor.begin_round(len(self.plan.chosen) - ended - 1, clock_s() - began_s)
-                    began_s = clock_s()
-                missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
-                # Start the servers of all environments first, so that start-up load does not bias one of them. Where a
-                # server is lost, each of its runs records that.
-                with suppress(ServerLost):
-                    self.executor.await_ready(cell.environment for cell in missing)
-                for group in [jobs] if self._can_take_turns(jobs) else [[job] for job in jobs]:
-                    if not self.pace.left_s():
-                        return
-                    (job, *_) = group
-                    if spec is None:
-                        self._bring_to_end(*group)
-                    elif repeat == 0:
-                        self._search(job.cell, spec)
-                    elif job.cell.id in self._largest:
-                        self._bring_to_end(Job(self._largest[job.cell.id], repeat))
-                if self.pace.is_enough(ended + 1):
-                    break
+        spec, began_s = self.plan.file.largest, clock_s()
+        for ended, repeat in enumerate(self.plan.chosen):
+            jobs = self.plan.round(repeat)
+            if ended:
+                self.executor.begin_round(len(self.plan.chosen) - ended - 1, clock_s() - began_s)
+                began_s = clock_s()
+            missing = [job.cell for job in jobs if not is_run_folder(self.folder.runs / job.name)]
+            # Start the servers of all environments first, so that start-up load does not bias one of them. Where a
+            # server is lost, each of its runs records that.
+            with suppress(ServerLost):
+                self.executor.await_ready(cell.environment for cell in missing)
+            for group in [jobs] if self._can_take_turns(jobs) else [[job] for job in jobs]:
+                if not self.pace.left_s():
+                    return
+                (job, *_) = group
+                if spec is None:
+                    self._bring_to_end(*group)
+                elif repeat == 0:
+                    self._search(job.cell, spec)
+                elif job.cell.id in self._largest:
+                    self._bring_to_end(Job(self._largest[job.cell.id], repeat))
+            if self.pace.is_enough(ended + 1):
+                break
 
     def _search(self, cell: GridCell, spec: LargestSpec) -> None:
         """Try values of the option, each in a fresh process, until the largest one that fits is known.
@@ -140,7 +135,7 @@ class Execution:
                 axes={**cell.axes, spec.option: value},
                 options={**cell.options, spec.option: value},
             )
-            job = Job(trial, 0, searched=cell.id)
+            job = Job(trial, 0, is_trial=True)
             record = self._bring_to_end(job)
             tried[value] = job, record
             if record.outcome not in ("ok", "oom"):
@@ -193,7 +188,7 @@ class Execution:
 
     def _note_cache(self, job: Job, record: RunRecord) -> RunRecord:
         if record.compile.cache == "private":
-            self._cache.done.add(job.cell.compiled_as)
+            self.pace.cache.done.add(job.cell.compiled_as)
         return record
 
     def _failure(self, job: Job) -> RunRecord | None:
@@ -233,7 +228,7 @@ class Execution:
 
     def _launch(self, job: Job, scratch: str, pipe: Connection | None) -> Launch:
         """Launch a job's process, which takes turns with another one at the other end of the pipe."""
-        cache = Path(self._cache.name, job.cell.compiled_as)
+        cache = Path(self.pace.cache.name, job.cell.compiled_as)
         log = self.folder.log_path(job)
         log.unlink(missing_ok=True)
         variables = {
@@ -247,7 +242,6 @@ class Execution:
             variables[TURNS] = f"{self.plan.file.coin_seed}-{job.repeat} {self.plan.position(job)}"
             # The sides do not count each other as load of the machine.
             variables[PAIR] = str(os.getpid())
-        self.folder.begin(job)
         nodes, devices = self.plan.ranks(job.cell)
         # Ranks on several nodes need srun, in a SLURM job that has these nodes. Ranks of one node are forked here.
         srun = ["srun", f"--nodes={nodes}", f"--ntasks-per-node={devices}", "--kill-on-bad-exit=1"]
@@ -264,7 +258,7 @@ class Execution:
     def _words(self, job: Job) -> list[str]:
         words = job.cell.words(self.folder.config_path(job.cell))
         # Repeat 0 measures cold compilation. Later repeats and other passes reuse its cache.
-        if job.cell.compiled_as in self._cache.done:
+        if job.cell.compiled_as in self.pace.cache.done:
             words.append("--trainer.compile.cache=shared")
         if self.plan.file.sides:
             words += self.pace.window_options(job.repeat)

@@ -40,8 +40,6 @@ from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 CONFIG_FILE = "base.yaml"
 SIDE_CONFIG_FILE = "side-{}.yaml"
 _FILES = (SWEEP_FILE, CONFIG_FILE, SIDE_CONFIG_FILE.format("A"), SIDE_CONFIG_FILE.format("B"))
-#: A line for every process that was started, with the name of its run.
-ATTEMPTS_FILE = "attempts.txt"
 CHILD_LOG = "child.log"
 _LOCK = ".lock"
 
@@ -91,7 +89,6 @@ class SweepFolder:
             if not is_folder(self.runs):
                 raise UsageError(f"{self.runs} is a link; remove it")
             lock = self._open.enter_context(open_to_append(self.path / _LOCK))
-            self._attempts = self._open.enter_context(open_to_append(self.path / ATTEMPTS_FILE))
             # One byte for each round, since other processes may measure other rounds. Network file systems support such
             # locks, and the kernel releases them however this process ends.
             for repeat in rounds:
@@ -133,8 +130,8 @@ class SweepFolder:
             "name": plan.name,
             "command": shlex.join(masked_words(plan.command)) or self._earlier_command(),
             "view": plan.file.view,
-            "axes": axes_of([cell.axes for cell in plan.cells]),
-            "cells": [{"id": cell.id, "axes": cell.axes, "options": masked_whole(cell.options)} for cell in plan.cells],
+            "axes": axes_of(cell.axes for cell in plan.cells),
+            "cells": [{"id": cell.id, "axes": cell.axes} for cell in plan.cells],
             "file": masked_whole(file),
         }
         texts[SWEEP_FILE] = indented_json(content)
@@ -193,16 +190,6 @@ class SweepFolder:
     def log_path(self, job: Job) -> Path:
         """The file for the output of the job's process, which moves into the run's folder when the run ends."""
         return self.runs / f".{job.name}.log"
-
-    def begin(self, job: Job) -> None:
-        """Record that a process for the job is about to start."""
-        self._attempts.write(f"{job.name}\n")
-        self._attempts.flush()
-
-    def attempt(self, job: Job) -> int:
-        """How often a process was started for the job."""
-        self._attempts.seek(0)
-        return self._attempts.read().splitlines().count(job.name)
 
     def config_path(self, cell: GridCell) -> Path | None:
         """The folder's copy of the cell's configuration, None without one. A side without its own uses the base's."""

@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,11 @@ class GridCell:
 
 @dataclass(frozen=True)
 class Job:
-    """One repeat of a cell, or one trial of a search. `searched` is the id of the cell that the trial is made for."""
+    """One repeat of a cell, or one trial of a search."""
 
     cell: GridCell
     repeat: int
-    searched: str | None = None
+    is_trial: bool = False
 
     @property
     def name(self) -> str:
@@ -175,12 +175,9 @@ def find_sweep(study: str) -> Path:
     return find_shipped(study, shipped_studies(), "sweeps", problem)
 
 
-def axes_of(points: list[Options]) -> dict[str, list[Any]]:
-    """The values of every axis. Axes and values are in the order in which they first appear."""
-    axes: dict[str, Values] = {}
-    for axis, value in itertools.chain.from_iterable(point.items() for point in points):
-        axes.setdefault(axis, {}).setdefault(as_json(value), value)
-    return {axis: list(values.values()) for axis, values in axes.items()}
+def axes_of(points: Iterable[Options]) -> list[str]:
+    """The names of all axes, in the order in which they first appear."""
+    return [*dict.fromkeys(itertools.chain.from_iterable(points))]
 
 
 def _points(file: SweepFile) -> list[Options]:

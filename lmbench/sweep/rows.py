@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lmbench.errors import ExitCode, Failure, UsageError
 from lmbench.masking import masked_message
 from lmbench.records.load import is_run_folder, load_run
-from lmbench.records.process import load_per_core, now
+from lmbench.records.process import now
 from lmbench.records.run import Cost, RunRecord, SweepPlace, WandbFiling
 from lmbench.records.store import RunFolder, write_whole
 from lmbench.records.vocabulary import DAMAGED
@@ -112,13 +112,10 @@ class Rows:
             axes=job.cell.axes,
             repeat=job.repeat,
             position=self.plan.position(job),
-            attempt=self.folder.attempt(job),
             environment=job.cell.environment.name,
-            search=None if job.searched is None else "trial",
-            searched_cell=job.searched,
+            search="trial" if job.is_trial else None,
             server_pid=None if end is None else end.server_pid,
             cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
-            load_per_core=None if end is None else load_per_core(),
         )
         log = self.folder.log_path(job)
         with suppress(FileNotFoundError), log.open(errors="replace") as lines:

@@ -46,7 +46,7 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
         outcome = "the answer" if proof.is_answer else proof.run.outcome.replace("ok", "")
         rows.append(
             [
-                point.words, point.recipe.batch_size, point.recipe.micro_batches, point.peak_bytes, peak,
+                point.recipe.words, point.recipe.batch_size, point.recipe.micro_batches, point.peak_bytes, peak,
                 peak and point.peak_bytes / peak - 1, point.work, step_s, step_s and point.work / step_s - 1, outcome,
             ]
         )  # fmt: skip
@@ -62,7 +62,7 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
     if best is not None:
         recipe = best.point.recipe
         lines = [
-            Line("proven", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {best.point.words}"),
+            Line("proven", f"batch {recipe.batch_size} x {recipe.micro_batches}, recomputed: {recipe.words}"),
             Line("peak", f"{gib(best.peak_bytes)} measured, {gib(best.point.peak_bytes)} predicted"),
             Line(
                 "step", f"{milliseconds(best.step_s or 0.0)} ms measured, {milliseconds(best.point.work)} ms predicted"

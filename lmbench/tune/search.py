@@ -151,7 +151,8 @@ class Candidate:
         """The costs of all runs that count. A run with a failed guard, such as wrong attention, does not count."""
         usable, left_out = split_usable(self.runs, takes_failed=False)
         if left_out and not usable:
-            self.problem = self.problem or left_out[0].reason
+            # Repeats that were skipped for the first one's failure never started, and come before it.
+            self.problem = self.problem or left_out[-1].reason
         costs = [goal.cost(run.record) for run in usable]
         return [cost for cost in costs if cost]
 

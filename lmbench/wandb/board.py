@@ -2,7 +2,7 @@
 
 A view's charts become panels and its columns the table of runs; panels and columns that all boards share follow. W&B
 has numbers of single runs, so charts and columns that compare two cells are left out. `python -m lmbench.wandb.board
-FILE` makes the boards of a request in a separate process, since wandb-workspaces takes 2 s to import.
+REQUEST` makes the boards of a request in a separate process, since wandb-workspaces takes 2 s to import.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import sys
 from collections.abc import Iterable
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -62,14 +61,11 @@ class BoardRequest(Struct, frozen=True):
 class _Shared(Struct, frozen=True):
     """board.json: the parts that all boards share.
 
-    `columns` and the panels `timed` (or `profiled`) follow those of the study. `worked_out` are W&B's keys of report
-    columns that are computed by functions, so that no record field leads to the key.
+    `columns` follow those of the study, and on boards of timed runs `timed` the study's panels.
     """
 
     columns: tuple[str, ...]
-    worked_out: dict[str, str]
     timed: dict[str, tuple[Panel, ...]]
-    profiled: dict[str, tuple[Panel, ...]]
 
 
 def planned_boards(request: BoardRequest) -> Answer:
@@ -86,28 +82,20 @@ def planned_boards(request: BoardRequest) -> Answer:
     return Answer([count], [table], figures={"request": request}, first=())
 
 
-def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iterable[str]) -> Board:
-    """The board of a study's view; the generic view gives the board of all runs.
-
-    `kinds` and `parts` are the kinds of kernels and parts of the model that a profiled run can have.
-    """
+def board_of(view: View, catalogue: Catalogue) -> Board:
+    """The board of a study's view; the generic view gives the board of all runs."""
     shared = msgspec.json.decode((files("lmbench.wandb") / "board.json").read_bytes(), type=_Shared)
 
     def keys_of(names: Iterable[str]) -> list[str]:
         """The keys of the report's columns, without columns that W&B lacks, such as comparisons of cells."""
-        fields = {name: catalogue.column(name).expression for name in names}
-        keys = [logged.run_names().get(field, shared.worked_out.get(name)) for name, field in fields.items()]
+        keys = [logged.run_names().get(catalogue.column(name).expression) for name in names]
         return [f"summary:{key}" for key in keys if key is not None]
 
     is_generic = view.name == GENERIC.name
     charts = () if is_generic else view.charts
     panels = [Panel("bars", chart.title, tuple(keys_of(chart.of or [chart.y]))) for chart in charts]
     answer = tuple(panel for panel in panels if panel.y)
-    sections = {"Answer": answer, **(shared.profiled if view.is_profiled else shared.timed)}
-    if view.is_profiled:
-        for grouping, names in (("kind", kinds), ("part", parts)):
-            kernel_keys = tuple(f"summary:{logged.kernel_name(grouping, name)}" for name in names)
-            sections["Kernels"] += (Panel("bars", f"Step by {grouping}", kernel_keys),)
+    sections = {"Answer": answer, **({} if view.is_profiled else shared.timed)}
     facts = [f"config:{name}" for table in view.tables for name in table.rows if name in FACT]
     keys = keys_of(name for table in view.tables for name in table.columns)
     return Board(
@@ -122,9 +110,12 @@ def board_of(view: View, catalogue: Catalogue, kinds: Iterable[str], parts: Iter
 # in the process that talks to W&B
 
 
-def main(file: str) -> int:
-    """Save a request's boards and print a line for each; returns 1 after a failure, which the last line explains."""
-    request = msgspec.json.decode(Path(file).read_bytes(), type=BoardRequest)
+def main(text: str) -> int:
+    """Save the boards of a request, which is JSON, and print a line for each.
+
+    Returns 1 after a failure, which the last line explains.
+    """
+    request = msgspec.json.decode(text, type=BoardRequest)
     try:
         import wandb
 

@@ -33,7 +33,6 @@ from lmbench.records.vocabulary import Values
 from lmbench.report import logged
 from lmbench.report.facts import Value, describe, fact_of, other_axes, read_facts
 from lmbench.report.logged import STEP
-from lmbench.report.run import phase_table, rank_tables
 from lmbench.wandb.publish import SERVER
 
 #: The facts that come first in a run's name, before those of its sweep's axes.
@@ -104,14 +103,11 @@ def summary_of(record: RunRecord, outcome: str) -> Values:
 
 
 def tables_of(record: RunRecord) -> dict[str, list[Values]]:
-    """The non-empty tables by name: phases, several ranks, guards, and the whole record in SI units."""
+    """The non-empty tables by name: guards, and the whole record in SI units."""
     values: Values = masked(recorded(record))
     values |= {"argv": masked_words(record.argv)} if record.argv else {}
     values.pop("guards", None)
-    step = record.phases.step
     tables: dict[str, list[Values]] = {
-        "tables/phases": phase_table(record, step).records() if step is not None else [],
-        "tables/ranks": [row for table in rank_tables(record) for row in table.records()],
         "tables/guards": [as_dict(guard) for guard in record.guards],
         "tables/record": [{"field": name, "value": str(value)} for name, value in values.items()],
     }

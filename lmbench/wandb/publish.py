@@ -288,9 +288,6 @@ def save_boards(request: BoardRequest, timeout_s: float) -> Iterator[str]:
     Raises:
         WandbProblem: after these lines, if not all boards were saved.
     """
-    with ScratchFolder("boards") as scratch:
-        file = Path(scratch) / "request.json"
-        file.write_bytes(msgspec.json.encode(request))
-        ended = run_module("lmbench.wandb.board", [str(file)], timeout_s)
+    ended = run_module("lmbench.wandb.board", [msgspec.json.encode(request).decode()], timeout_s)
     yield from (line for line in ended.lines if line.startswith(("created  ", "updated  ")))
     ended.check()

@@ -27,15 +27,6 @@ class Alone(ByHand):
         return {"loss": loss}
 
 
-class WithClosure(ByHand):
-    def training_step(self, batch, batch_idx):
-        def closure():
-            self.sleep("other")
-            self.manual_backward(self.net(batch).pow(2).mean())
-
-        self.optimizers()[0].step(closure=closure)
-
-
 class Lbfgs(ByHand):
     """The optimizer calls its closure several times and updates in between."""
 
@@ -67,8 +58,6 @@ class Fetching(Sleeper):
         (Fetching(), "transfer clip", "forward backward optimizer"),
         (ByHand(), "forward clip zero_grad", "backward optimizer other"),
         (ByHand(bypass="backward"), "forward backward clip zero_grad", "optimizer"),
-        (ByHand(bypass="optimizer"), "forward clip optimizer zero_grad", "backward"),
-        (WithClosure(), "forward clip zero_grad", "backward optimizer"),
         (Lbfgs(), "forward clip optimizer zero_grad", ""),
         (Alone(), "forward backward clip optimizer zero_grad", ""),
     ],

@@ -12,6 +12,7 @@ import torch
 from fit_process import measure_here
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from planted_faults import return_freed_memory
 from strangers import OwnLoaders
 
 from lmbench.callbacks import CheckpointRecorder
@@ -58,6 +59,8 @@ def line_of(text):
     ],
 )
 def test_what_keeps_the_tensors_of_each_step_is_named_with_its_line(deed, keeper, monkeypatch, tmp_path):
+    # Else what earlier tests have freed would be used again, and memory would not grow.
+    return_freed_memory()
     monkeypatch.setattr(host, "_READING_INTERVAL_S", 0.0)
     run = measure_here(Hoarder(deed), steps=40, probe_steps=2, results_dir=tmp_path).record
     (guard,) = (guard for guard in run.guards if guard.name == "memory_growth")

@@ -10,20 +10,15 @@ from itertools import pairwise
 import pytest
 import torch
 from fit_process import SMOKE, bench, plant, run_here
-from strangers import Data, Regression
 from torch._inductor import config, metrics
 
-import lmbench
 from lmbench.cli import main
 from lmbench.commands.rooms import nsys
 from lmbench.kernels.recording.trace import GraphOrigins
-from lmbench.kernels.sums import operator_times
 from lmbench.kernels.trace import load_trace
 from lmbench.model.layers import RMSNorm
 from lmbench.records.load import find_runs, load_run
 from lmbench.records.run import Profile
-
-from conftest import quiet_trainer
 
 
 def profiled(tmp_path, *words, code=0):
@@ -67,22 +62,18 @@ def test_phase_ranges_tile_the_steps_also_under_accumulation_and_clipping(tmp_pa
 
 
 def test_a_compiled_graph_tells_which_modules_its_kernels_come_from_beside_a_pass_of_the_users(tmp_path, monkeypatch):
-    # Graphs are traced again, but their C++, which takes GCC 40 s, comes from PyTorch's own cache.
+    # Graphs are traced again, but their C++ comes from PyTorch's own cache.
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     seen = []
     with config.patch(post_grad_custom_post_pass=seen.append):
-        words = "--trainer.compile.cache=shared --model.attention=naive --model.num_layers=1"
+        words = "--model=strangers.OneBatch --trainer.compile.cache=shared --measure.probe_steps=0"
         _, trace = profiled(tmp_path, words)
         assert len(seen) == 2
         assert config.post_grad_custom_post_pass == seen.append
     assert config.trace.provenance_tracking_level == 0
     forward, backward = trace["lmbench"]["compiled_graphs"]
-    for graph in (forward, backward):
-        modules = {path.rpartition("blocks.")[2] for _, paths in graph["kernels"] for path in paths}
-        assert {"0.attention.q", "0.ffn.down", "0.attention.core.softmax"} <= modules
-    (_, norm), product, *_ = forward["kernels"]
-    assert norm == ["blocks.0.attention_norm", "embedding"]
-    assert product == ["extern_kernels.mm", ["blocks.0.attention.q"]]
+    assert [paths for _, paths in forward["kernels"]] == [["0"], ["1"], ["2"]]
+    assert {path for _, paths in backward["kernels"] for path in paths} == {"0", "1", "2"}
 
 
 def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path):
@@ -94,15 +85,6 @@ def test_a_run_that_fails_stops_the_profiler_and_keeps_the_steps_it_had(tmp_path
     assert timeline.steps == 1
     assert "backward" in timeline.phases
     assert not torch.autograd.profiler._is_profiler_enabled
-
-
-def test_validations_between_recorded_steps_are_outside(tmp_path):
-    flags = {"max_steps": 12, "val_check_interval": 1, "limit_val_batches": 1}
-    profiler = lmbench.KernelProfiler(steps=3)
-    quiet_trainer(**flags, profiler=profiler, default_root_dir=tmp_path).fit(Regression(), Data())
-    trace = load_trace(tmp_path / "trace.json.gz")
-    assert trace.timeline.steps == 3
-    assert "outside" in set(operator_times(trace).phase)
 
 
 def test_a_trace_that_the_disk_has_no_room_for_is_told_and_costs_no_step(tmp_path, small_disk, capsys):

@@ -12,50 +12,29 @@ from test_task_progress import Terminal
 from lmbench import progress
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.instruments.window import ProbeKind, Schedule
-from lmbench.records.run import Compile, RunRecord
-from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 
 
-def in_a_run(stream, stage=Stage.WARMUP, window_steps=0, window_elapsed_s=0.0):
+def in_a_run(stream, stage=Stage.WARMUP):
     """A progress line in a run at the given stage."""
     line = ProgressLine(stream)
     line._session = SimpleNamespace(
         schedule=Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5),
-        run=RunRecord(1, "running", compile=Compile(is_enabled=True)),
-        steps_done=window_steps,
+        steps_done=0,
         stage=stage,
-        window_steps=window_steps,
-        window_elapsed_s=window_elapsed_s,
+        window_steps=0,
+        window_elapsed_s=0.0,
     )
     return line
 
 
-# The time left is the rest of the window's 3 s, and 15 probe steps of 0.1 s as in the window.
-WINDOW = "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"
-
-
-def test_a_dumb_terminal_gets_a_line_now_and_then_that_says_all(monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    line = in_a_run(log := Terminal(), Stage.WINDOW, window_steps=12, window_elapsed_s=1.2)
-    line.run_started()
-    line.before_window()
-    records = [StepRecord(step_s=0.1), StepRecord(step_s=0.3)]
-    line.steps_recorded(records)
-    assert log.getvalue() == ""
-    line._line._pause_s = 0.0
-    line.steps_recorded(records)
-    line.run_ended(None)
-    assert log.getvalue() == f"lmbench: {WINDOW}\n"
-
-
-def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_window(monkeypatch):
+def test_the_wait_for_a_first_step_is_told_and_ends_with_the_window(monkeypatch):
     monkeypatch.setattr(progress, "_LIVE_EVERY_S", 0.01)
     line = in_a_run(terminal := Terminal())
     line.run_started()
-    while "compiling" not in terminal.getvalue():
+    while "step 0 of 5" not in terminal.getvalue():
         time.sleep(0.01)
-    assert "compiling, 0.0 s so far" in terminal.getvalue()
+    assert "step 0 of 5, 0.0 s so far" in terminal.getvalue()
     line.before_window()
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
 
@@ -64,21 +43,24 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
     ("stage", "changes", "text"),
     [
         (Stage.WARMUP, {"steps_done": 2}, "1/4 warm-up: step 2 of 5, 0.0 s so far, 4.8 s left"),
-        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, until the pace is steady, 0.0 s so far, 4.5 s left"),
+        (Stage.WARMUP, {"steps_done": 27}, "1/4 warm-up: step 27, 0.0 s so far, 4.5 s left"),
+        # The time left is the rest of the window's 3 s, and 15 probe steps of 0.1 s.
+        (Stage.WINDOW, {"steps_done": 17, "window_steps": 12, "window_elapsed_s": 1.2},
+         "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"),
         (Stage.WINDOW, {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
         (Stage.PROBE, {"steps_done": 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"),
         (Stage.PROBE, {"steps_done": 56, "probe": ProbeKind.DTYPES}, "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
         # Between two stages the line stays.
         (Stage.DONE, {"steps_done": 56}, ""),
     ],
-)
+)  # fmt: skip
 def test_every_stage_says_what_is_done_and_what_is_left_in_that_order(monkeypatch, stage, changes, text):
     monkeypatch.setenv("TERM", "xterm")
     line = in_a_run(terminal := Terminal(), stage)
     line.run_started()
     line.before_window()
     line._probe = changes.pop("probe", ProbeKind.MEMORY)
-    vars(line.session).update(window_elapsed_s=0.0, **changes)
+    vars(line.session).update(changes)
     line._step_s = 0.1
     line._show()
     assert terminal.getvalue().removeprefix("\r") == text

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from fit_process import QUICK
 from runs import make_run
-from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.records.load import find_runs, load_run
 
 
+@pytest.mark.usefixtures("warm_sweeps")
 def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     smoke = ["fit", "smoke", *QUICK, "--measure.mode=forward"]
-    with warm_servers() as servers:
-        monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
-        assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
-        assert capsys.readouterr() == ("results/before\n", "")
-        code = main([*smoke, "--model.num_layers=12", "--compare=last", "--gate=5%", "--json"])
+    assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
+    assert capsys.readouterr() == ("results/before\n", "")
+    code = main([*smoke, "--model.num_layers=12", "--compare=last", "--gate=5%", "--json"])
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert "lmbench: repeats: cells: 1, repeats: 3" in err
@@ -41,14 +40,3 @@ def test_an_earlier_result_with_too_few_processes_is_refused_before_anything_is_
     assert main(["fit", "smoke", "--compare=last"]) == 2
     line = "--compare takes 3 processes on each side; last has 1, and --repeats is 3"
     assert capsys.readouterr() == ("", f"lmbench: {line}\n")
-
-
-def test_compare_of_single_runs_shows_the_commands_that_repeat_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    for index, name in enumerate("ab"):
-        make_run(tmp_path / "results" / name, {}, {"pid": index})
-    assert main(["compare", "results/a", "results/b"]) == 11
-    output = capsys.readouterr().out
-    for side, name in zip("AB", "ab", strict=True):
-        assert f"repeats of {side}: lmbench fit --config results/{name}/config.yaml --repeats 3" in output

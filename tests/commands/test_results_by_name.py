@@ -80,10 +80,10 @@ def test_a_line_for_each_run_or_sweep_the_newest_first(results, listed, printed)
 
 
 def test_lines_show_the_facts_in_which_runs_differ(results, listed):
-    changes = {"world_size": 2, "model.checkpoint": "block", "started_at": "2026-11-09T10:00:00+00:00"}
+    changes = {"world_size": 2, "model.checkpoint": "all blocks", "started_at": "2026-11-09T10:00:00+00:00"}
     make_run(results / "new", {"model.size": "small", "trainer.strategy": "ddp"}, changes)
     assert listed("--limit=1")[0]["what"] == "small, fp32"
-    assert listed()[0]["what"] == "small, fp32, checkpoint block, ranks 2, ddp"
+    assert listed()[0]["what"] == "small, fp32, checkpoint all blocks, ranks 2, ddp"
 
 
 def test_of_many_the_newest_and_how_to_see_the_others(results, listed, printed):

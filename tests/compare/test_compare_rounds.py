@@ -99,16 +99,7 @@ def test_runs_of_one_comparison_are_paired_by_round_and_others_are_not(tmp_path)
 def test_slow_processes_of_one_side_are_no_same(tmp_path):
     times = [(a, b * (1.3 if repeat % 4 == 0 else 1)) for repeat, (a, b) in enumerate(quiet(40))]
     (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
-    assert (cell.verdict, "all 10 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
-
-
-def test_the_reason_counts_slow_processes_of_the_other_side_too(tmp_path):
-    times = [[*pair] for pair in quiet(40)]
-    for side, repeats in ((0, [2]), (1, range(0, 40, 5))):
-        for repeat in repeats:
-            times[repeat][side] *= 1.3
-    (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
-    assert (cell.verdict, "but 8 of 9 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
+    assert (cell.verdict, "10 of 10 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
 
 
 def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_path):

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-from repository import git
 from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
@@ -78,7 +77,7 @@ def test_both_sides_are_measured_in_rounds_with_the_order_of_coins_until_the_ver
 
 
 def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_round_probes(compare_run):
-    servers = compare_run(noisy(0.2, 0.3), "a.yaml", "--name=c")
+    servers = compare_run(noisy(0.2, 0.6), "a.yaml", "--name=c")
     windows_s = [servers.window_s(f"A{repeat}") for repeat in range(len(servers.started) // 2)]
     assert windows_s[:2] == ["1", "1"]
     assert windows_s == sorted(windows_s, key=float)
@@ -133,31 +132,9 @@ def test_the_budget_ends_it_undecided_with_what_it_would_take_and_it_goes_on_fro
 
 
 def test_an_automatic_budget_lasts_as_long_as_the_gate_needs(compare_run):
-    servers = compare_run(noisy(0.01, 0.004), "a.yaml", "--budget=auto", "--gate=1%")
-    # A change of the gate's size takes 14 rounds for each squared ratio of spread and gate, here about 2.
-    assert 8 <= len(servers.started) // 2 <= 120
-
-
-def test_a_slow_process_is_named_and_does_not_delay_the_verdict(compare_run):
-    quiet = noisy(0.001)
-
-    def step_s(side, repeat):
-        return quiet(side, repeat) * (1.2 if (side, repeat) == ("A", 3) else 1)
-
-    servers = compare_run(step_s, "a.yaml")
-    assert servers.code == 0
-    assert "slow round 4: A took " in servers.out
-
-
-def test_revisions_are_kept_as_commits(compare_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    for line in ("init -q -b main", "add .", "commit -qm one", "branch old", "commit -q --allow-empty -m two"):
-        git(*line.split())
-    first = compare_run(noisy(), "a.yaml", "--revision", "old", "main", "--name=c")
-    git("commit", "-q", "--allow-empty", "-m", "three")
-    again = compare_run(noisy(), "results/c")
-    assert (first.code, again.code, again.started) == (0, 0, [])
+    servers = compare_run(noisy(0.01, 0.004), "a.yaml", "--budget=auto", "--gate=2%")
+    # A change of the gate's size takes 14 rounds for each squared ratio of spread and gate, here about a half.
+    assert 5 <= len(servers.started) // 2 <= 60
 
 
 def test_a_folder_that_is_no_comparison_or_is_one_already_is_refused(compare_run, refused):

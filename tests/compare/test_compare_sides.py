@@ -144,17 +144,6 @@ def test_two_columns_of_one_sweep_are_compared_over_the_rest_of_its_grid(tmp_pat
         compared(f"{sweep}@precision", sweep)
 
 
-def test_environments_of_one_sweep_are_compared_cell_by_cell(tmp_path):
-    make_sweep(tmp_path / "s", {"small": TIMES}, environment="main", environment__versions__torch="2.11")
-    for repeat, step_s in enumerate(SLOWER):
-        changes = {"sweep": {"axes": {"model.size": "small"}, "environment": "branch"}}
-        changes |= {"started_at": f"2026-11-21T00:00:{repeat:02}", "environment__versions__torch": "2.11"}
-        make_run(tmp_path / "s" / "runs", step_s, environment__variables={"NCCL_ALGO": "Ring"}, **changes)
-    (cell,) = compared(f"{tmp_path / 's'}@environment=main", f"{tmp_path / 's'}@environment=branch").cells
-    # All settings of an environment count as compared, its variables too.
-    assert (cell.name, cell.verdict, *map(str, cell.differences)) == ("", "slower", "sweep.environment: main -> branch")
-
-
 def test_unrelated_runs_meet_by_their_configuration_and_sides_without_a_cell_in_common_are_refused(tmp_path):
     for side, times in (("a", TIMES), ("b", SLOWER)):
         for size in ("small", "medium"):

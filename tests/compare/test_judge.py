@@ -24,12 +24,9 @@ class WarmForks(Forks):
     ("change", "effect", "code", "part", "reason"),
     [
         ("linear by hand", -0.1, 0, "speed", "excludes 0"),
-        ("none", 0.1, 10, "speed", "excludes 0"),
         ("sgd", -0.1, 12, "trains the same", "pairs of seeds"),
         ("skipped steps", -0.3, 12, "plausible", "have exactly the loss of the step before"),
         ("patched clock", -0.3, 12, "plausible", "time.perf_counter_ns"),
-        ("fewer tokens", -0.3, 12, "plausible", "B has -50.00 % tokens a step"),
-        ("constant batch", -0.3, 12, "plausible", "the same batch as the step before"),
     ],
 )
 def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, code, part, reason, tmp_path):

@@ -106,9 +106,8 @@ def test_pairs_of_seeds_refuse_a_loss_that_is_worse_by_more_than_half_a_percent(
 
 
 def test_the_simulated_rates_are_what_the_module_says():
-    assert 0.04 < rates(5, 1, 1500)["NO"] < 0.09
-    assert rates(5, 1, 400, shared=0.5)["NO"] < 0.025
-    assert rates(5, 1, 200, shift=10.0, shared=0.9)["NO"] > 0.98
+    assert 0.04 < rates(5, 1, 600)["NO"] < 0.09
+    assert rates(5, 1, 100, shift=10.0, shared=0.9)["NO"] > 0.95
 
 
 # the same loss

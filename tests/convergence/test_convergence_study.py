@@ -16,7 +16,7 @@ from lmbench.cli import main
 from lmbench.configs import shipped_studies
 
 HERE = Path(__file__).parents[1] / "kernels"
-FAULTS = ("scale", "hot", "nan", "still")
+FAULTS = ("scale", "nan", "still")
 FP32, BF16 = (
     {"trainer.precision": precision, "measure.matmul_precision": "highest"} for precision in ("32-true", "bf16-mixed")
 )
@@ -24,7 +24,7 @@ FP32, BF16 = (
 SMALLER = {
     "model": "planted_trainings.Planted", "model.size": "tiny", "model.vocab_size": 300, "model.learning_rate": 3e-3,
     "data.text_files": [f"{HERE}/test_*.py"], "data.batch_size": 2, "data.context_length": 32,
-    "data.num_batches": 60, "measure.steps": 55, "measure.probe_steps": 0,
+    "data.num_batches": 45, "measure.steps": 40, "measure.probe_steps": 0,
 }  # fmt: skip
 
 
@@ -69,18 +69,14 @@ def test_what_is_broken_is_told_from_what_is_only_rounded(study):
     assert chart.spec["encoding"]["y"]["scale"]["domain"][1] == pytest.approx(10 * scaled["tail_loss_limit"])
 
 
-def test_energy_is_that_of_the_time_a_run_that_died_is_told_and_a_file_of_steps_that_is_gone_leaves_the_others(
-    study, tmp_path
-):
+def test_a_run_that_died_is_told_and_a_file_of_steps_that_is_gone_leaves_the_others(study, tmp_path):
     home = shutil.copytree(study, tmp_path / "planted")
     for path in home.glob("runs/*/run.json"):
-        run = put(json.loads(path.read_text()), {"device_state.mean_power_w": 400.0})
+        run = json.loads(path.read_text())
         axes = run["sweep"]["axes"]
-        path.write_text(json.dumps(put(run, ended("oom", "backward") if axes.get("model.fault") == "hot" else {})))
+        path.write_text(json.dumps(put(run, ended("oom", "backward") if axes.get("model.fault") == "scale" else {})))
         if axes.get("seed_everything") == 1:
             (path.parent / "steps.jsonl").unlink()
-    plain = next(row for row in rows_of(home) if row["precision"] == "bf16-mixed" and not row["model.fault"])
-    assert plain["energy_to_loss_j"] == pytest.approx(400 * plain["time_to_loss_s"])
     text = " ".join(line.text for line in section_of(home).headline)
-    assert "Did not end: bf16-mixed, fault hot (OOM (backward))." in text
+    assert "Did not end: bf16-mixed, fault scale (OOM (backward))." in text
     assert "the baseline has 2 of the 3 seeds" in text

@@ -10,7 +10,7 @@ import pytest
 import warm_server
 
 from lmbench.data import corpus as corpora
-from lmbench.data.corpus import END_OF_TEXT_ID, corpus_tokens, open_corpus, standard_library
+from lmbench.data.corpus import corpus_tokens, open_corpus, standard_library
 from lmbench.errors import UsageError
 
 TEXT = "".join(f"line {i} of a text whose words repeat and repeat\n" for i in range(400))
@@ -35,7 +35,7 @@ def text_of(ids, corpus, vocab_size):
 
 def test_tokens_are_the_text_with_an_end_after_each_file(corpus, tmp_path):
     ids = corpus_tokens(corpus, 400, tmp_path / "cache")
-    assert (ids.dtype, ids.max() < 400, ids[-1]) == (np.uint16, True, END_OF_TEXT_ID)
+    assert (ids.dtype, ids.max() < 400, ids[-1]) == (np.uint16, True, 0)
     expected = TEXT[:5000] + "naïve 日本語\n" + "<|endoftext|>" + TEXT + "<|endoftext|>"
     expected += "no UTF-8: caf\xe9 \x00\xff\n<|endoftext|>"
     assert text_of(ids, corpus, 400) == expected
@@ -56,10 +56,9 @@ def test_large_files_come_in_pieces_that_lose_nothing(tmp_path, monkeypatch):
     ids = corpus_tokens(corpus, 257, tmp_path / "at once")
     monkeypatch.setattr(corpora, "_BLOCK_BYTES", 512)
     monkeypatch.setattr(corpora, "_ENCODED_PIECES", 4)
-    texts, ends = zip(*corpus.pieces(), strict=True)
-    assert len(texts) > 10
-    assert ends == (False,) * (len(ends) - 1) + (True,)
-    assert "".join(texts) == path.read_text(encoding="utf-8")
+    pieces = list(corpus.pieces())
+    assert len(pieces) > 10
+    assert "".join(pieces) == path.read_text(encoding="utf-8") + "<|endoftext|>"
     assert np.array_equal(ids, corpus_tokens(corpus, 257, tmp_path / "in pieces"))
 
 
@@ -82,7 +81,7 @@ def _print_sum(pattern, cache):
 def test_processes_that_build_at_once_do_not_harm_each_other(corpus, tmp_path):
     build = partial(warm_server.run, target=partial(_print_sum, str(tmp_path / "*.txt"), tmp_path / "cache"))
     with ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(lambda _: build(), range(6)))
+        results = list(pool.map(lambda _: build(), range(3)))
     assert {result.returncode for result in results} == {0}
     assert len({result.stdout for result in results}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1

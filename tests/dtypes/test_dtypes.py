@@ -116,12 +116,10 @@ def test_a_module_has_the_dtypes_of_nested_tensors_and_a_call_for_each_combinati
 
 
 def test_modules_that_never_ran_are_listed_but_not_those_whose_parameters_others_use(odd):
-    module, record, modules = odd
-    assert record.unused_modules == ["unused", "unused.0"]
-    reasons = {name: modules[name].reason.partition(",")[0] for name in ("unused.0", "lent", "scripted")}
-    assert reasons == {
-        "unused.0": "never ran", "lent": "not called", "scripted": "TorchScript: no hook sees its calls",
-    }  # fmt: skip
+    module, _, modules = odd
+    assert [path for path, noted in modules.items() if noted.reason == "never ran"] == ["unused", "unused.0"]
+    reasons = [modules[name].reason.partition(",")[0] for name in ("lent", "scripted")]
+    assert reasons == ["not called", "TorchScript: no hook sees its calls"]
     assert "blocks" not in modules
     # No hook or mode is left behind.
     assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
@@ -215,11 +213,3 @@ def test_the_command_shows_a_run_with_reasons(toys, capsys):
     linear = {"operator": "linear", "count": 1, "given": "float32 x 2", "gives": "float16", "why": LOWER}
     assert linear in tables["operators"]
     assert any("float16" in repair for repair in load_run(toys / "fp16").record.repairs)
-
-
-def test_damaged_notes_are_refused_in_one_line(toys, tmp_path, capsys):
-    (tmp_path / "run.json").write_bytes((toys / "fp16" / "run.json").read_bytes())
-    (tmp_path / DTYPES_FILE).write_text('{"modules": 3}')
-    assert main(["dtypes", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert ("is damaged" in error, error.count("\n")) == (True, 1)

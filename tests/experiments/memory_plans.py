@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -19,8 +18,8 @@ from msgspec.structs import replace
 
 from lmbench.campaign.proving import few_blocks, words_of
 from lmbench.campaign.tuning import Stages
-from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, ask, gpu_for
-from lmbench.memory.plan import MemoryPlan, PlanRequest, predicted_peak, recipes_of, times_of
+from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
+from lmbench.memory.plan import PlanRequest, ask_plan, predicted_peak, recipes_of, times_of
 from lmbench.standard_output import result_alone
 from lmbench.tune.search import goal_of
 
@@ -55,24 +54,17 @@ def stages_of(folder, name, seconds):
     return Stages(folder / name, {**RUN, **options}, goal_of("peak"), seconds, None)
 
 
-def ask_quietly(words, request):
-    return ask(words, request, MemoryPlan, heard=lambda text: None)
-
-
-def grid(plan, gpu, samples):
+def grid(plan, gpu):
     """Recipes over the axes: each treatment of all and of half the blocks, groups, micro-batches, loss in chunks."""
     sizes = sorted({chain.batch_size for chain in plan.chains}, reverse=True)[:2]
-    points = {}
+    known, points = {*plan.points[0].options, "model.loss"}, {}
     for chain in plan.chains:
-        if chain.batch_size not in sizes:
-            continue
-        for recipe in recipes_of(chain, samples):
-            is_kept = recipe.first in (0, chain.count, chain.count // 2) and recipe.group in (1, 2, 4)
-            is_kept &= not recipe.is_chunked or (recipe.first in (0, chain.count) and recipe.group == 1)
+        for recipe in recipes_of(chain, sizes[0]) if chain.batch_size in sizes else ():
+            is_kept = recipe.first in (None, chain.count // 2) and recipe.group in (1, 2, 4)
+            is_kept &= not recipe.is_chunked or (recipe.first is None and recipe.group == 1)
             if is_kept and predicted_peak(chain, recipe) < gpu.total_bytes - 3 * GIB:
-                known = {*plan.points[0].options, "model.loss"}
-                options = {name: value for name, value in recipe.options(chain.count).items() if name in known}
-                points[f"batch {recipe.batch_size}, {recipe.words(chain.count)}"] = options
+                options = {name: value for name, value in recipe.options.items() if name in known}
+                points[f"batch {recipe.batch_size}, {recipe.words}"] = options
     return points
 
 
@@ -85,66 +77,44 @@ def row_of(run):
     }  # fmt: skip
 
 
+def measured(stage, name, points):
+    """The rows of points that were run, by the points' names."""
+    runs = zip(points, stage.measure(name, stage.base, points, 1.0), strict=True)
+    return {point: row_of(run[0]) for point, run in runs if run}
+
+
 def main(folder, seconds, names):
     folder.mkdir(parents=True, exist_ok=True)
     gpu = gpu_for(None) or TargetGpu("no GPU", 80 * GIB, 0)
-    with ThreadPoolExecutor(8) as pool:
-        stages = {name: stages_of(folder, name, seconds) for name in names}
-        first = {name: pool.submit(ask_quietly, words_of(stages[name]), PlanRequest(gpu, checks=0)) for name in names}
-        rows, swept = [], []
-        for name in names:
-            stage, plan = stages[name], first[name].result()
-            print(f"{name}: {plan.tried} recipes in {plan.took_s:.0f} s", flush=True)
-            stage.begin(trusts=True)
-            with result_alone(), stage.cache:
-                stage.measure("blocks", stage.base, few_blocks(plan), 1.0)
-            times = times_of(stage.path)
-            asked = []
+    rows, swept = [], []
+    for name in names:
+        stage = stages_of(folder, name, seconds)
+        words = words_of(stage)
+        plan = ask_plan(words, PlanRequest(gpu, checks=0))
+        stage.begin(trusts=True)
+        with result_alone(), stage.cache:
+            measured(stage, "blocks", few_blocks(plan))
+            times, bests = times_of(stage.path), {}
             for budget in MODELS[name][1]:
                 target = replace(gpu, total_bytes=budget * GIB + CONTEXT_BYTES)
-                asked.append(pool.submit(ask_quietly, words_of(stage), PlanRequest(target, times, plan.chains)))
-            plans = [each.result() for each in asked]
-            by_budget = dict(zip(MODELS[name][1], plans, strict=True))
+                bests[budget] = ask_plan(words, PlanRequest(target, times, plan.chains)).best
             # One recipe may be the best for several budgets.
-            points = {each.best.recipe: each.best.options for each in plans if each.best}
-            samples = plan.points[0].recipe.batch_size * plan.points[0].recipe.micro_batches
-            cells = grid(plan, gpu, samples)
-            with result_alone(), stage.cache:
-                proven = dict(
-                    zip(
-                        points,
-                        stage.measure(
-                            "plans", stage.base, {str(recipe): options for recipe, options in points.items()}, 1.0
-                        ),
-                        strict=True,
-                    )
-                )
-                measured = dict(zip(cells, stage.measure("grid", stage.base, cells, 1.0), strict=True))
-            stage.executor.end()
-            grid_rows = [{"model": name, "recipe": key, **row_of(runs[0])} for key, runs in measured.items() if runs]
-            swept += grid_rows
-            for budget, each in by_budget.items():
-                runs = proven.get(each.best.recipe) if each.best else None
-                if not runs:
-                    reason = "not run" if each.best else "nothing fits"
-                    rows.append({"model": name, "budget_gib": budget, "plan": reason})
-                    continue
-                found, best = row_of(runs[0]), each.best
-                fitting = [row for row in grid_rows if row["outcome"] == "ok" and row["reserved_gib"] <= budget]
-                fastest = min(fitting, key=lambda row: row["step_s"], default=None)
-                rows.append({
-                    "model": name, "budget_gib": budget, **found,
-                    "plan": f"batch {best.recipe.batch_size}, {best.words}",
-                    "predicted_gib": best.peak_bytes / GIB, "predicted_reserved_gib": best.reserved_bytes / GIB,
-                    "predicted_step_s": best.work, "fits": found["reserved_gib"] <= budget,
-                    "peak_error": best.peak_bytes / GIB / found["peak_gib"] - 1 if found["peak_gib"] else None,
-                    "step_error": best.work / found["step_s"] - 1 if found["step_s"] else None,
-                    "fastest_swept": fastest and fastest["recipe"], "fastest_step_s": fastest and fastest["step_s"],
-                    "over_fastest": fastest and found["step_s"] and found["step_s"] / fastest["step_s"] - 1,
-                })  # fmt: skip
-            pd.DataFrame(rows).to_csv(folder / "plans.csv", index=False)
-            pd.DataFrame(swept).to_csv(folder / "sweep.csv", index=False)
-            print(pd.DataFrame(rows).to_string(), flush=True)
+            proven = measured(stage, "plans", {str(best.recipe): best.options for best in bests.values() if best})
+            grid_rows = measured(stage, "grid", grid(plan, gpu))
+        stage.executor.end()
+        swept += [{"model": name, "recipe": recipe, **row} for recipe, row in grid_rows.items()]
+        for budget, best in bests.items():
+            row = proven.get(str(best.recipe), {}) if best else {}
+            fitting = [r for r in grid_rows.values() if r["outcome"] == "ok" and r["reserved_gib"] <= budget]
+            rows.append({
+                "model": name, "budget_gib": budget,
+                "plan": best and f"batch {best.recipe.batch_size}, {best.recipe.words}",
+                "predicted_gib": best and best.peak_bytes / GIB, "predicted_step_s": best and best.work, **row,
+                "fastest_swept_s": min((r["step_s"] for r in fitting), default=None),
+            })  # fmt: skip
+        pd.DataFrame(rows).to_csv(folder / "plans.csv", index=False)
+        pd.DataFrame(swept).to_csv(folder / "sweep.csv", index=False)
+        print(pd.DataFrame(rows).to_string(), flush=True)
 
 
 if __name__ == "__main__":

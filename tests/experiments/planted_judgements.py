@@ -25,6 +25,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from planted_changes import CHEATS, NOTHING, TRAINS_OTHERWISE
+from simulated_cells import SimulatedServers
 
 from lmbench.cli import main
 from lmbench.sweep.outcome import End
@@ -42,7 +43,7 @@ KINDS = {
 }
 
 
-class Forks:
+class Forks(SimulatedServers):
     """Servers whose processes are forks of this one. `effect` is the claimed change of B's step time."""
 
     #: Folders of results by the options of their processes.
@@ -50,39 +51,27 @@ class Forks:
     kept: ClassVar = tempfile.TemporaryDirectory()
 
     def __init__(self, effect, seed):
+        super().__init__(lambda name: name)
         self.effect, self.noise = effect, random.Random(seed)
 
-    def begin_round(self, *_):
-        """Every fork is as fresh."""
-
-    await_ready = close = begin_round
-
-    def run(self, launches, timeout_s, tick):
-        return [self.run_one(launch) for launch in launches]
-
-    def run_one(self, launch):
-        began_s = time.monotonic()
-        if "--print_config" in launch.words:
-            return End(0, "itself", began_s, began_s)
-        options = dict(word.removeprefix("--").partition("=")[::2] for word in launch.words[1:])
-        folder = Path(options.pop("measure.results_dir"), options.pop("measure.run_id"))
-        side, _, repeat = folder.name.rpartition("-r")
+    def end(self, name, launch, folder, options):
+        side, _, repeat = name.rpartition("-r")
         is_training = folder.parents[1].name.endswith("-training")
         # A process is the same again if its options are; the configuration is the same text in every folder.
-        key = tuple((name, value) for name, value in options.items() if name not in ("config", "measure.probe_steps"))
+        places = ("config", "measure.probe_steps", "measure.results_dir", "measure.run_id")
+        key = tuple(option for option in options.items() if option[0] not in places)
         if not is_training and repeat != "0":
             shutil.copytree(folder.with_name(f"{side}-r0"), folder)
         elif key in self.earlier:
             shutil.copytree(self.earlier[key], folder)
+        elif code := self.fork(launch):
+            return End(code, "itself", 100.0, 101.0)
         else:
-            code = self.fork(launch)
-            if code:
-                return End(code, "itself", began_s, time.monotonic())
             self.earlier[key] = shutil.copytree(folder, Path(tempfile.mkdtemp(dir=self.kept.name), "run"))
         record = json.loads((folder / "run.json").read_text())
-        self.claim(record, folder.name, 1 + self.effect * (side[0] == "B"))
+        self.claim(record, name, 1 + self.effect * (side[0] == "B"))
         (folder / "run.json").write_text(json.dumps(record))
-        return End(0, "itself", began_s, time.monotonic())
+        return End(0, "itself", 100.0, 101.0)
 
     def claim(self, record, name, scale):
         """Give a record step times of its own, and an identity."""
@@ -121,6 +110,7 @@ def judge(change, effect, folder, seed=0, servers=Forks):
     words = [str(base), f"{base}@model.change={change}", "--budget", "10m", "--results_dir", str(folder)]
     with (
         mock.patch("lmbench.campaign.trainings.MOST_STEPS", STEPS),
+        mock.patch("secrets.randbits", return_value=seed),
         mock.patch("lmbench.campaign.sweep.LocalExecutor", return_value=servers(effect, seed)),
         redirect_stdout(out),
         redirect_stderr(err),

@@ -40,7 +40,7 @@ def check_killed(fit, code):
     return run.outcome
 
 
-def test_a_kill_at_any_of_36_instants_loses_at_most_a_second_or_50_steps(tmp_path):
+def test_a_kill_at_any_of_20_instants_loses_at_most_a_second_or_50_steps(tmp_path):
     def kill(number, instant):
         step, seconds = instant
         fit = start_fit(tmp_path / str(number), *WORDS, ticks=True)
@@ -49,16 +49,16 @@ def test_a_kill_at_any_of_36_instants_loses_at_most_a_second_or_50_steps(tmp_pat
         return check_killed(fit, fit.wait()), len(fit.ticks)
 
     # Seconds after the end of a step, so that most of them meet the window on a machine of any speed.
-    before = [(0, 0.3 * random.random()) for _ in range(5)]
-    within = [(SEEN * index // 26, 0.01 * random.random()) for index in range(26)]
-    after = [(SEEN, 0.2 * random.random()) for _ in range(5)]
+    before = [(0, seconds) for seconds in (0.0, 0.1, 0.2)]
+    within = [(SEEN * index // 14, 0.01 * random.random()) for index in range(14)]
+    after = [(SEEN, 0.2 * random.random()) for _ in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(kill, range(36), [*before, *within, *after]))
+        found = list(pool.map(kill, range(20), [*before, *within, *after]))
     outcomes = [outcome for outcome, _ in found]
-    assert outcomes.count("killed") > 18
+    assert outcomes.count("killed") > 10
     assert "nothing yet" in outcomes
     # They did meet the run everywhere: each quarter of its steps holds some.
-    met = [4 * done // SEEN for _, done in found[5:31]]
+    met = [4 * done // SEEN for _, done in found[3:17]]
     assert all(met.count(quarter) for quarter in range(4)), met
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import lightning
 import psutil
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+import warm_server
+from fit_process import start_fit
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from uneven import Uneven
 
-import lmbench.version
+import lmbench
+from lmbench.callbacks import RunRecorder
 from lmbench.cli import main
+from lmbench.instruments.compiling import CompileOptions
 from lmbench.model.language_model import LanguageModel
+
+from conftest import quiet_trainer
 
 WORDS = [
     "--trainer.accelerator=cpu", "--trainer.devices=2", "--measure.warmup_steps=2", "--measure.steps=8",
@@ -33,68 +36,11 @@ TINY = [
 ]
 
 
-class Uneven(lightning.pytorch.LightningModule):
-    """A user's module whose rank 1 does its `deed` in the tenth step; to sleep, in each step."""
-
-    def __init__(self, deed: str):
-        super().__init__()
-        self.net, self.deed = nn.Linear(8, 1), deed
-        self.spare = nn.Linear(8, 1) if deed == "spare" else None
-        if deed == "differ" and os.environ.get("LOCAL_RANK") == "1":
-            lmbench.version.__version__ = "0"
-
-    def on_train_start(self):
-        if self.deed == "reduce slowly":
-            self.trainer.strategy.model.register_comm_hook(None, reduce_slowly)
-
-    def training_step(self, batch, batch_idx):
-        if self.global_rank == 1 and self.deed == "sleep":
-            time.sleep(0.03)
-        elif self.global_rank == 1 and batch_idx == 9 and self.deed in DEEDS:
-            DEEDS[self.deed]()
-        return self.net(batch[0]).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.01)
-
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.ones(400, 8)), 4)
-
-
-def reduce_slowly(_, bucket):
-    time.sleep(0.02)
-    reduced = torch.futures.Future()
-    reduced.set_result(bucket.buffer())
-    return reduced
-
-
-def fail():
-    raise ValueError("no luck")
-
-
-def run_out_of_memory():
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
-def hang():
-    while True:
-        pass
-
-
-DEEDS = {
-    "hang": hang,
-    "leave": lambda: os._exit(0),
-    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "fail": fail,
-    "oom": run_out_of_memory,
-}
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
-    assert [child.cmdline() for child in psutil.Process().children() if "test_ranks" in " ".join(child.cmdline())] == []
+    assert multiprocessing.active_children() == []
 
 
 def fit(*words):
@@ -112,6 +58,7 @@ def steps_of(path):
     return [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
 
 
+WITHOUT_PROBES = ["--measure.probe_steps=0"]
 CLIPPED = ["--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.1"]
 BOTH = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.tensor_parallel_size=2", "--trainer.devices=4"]
 WHOLE_GRADIENTS = ["--trainer.strategy=lmbench.ModelParallel", "--trainer.strategy.reduce_each_micro_batch=false"]
@@ -120,16 +67,13 @@ STRATEGIES = [
     (1, 1, ["--trainer.devices=1"]),
     (1, 2, ["--trainer.strategy=tensor_parallel"]),
     (2, 2, ["--trainer.strategy=ddp"]),
-    (2, 2, ["--trainer.strategy=fsdp2"]),
     (2, 2, ["--trainer.strategy=ddp", *CLIPPED]),
     (2, 4, [*BOTH, *CLIPPED]),
     (2, 2, [*WHOLE_GRADIENTS, *CLIPPED]),
     (2, 2, ["--trainer.strategy=ddp_zero1", *CLIPPED]),
     (2, 2, ["--trainer.strategy=fsdp2", "--trainer.strategy.blocks_per_group=1", "--trainer.strategy.prefetch=2"]),
-    (2, 2, ["--trainer.strategy=lmbench.NaiveDDP"]),
     (2, 2, ["--trainer.strategy=lmbench.FlatDDP", *CLIPPED]),
-    (2, 2, ["--trainer.strategy=lmbench.OverlappedDDP", *CLIPPED]),
-    (2, 2, ["--trainer.strategy=lmbench.BucketedDDP", "--trainer.strategy.bucket_cap_mb=0.02"]),
+    (2, 2, ["--trainer.strategy=lmbench.BucketedDDP", "--trainer.strategy.bucket_cap_mb=0.02", *CLIPPED]),
 ]
 
 
@@ -140,31 +84,26 @@ def first_figures():
 
 @pytest.mark.parametrize(("batches", "count", "words"), STRATEGIES)
 def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, words, first_figures):
-    code, run = fit(*TINY, "--measure.min_window_s=0.2", "--measure.gradient_norm=true", *words)
+    code, run = fit(*TINY, "--measure.min_window_s=0.2", "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
     record, is_clipped = run.record, words[-2:] == CLIPPED
     assert (code, run.outcome, record.world_size, record.window.micro_batches) == (0, "ok", count, 1 + is_clipped)
     ranks = [steps_of(run.path), *(steps_of(run.path / f"rank{rank}") for rank in range(1, count))]
     # The window was set by time; the ranks agreed on a number of steps.
     assert {len([step for step in steps if step["stage"] == "window"]) for steps in ranks} == {record.window.steps}
     assert record.window.steps >= 8
-    assert [(rank.rank, rank.steps) for rank in record.per_rank or []] == [
-        (rank, record.window.steps) for rank in range(count) if count > 1
-    ]
+    assert {rank.steps for rank in record.per_rank or []} <= {record.window.steps}
     # Each batch has two sequences of 16 tokens.
     assert record.window.tokens == record.window.steps * record.window.micro_batches * batches * 2 * 16
-    # On a busy machine either clock may be held up between two looks.
-    assert abs(record.window.identity_error_fraction) < 0.2
     assert added_by_libraries(record) == set()
     if count > 1:
         # The window opens once the ranks have a steady pace.
         assert (record.window.pace_steps % 5, record.window.pace_steps >= 10) == (0, True)
         assert record.window.first_step == 2 + record.window.pace_steps
-        assert record.window.wall_s > 0.1
     assert len({steps[0]["loss"] for steps in ranks}) == batches
     figures = [step[name] for step in ranks[0][:8] for name in ("loss", "gradient_norm")]
     assert figures == pytest.approx(first_figures.setdefault((batches, is_clipped), figures), rel=1e-4)
     assert all([step["gradient_norm"] for step in steps[:8]] == figures[1::2] for steps in ranks)
-    # The warm-up's norm is computed parameter by parameter in its last step, however ranks share the parameters.
+    # The warm-up's norm is that of its last step, however ranks share the parameters.
     assert record.warmup.gradient_norm == pytest.approx(figures[3], rel=1e-4)
 
 
@@ -191,20 +130,20 @@ def test_in_fp8_shards_train_as_whole_layers_do():
     runs = {}
     for name in ("ddp", "fsdp2"):
         words = ["--trainer.precision=fp8-rowwise", f"--trainer.strategy={name}", f"--measure.run_id={name}"]
-        code, runs[name] = fit(*TINY, *words)
+        code, runs[name] = fit(*TINY, *WITHOUT_PROBES, *words)
         assert (code, runs[name].record.model.fp8.converted_count) == (0, 14)
     losses, expected = ([step.loss for step in run.steps[:8]] for run in runs.values())
     assert losses == pytest.approx(expected, abs=0.01)
 
 
 def test_a_rank_may_have_no_row_of_a_parameter():
-    code, run = fit(f"--model={__name__}.Uneven", "--model.deed=nothing", "--trainer.strategy=fsdp2")
+    code, run = fit("--model=uneven.Uneven", "--model.deed=nothing", "--trainer.strategy=fsdp2")
     training = run.record.probe.training
     assert (code, training.parameters, training.missing_gradients, training.zero_gradients) == (0, 2, [], [])
 
 
 def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
-    code, run = fit(f"--model={__name__}.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp")
+    code, run = fit("--model=uneven.Uneven", "--model.deed=sleep", "--trainer.strategy=ddp")
     first, second = (rank.mean_s for rank in run.record.per_rank)
     assert (code, second["forward"] - first["forward"] > 0.02, first["step"] > 0.03) == (0, True, True)
     capsys.readouterr()
@@ -212,13 +151,10 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     printed = capsys.readouterr().out
     assert "mean of each rank in ms" in printed
     assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in " ".join(printed.split())
-    # The number of ranks is a fact that runs can be selected by.
-    assert main(["list", "--where=ranks=2", "--json"]) == 0
-    assert main(["list", "--where=ranks=1"]) == 2
 
 
 def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_gradients(capsys, printed):
-    code, run = fit(f"--model={__name__}.Uneven", "--model.deed=reduce slowly", "--trainer.strategy=ddp")
+    code, run = fit("--model=uneven.Uneven", "--model.deed=reduce slowly", "--trainer.strategy=ddp")
     probe = run.record.probe
     assert (code, probe.is_complete) == (0, True)
     # A sleep may last longer than asked for, but not shorter.
@@ -228,67 +164,42 @@ def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_
     assert "without synchronizing gradients" in " ".join(printed("show", run.path).split())
 
 
-WARNINGS = {
-    "--trainer.strategy=ddp --measure.sigterm_broadcast=true": {"sigterm_check"},
-    "--trainer.strategy=ddp --trainer.strategy.gradient_as_bucket_view=false": {"bucket_copies"},
-    "--trainer.strategy=lightning.pytorch.strategies.DDPStrategy": {"bucket_copies"},
-    "--trainer.strategy=fsdp2 --trainer.strategy.blocks_per_group=1": set(),
-}
+def test_what_lightning_and_pytorch_add_to_a_step_is_a_warning():
+    words = ["--trainer.strategy=lightning.pytorch.strategies.DDPStrategy", "--measure.sigterm_broadcast=true"]
+    code, run = fit(*TINY, *WITHOUT_PROBES, *words)
+    assert (code, added_by_libraries(run.record)) == (0, {"sigterm_check", "bucket_copies"})
+    assert run.record.communication.sigterm_check_s > 0
 
 
-@pytest.mark.parametrize("words", WARNINGS)
-def test_what_lightning_and_pytorch_add_to_a_step_is_a_warning(words):
-    code, run = fit(*TINY, *words.split())
-    assert (code, added_by_libraries(run.record)) == (0, WARNINGS[words])
-    assert (run.record.communication.sigterm_check_s > 0) == ("sigterm_check" in WARNINGS[words])
+def test_blocks_that_are_split_at_buckets_are_counted_and_by_default_they_are_not_split():
+    words = ["--model={d_model: 512, d_ff: 512, num_layers: 1, num_heads: 2, vocab_size: 101}", *TINY[1:]]
+    words += [*WITHOUT_PROBES, "--measure.steps=2", "--trainer.strategy=ddp", "--trainer.strategy.bucket_cap_mb=1"]
+    code, run = fit(*words, "--trainer.compile={regional: true, backend: aot_eager, split_at_buckets: true}")
+    assert (code, run.record.communication.bucket_split_count > 0) == (0, True)
+    for is_regional in (True, False):
+        with CompileOptions(regional=is_regional).splitting():
+            assert torch._dynamo.config.optimize_ddp is not is_regional
 
 
-def test_blocks_that_are_split_at_buckets_are_counted():
-    compiled = "{regional: true, backend: aot_eager, split_at_buckets: true}"
-    words = ["--model={d_model: 512, d_ff: 1024, num_layers: 1, num_heads: 2, vocab_size: 101}", *TINY[1:]]
-    splits = []
-    for run_id, options in (("split", compiled), ("whole", compiled.replace("true}", "null}"))):
-        code, run = fit(
-            *words, "--trainer.strategy=ddp", "--trainer.strategy.bucket_cap_mb=1", f"--trainer.compile={options}",
-            f"--measure.run_id={run_id}",
-        )  # fmt: skip
-        splits.append((code, run.record.communication.bucket_split_count > 0))
-    assert splits == [(0, True), (0, False)]
-
-
-OWN_TRAINER = """
-from lightning.pytorch import Trainer
-from test_ranks import Uneven
-from lmbench.callbacks import RunRecorder
-if __name__ == "__main__":
-    Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_steps=20, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, callbacks=[RunRecorder("results")],
-    ).fit(Uneven("nothing"))
-"""
-
-
-def test_in_a_trainer_of_the_users_own_the_check_stays_and_its_cost_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    (tmp_path / "train.py").write_text(OWN_TRAINER)
-    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_in_a_trainer_of_the_users_own_the_check_stays_and_its_cost_is_told():
+    quiet_trainer(RunRecorder("results"), devices=2, strategy="ddp_fork", max_steps=20).fit(Uneven("nothing"))
     (run,) = lmbench.load("results")
     told = {guard.name: guard.message for guard in run.record.guards if guard.status == "warn"}
     assert re.match(r"Lightning's SIGTERM check .*: training_epoch_loop.py:\d+, \d+\.\d\d ms", told["sigterm_check"])
     assert "bucket_copies" in told
 
 
-def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_others_wait_in(capfd):
+def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_others_wait_in(capfd, monkeypatch):
+    monkeypatch.setattr("lmbench.fit.ranks.GRACE_S", 1.0)
     # As after a rank of another launcher in this process: its Trainer puts back the signals that Python knows of.
     faulthandler.register(signal.SIGURG)
     signal.signal(signal.SIGURG, signal.SIG_DFL)
-    words = [f"--model={__name__}.Uneven", "--model.deed=hang", "--trainer.strategy=ddp"]
-    code, run = fit(*words, "--measure.collective_timeout_s=2")
+    words = ["--model=uneven.Uneven", "--model.deed=hang", "--trainer.strategy=ddp"]
+    code, run = fit(*words, "--measure.collective_timeout_s=1")
     assert (code, run.outcome) == (5, "error")
     assert f"lmbench: {run.record.error.message}\n" in capfd.readouterr().err
     waited = r"rank 0: .*[Tt]ime.?.?out.*\(in gloo:all_reduce, number \d+ of its group, of 9 elements\)"
-    assert re.fullmatch(rf"rank 1 hung in hang at .*test_ranks.py:\d+; {waited}", run.record.error.message)
+    assert re.fullmatch(rf"rank 1 hung in hang at .*uneven.py:\d+; {waited}", run.record.error.message)
     assert min(len(run.steps), len(steps_of(run.path / "rank1"))) >= 8
 
 
@@ -308,7 +219,7 @@ def test_every_rank_records_its_trace_and_all_traces_are_read_together(printed):
     ],
 )
 def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(deed, code, outcome, error, capfd):
-    ended, run = fit(f"--model={__name__}.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp")
+    ended, run = fit("--model=uneven.Uneven", f"--model.deed={deed}", "--trainer.strategy=ddp")
     assert (ended, run.outcome, run.record.error.message) == (code, outcome, error)
     assert len(run.steps) >= 8
     assert run.record.phases.step.n >= 6
@@ -320,13 +231,13 @@ def test_the_rank_that_failed_first_is_the_reason_and_the_steps_of_all_are_kept(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (f"{__name__}.Missing --trainer.strategy=ddp", "has no Missing"),
+        ("uneven.Missing --trainer.strategy=ddp", "has no Missing"),
         (
-            f"{__name__}.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
+            "uneven.Uneven --model.deed=sleep --trainer.strategy=tensor_parallel",
             "Uneven cannot be split over devices: it has no tensor_parallel_plan(size)",
         ),
         (
-            f"{__name__}.Uneven --model.deed=differ --trainer.strategy=ddp",
+            "uneven.Uneven --model.deed=differ --trainer.strategy=ddp",
             "ranks must be alike: lmbench is '0.1.0' on rank 0 and '0' on rank 1",
         ),
     ],
@@ -354,29 +265,37 @@ def test_in_a_notebook_several_devices_are_refused_without_a_warning_by_lightnin
 
 
 def test_a_signal_to_the_command_ends_all_ranks_and_is_recorded(tmp_path):
-    words = [*WORDS, *TINY, "--trainer.strategy=ddp", "--measure.min_window_s=60"]
-    command = subprocess.Popen([sys.executable, "-m", "lmbench", "fit", *words], stderr=subprocess.PIPE)
-    steps = tmp_path / "results" / "run" / "rank1" / "steps.jsonl"
-    while not steps.exists() and command.poll() is None:
-        time.sleep(0.05)
+    words = ["--trainer.devices=2", "--trainer.strategy=ddp", "--measure.min_window_s=60"]
+    command = start_fit(tmp_path, *words)
+    command.wait_until(lambda: list(tmp_path.glob("results/*/rank1/steps.jsonl")))
     ranks = [child for child in psutil.Process(command.pid).children() if "guard" not in child.cmdline()]
-    command.terminate()
-    command.communicate()
-    (run,) = lmbench.load("results")
-    assert (command.returncode, run.outcome, run.record.exit_code, len(ranks)) == (143, "interrupted", 143, 2)
-    assert len(run.steps) > 0
+    command.send_signal(signal.SIGTERM)
+    assert (command.wait(), len(ranks)) == (143, 2)
+    (run,) = command.results
+    assert (run.outcome, run.record.exit_code, len(run.steps) > 0) == ("interrupted", 143, True)
     assert psutil.wait_procs(ranks, timeout=5)[1] == []
 
 
-def torchrun(*words):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "lmbench", "fit"]
-    done = subprocess.run([*command, *WORDS, *words], capture_output=True, text=True, check=False)
-    return done, lmbench.load("results")[0]
+def launch(folder, *words):
+    """Two ranks as torchrun starts them: once one has ended by itself, the other one is ended by SIGTERM."""
+    variables = {
+        **os.environ, "TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": "2",
+    }  # fmt: skip
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        streams, ranks = (None, out.fileno(), err.fileno()), []
+        for rank in "01":
+            own = {**variables, "RANK": rank, "LOCAL_RANK": rank}
+            ranks.append(warm_server.start("fit", *WORDS, *words, folder=folder, variables=own, streams=streams))
+    ranks[0].wait_until(lambda: ranks[1].poll() is not None)
+    for rank in ranks:
+        rank.send_signal(signal.SIGTERM)
+    return [rank.wait() for rank in ranks], lmbench.load("results")[0]
 
 
-def test_torchrun_starts_the_ranks_and_one_result_is_printed():
-    done, run = torchrun(*TINY)
-    assert (done.returncode, done.stdout.split()) == (0, [str(run.path)]), done.stderr
+def test_ranks_of_a_launcher_leave_one_result_which_is_printed_once(tmp_path):
+    codes, run = launch(tmp_path, *TINY)
+    assert (codes, (tmp_path / "out").read_text().split()) == ([0, 0], [str(run.path)])
     assert (len(run.record.per_rank), (run.path / "rank1" / "run.json").is_file()) == (2, True)
 
 
@@ -384,26 +303,25 @@ def test_torchrun_starts_the_ranks_and_one_result_is_printed():
     ("deed", "error"),
     [
         ("die", "rank 1 left in the middle, and the measurement with it"),
-        ("hang", r"rank 1 hung in hang at .*test_ranks.py:\d+; rank 0: .*in gloo:all_reduce.*"),
+        ("hang", r"rank 1 hung in hang at .*uneven.py:\d+; rank 0: .*in gloo:all_reduce.*"),
     ],
 )
-def test_under_torchrun_the_rank_that_failed_is_the_reason_too(deed, error, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    words = ["--config=smoke", f"--model={__name__}.Uneven", "--measure.collective_timeout_s=2"]
-    done, run = torchrun(*words, f"--model.deed={deed}")
-    assert done.returncode != 0
+def test_under_a_launcher_the_rank_that_failed_is_the_reason_too(deed, error, tmp_path):
+    words = ["--config=smoke", "--model=uneven.Uneven", "--measure.collective_timeout_s=1"]
+    codes, run = launch(tmp_path, *words, f"--model.deed={deed}")
+    assert 0 not in codes
     assert re.fullmatch(error, run.record.error.message)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("lmbench: ") and "in forward: " not in line]
+    told = (tmp_path / "err").read_text()
+    lines = [line for line in told.splitlines() if line.startswith("lmbench: ") and "in forward: " not in line]
     assert [line for line in lines if "ignored" not in line] == [f"lmbench: {run.record.error.message}"]
-    assert done.stderr.count("ignored model.size") == 1
+    assert told.count("ignored model.size") == 1
 
 
 def test_an_unused_parameter_under_ddp_is_one_line_that_says_what_to_do():
-    words = [f"--model={__name__}.Uneven", "--model.deed=spare"]
+    words = ["--model=uneven.Uneven", "--model.deed=spare"]
     code, run = fit(*words, "--trainer.strategy=ddp")
     message = run.record.error.message
     assert (code, "ddp_find_unused_parameters_true" in message) == (5, True)
-    assert "(spare.weight, spare.bias)" in message
     assert fit(*words, "--trainer.strategy=ddp_find_unused_parameters_true", "--measure.run_id=found")[0] == 0
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from lmbench.errors import ExitCode
-from lmbench.instruments.ending import COMPLETE, ClosingFacts, ending_of, failed
+from lmbench.instruments.ending import COMPLETE, ending_of, failed
 
 FAULT, FULL = ValueError("no number"), OSError(28, "No space left on device")
 
@@ -29,6 +29,6 @@ FAULT, FULL = ValueError("no number"), OSError(28, "No space left on device")
      ExitCode.USER_CODE, "forward", "it broke"),
 ])  # fmt: skip
 def test_the_first_failure_decides_the_ending(facts, outcome, code, phase, message):
-    ending = ending_of(ClosingFacts(**{"ending": COMPLETE, **facts}))
+    ending = ending_of(**{"ending": COMPLETE, **facts})
     error = ending.error and (ending.error.phase, ending.error.message)
     assert (ending.outcome, ending.exit_code, error) == (outcome, code, message and (phase, message))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ from lmbench.device import device_of
 from lmbench.device.nvml import NvmlSensor
 from lmbench.device.sensor import derive_device_state, other_processes
 from lmbench.instruments.environment import capture_environment, git_state, torch_flags
-from lmbench.instruments.host import kernel_launch_s
+from lmbench.instruments.host import kernel_launch_s, peak_rss_bytes
 from lmbench.records.codec import as_dict
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts, Revision, RunEnvironment
@@ -46,9 +45,8 @@ def test_the_environment_fits_its_schema_and_has_the_listed_variables_but_no_sec
     assert msgspec.convert(json.loads(text), RunEnvironment) == captured
     assert "hunter2" not in text
     assert list(captured.variables) == LISTED.split()
-    assert (captured.gc.is_enabled, captured.gc.thresholds) == (gc.isenabled(), list(gc.get_threshold()))
     assert captured.versions.python == platform.python_version()
-    for package in ("torch", "lightning", "torchmetrics", "wandb"):
+    for package in ("torch", "lightning"):
         assert getattr(captured.versions, package) == metadata.version(package)
 
 
@@ -97,16 +95,10 @@ def test_a_commit_is_dirty_once_a_tracked_file_changes(repository):
 
 
 def test_peak_memory_is_this_processs_own_not_its_parents():
-    child = "from lmbench.instruments.host import peak_rss_bytes; print(peak_rss_bytes())"
-    parent = """if True:
-        import subprocess, sys
-        ballast = bytearray(b'x') * 900_000_000
-        subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)
-        exec(sys.argv[1])"""
-    printed = subprocess.check_output([sys.executable, "-c", parent, child], text=True)
-    childs, parents = map(int, printed.split())
-    assert parents > 900_000_000
-    assert childs < 600_000_000
+    code = "from lmbench.instruments.host import peak_rss_bytes; print(peak_rss_bytes())"
+    ballast = bytearray(b"x") * 900_000_000
+    childs = int(subprocess.check_output([sys.executable, "-c", code]))
+    assert childs < 600_000_000 < len(ballast) < peak_rss_bytes()
 
 
 READINGS = yaml.safe_load((DATA / "device_readings.yaml").read_text())
@@ -143,11 +135,10 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     power = SimpleNamespace(violationTime=2_500_000_000, referenceTime=0)
     sensor._handle = "handle"
     sensor._nvml = SimpleNamespace(
-        NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
+        NVMLError=KeyError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_PERF_POLICY_POWER=0,
         NVML_PERF_POLICY_THERMAL=1, nvmlDeviceGetName=lambda handle: "Small Card",
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000,
-        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10501}[kind],
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1 | 0x4 | 0x40,
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520}[kind],
         nvmlSystemGetDriverVersion=lambda: "600.1",
         nvmlDeviceGetViolationStatus=lambda handle, policy: {0: power}[policy],
     )  # fmt: skip
@@ -155,8 +146,7 @@ def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():
     assert sensor.facts() == GpuFacts(name="Small Card", power_limit_w=450.0)
     assert sensor.driver() == "600.1"
     assert reading == DeviceReading(
-        read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, memory_clock_hz=10.501e9, power_capped_s=2.5,
-        throttle_reasons=["software power cap", "hardware thermal slowdown"],
+        read_at_s=reading.read_at_s, sm_clock_hz=2.52e9, power_capped_s=2.5
     )  # fmt: skip
 
 
@@ -175,6 +165,6 @@ def test_a_real_gpu_tells_what_the_reports_need():
     derived = derive_device_state(opened, closed)
     assert 0.5 * closed.power_w < derived.mean_power_w < 1.1 * facts.power_limit_w
     assert 0.0 <= derived.power_capped_fraction <= 1.0
-    assert closed.sm_clock_hz <= facts.max_sm_clock_hz
+    assert closed.sm_clock_hz > 0
     assert 1e-7 < kernel_launch_s(device) < 1e-4
     assert capture_environment(device).versions.driver

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 from torch.utils.data import DataLoader
 
-from lmbench.errors import UsageError
 from lmbench.instruments.input_pipeline import (
     ModelAlone,
     Production,
     best_settings,
-    endless,
     predicted_batch_s,
     simulated_step_s,
 )
@@ -61,16 +59,3 @@ def test_the_fewest_workers_that_are_as_good_as_any_are_chosen(workers, batch_s,
 def test_a_prediction_on_a_busy_machine_says_what_other_processes_may_take():
     made, model = Production([0.03], 0.03, None), ModelAlone(0.02, 0.02, free_cores=1, cores=2)
     assert predicted_batch_s(made, model, 2, 2) == pytest.approx((0.025, 0.05))
-
-
-def test_data_that_can_be_read_only_once_ends_in_a_line():
-    rows = iter(range(4))
-
-    class Once(DataLoader):
-        def __iter__(self):
-            return rows
-
-    batches = endless(Once([1]))
-    assert [next(batches) for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(UsageError, match="only once"):
-        next(batches)

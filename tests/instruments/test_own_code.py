@@ -12,8 +12,7 @@ import torch
 from tables import rows
 
 import lmbench
-from lmbench.errors import UsageError, import_named
-from lmbench.instruments.ending import frame_location, is_lmbench_failure, user_lines, user_traceback
+from lmbench.instruments.ending import is_lmbench_failure, user_lines, user_traceback
 
 MINE = "/home/me/project/my_module.py"
 #: An installed package of the user's, in the same folder as libraries of a single file, such as pynvml.
@@ -60,24 +59,7 @@ def test_only_the_users_lines_are_shown(files, shown):
     assert user_traceback(error) is not None or not shown
 
 
-def test_what_a_loaders_process_says_is_read_from_its_text():
-    message = (
-        "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
-        f'  File "{TORCH}", line 9, in _worker_loop\n    data = fetcher.fetch(index)\n'
-        f'  File "{MINE}", line 31, in __getitem__\n    return self.rows[index]\n           ~~~~^^^^\nKeyError: 3\n'
-    )
-    (line,) = user_lines(raised(LIGHTNING, TORCH, message=message))
-    assert (frame_location(line), line.line) == ("my_module.py:31 in __getitem__", "return self.rows[index]")
-
-
 def test_what_lightning_calls_of_lmbench_and_fails_is_lmbenchs_own():
     assert is_lmbench_failure(raised(LIGHTNING, LMBENCH, TORCH))
     # Lightning's step runs inside lmbench's, and PyTorch refuses a value of the module.
     assert not is_lmbench_failure(raised(LIGHTNING, LMBENCH, LIGHTNING, TORCH))
-
-
-def test_an_import_that_fails_in_a_library_is_told_at_the_users_line(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_broken_module.py").write_text("import json\n\njson.loads('{')\n")
-    with pytest.raises(UsageError, match=r"failed at .*/my_broken_module\.py:3: JSONDecodeError"):
-        import_named("--model", "my_broken_module.Net")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fit_process import measure_here
 from torch import nn
 
 from lmbench.errors import UsageError
 from lmbench.instruments import recomputing
 from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place
+from lmbench.model.language_model import LanguageModel
 
 
 class Block(nn.Module):
@@ -124,3 +126,13 @@ def test_settings_that_exclude_each_other_are_refused(settings, message):
 def test_a_module_without_alike_blocks_is_refused():
     with pytest.raises(UsageError, match="no list of alike modules"):
         recompute_in_place(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), RecomputeOptions())
+
+
+def test_a_run_records_what_is_computed_again_and_counts_its_flops():
+    tokens = torch.randint(64, (2, 2, 16))
+    model = LanguageModel(size="tiny", vocab_size=64, context_length=16)
+    record = measure_here(model, (tokens[0], tokens[1]), trainer={"recompute": RecomputeOptions(first=1)}).record
+    assert record.model.checkpoint == "first block"
+    # Of a block all products but the last.
+    assert record.flops.recomputed_per_token_flops == 8 * 64**2 + 4 * 64 * 128 + 4 * 16 * 64
+    assert measure_here(model, (tokens[0], tokens[1])).record.model.checkpoint == "none"

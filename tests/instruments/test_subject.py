@@ -17,10 +17,8 @@ LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
     ("batch", "share"),
     [
         ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 0.25),
-        ({"input_ids": IDS, "labels": LABELS}, 0.75),
         ((IDS, [LABELS]), 0.75),
         ((IDS, torch.full((8,), -100.5)), 0.0),
-        ({"text": "no tensor"}, 0.0),
     ],
 )
 def test_padding_is_what_the_mask_or_the_labels_leave_out(batch, share):

@@ -91,13 +91,11 @@ def test_a_run_on_a_cpu_says_why_it_has_no_kernels_and_which_command_shows_it(tm
     run = bench(tmp_path, "--trainer.profiler=kernels", *SMALL)
     assert f"lmbench kernels {run.path}" in capsys.readouterr().out
     kernels = run.record.kernels
-    rows, reason = kernels.operators, "a trace of a CPU has operators and no kernels"
+    reason = "a trace of a CPU has operators and no kernels"
     path = {"path_s": kernels.path_s, "path": kernels.path, "what_if": kernels.what_if}
-    assert kernels == KernelSummary(reason=reason, steps=3, operators=rows, **path)
+    assert kernels == KernelSummary(reason=reason, steps=3, **path)
     assert sum(kernels.path.values()) == pytest.approx(kernels.path_s)
     assert -kernels.path_s < kernels.what_if["layers=0.5"] < 0
-    assert {"forward", "backward", "optimizer"} <= {row.phase for row in rows}
-    assert all(0 < row.share_fraction <= 1 and row.self_s > 0 for row in rows)
 
 
 def test_a_trace_with_launches_but_no_kernels_is_not_taken_for_a_cpus():

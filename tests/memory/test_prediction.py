@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +17,7 @@ from paths import RUNS
 from lmbench.errors import UsageError
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.blocks import CATEGORIES
-from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, Request, TargetGpu, gpu_for
-from lmbench.memory.many_gpus import fits_on
+from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, Request, TargetGpu, gpus_for
 from lmbench.memory.predictor import SHARED, FakeStep, Predictor, by_phase, largest_that_fits
 from lmbench.model.transformer import LOSS_CHUNKS
 
@@ -25,22 +25,31 @@ ROOM = TargetGpu("test", 100 * 2**30, 0)
 TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked(tmp_path_factory):
+    """Runs a function in a fork, for all predictions: their changes to PyTorch cannot be undone."""
+    import lmbench.fit.prediction  # noqa: F401  (import it once, not in each fork)
+
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "hand_module.py").write_text(HAND_MODULE)
+    sys.path.insert(0, str(folder))
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        _in_fork.append(pool.apply)
+        yield
+    sys.path.remove(str(folder))
+
+
+_in_fork = []
+
+
 def _forecast(words, gpu, finds_largest):
     from lmbench.fit.prediction import forecast
 
-    return forecast(words, Request(gpu_for(gpu) if gpu else None, finds_largest))
+    return forecast(words, Request(gpus_for(gpu) if gpu else [], finds_largest))
 
 
 def predict(*words, gpu=None, finds_largest=False):
-    """A forecast, made in a fork: its changes to PyTorch cannot be undone."""
-    import lmbench.fit.prediction  # noqa: F401  (import it once, not in each fork)
-
-    return _forked(_forecast, list(words), gpu, finds_largest)
-
-
-def _forked(work, *arguments):
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(work, arguments)
+    return _in_fork[-1](_forecast, (list(words), gpu, finds_largest))
 
 
 def peak_of(forecast, phase):
@@ -50,13 +59,8 @@ def peak_of(forecast, phase):
 
 # against an H200
 
-#: Cells that take a few seconds, of each precision, attention and mode; memory_prediction_table.py has all.
-QUICK = (
-    "large 32-true sdpa forward eager",
-    "large bf16-mixed naive forward eager",
-    "large bf16-mixed sdpa train_step eager",
-    "xl bf16-true sdpa forward eager",
-)
+#: Cells that take a few seconds; memory_prediction_table.py has all.
+QUICK = ("large bf16-mixed sdpa train_step eager", "xl bf16-true sdpa forward eager")
 
 
 def test_every_phase_agrees_with_an_h200_to_a_few_thousandths():
@@ -262,16 +266,11 @@ class Newton(TwoLayers):
 '''
 
 
-@pytest.fixture
-def own_module(tmp_path, monkeypatch):
-    (tmp_path / "hand_module.py").write_text(HAND_MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return "hand_module.TwoLayers"
+OWN = "--model=hand_module.TwoLayers"
 
 
-def test_a_users_module_is_counted_to_the_byte(own_module):
-    forecast = predict("--model", own_module, "--measure.zero_grad=after_step")
+def test_a_users_module_is_counted_to_the_byte():
+    forecast = predict(OWN, "--measure.zero_grad=after_step")
     weights, rows = 2 * 4 * 1024**2, 4 * 8 * 1024
     # Each parameter's step count has a block of its own. The peak is at the sum: relu's output, which the gradients of
     # both layers need, the loss, and the summed tensor, which is not kept.
@@ -292,7 +291,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_modules_of_kinds_that_people_write_are_counted(own_module, kind):
+def test_modules_of_kinds_that_people_write_are_counted(kind):
     forecast = predict(f"--model=hand_module.{kind}")
     forward = peak_of(forecast, "forward")
     assert ("sparse gradients take no memory after the backward" in forecast.assumed) == (kind == "Rows")
@@ -300,7 +299,7 @@ def test_modules_of_kinds_that_people_write_are_counted(own_module, kind):
     assert [size / (4 * 1024**2) for size in sizes] == pytest.approx(KINDS[kind], abs=0.001)
 
 
-def test_dropout_keeps_a_byte_for_each_element(own_module):
+def test_dropout_keeps_a_byte_for_each_element():
     extra, dropout = "self.first(batch).sin()", "nn.functional.dropout(self.first(batch), 0.5).sin()"
     without, kept = (
         peak_of(predict("--model=hand_module.Extra", "--model.extra", f"{value}.sum()"), "forward").activations
@@ -327,7 +326,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize(("extra", "assumed"), EXTRAS.items())
-def test_a_step_that_logs_or_reads_values_is_predicted(own_module, extra, assumed):
+def test_a_step_that_logs_or_reads_values_is_predicted(extra, assumed):
     forecast = predict("--model=hand_module.Extra", "--model.extra", extra)
     assert forecast.highest.total_bytes > 4 * 4 * 1024**2
     assert [line.endswith(f": {assumed}") for line in forecast.assumed] == [True] * bool(assumed)
@@ -337,8 +336,8 @@ def test_a_step_that_logs_or_reads_values_is_predicted(own_module, extra, assume
     ("words", "share"),
     [("--measure.zero_grad native", 1), ("--trainer.accumulate_grad_batches 4", 1), ("--measure.mode forward", 0)],
 )
-def test_gradients_are_held_in_the_forward_where_steps_keep_them(own_module, words, share):
-    forward = peak_of(predict("--model", own_module, *words.split()), "forward")
+def test_gradients_are_held_in_the_forward_where_steps_keep_them(words, share):
+    forward = peak_of(predict(OWN, *words.split()), "forward")
     assert forward.gradients == share * 2 * 4 * 1024**2
     assert (forward.optimizer_state > 0) == bool(share)
 
@@ -363,19 +362,17 @@ def test_gradients_are_held_in_the_forward_where_steps_keep_them(own_module, wor
         ([*TINY, "--trainer.devices=2", "--trainer.strategy=fsdp"], "'fsdp'; choose one of auto, ddp"),
     ],
 )  # fmt: skip
-def test_a_configuration_that_cannot_be_predicted_is_refused_in_one_line(own_module, words, message):
+def test_a_configuration_that_cannot_be_predicted_is_refused_in_one_line(words, message):
     with pytest.raises(UsageError, match=message):
         predict(*words)
 
 
-def test_checkpointing_keeps_less_in_eager_and_compiled_runs():
-    words = ["--data.batch_size=16", "--data.context_length=64"]
-    kept, checkpointed = (activations_of(*words, "--model.checkpoint", name) for name in ("none", "block"))
-    assert checkpointed < 0.5 * kept
-    block, selective, none = (
-        activations_of("--trainer.compile=true", "--model.checkpoint", name) for name in ("block", "selective", "none")
-    )
-    assert block < selective < none
+def test_blocks_that_are_computed_again_keep_less_in_eager_and_compiled_runs():
+    words, keep = ["--data.batch_size=16", "--data.context_length=64"], "--trainer.recompute.keep"
+    assert activations_of(*words, keep, "inputs") < 0.5 * activations_of(*words)
+    compiled = "--trainer.compile.regional=true"
+    inputs, matmuls = (activations_of(compiled, keep, name) for name in ("inputs", "matmuls"))
+    assert inputs < matmuls < activations_of(compiled)
 
 
 def test_a_chunked_loss_never_has_all_logits_in_memory():
@@ -406,7 +403,7 @@ RANKS = yaml.safe_load("""
 
 
 @pytest.mark.parametrize(("strategy", "ranks", "blocks", "words"), RANKS)
-def test_a_rank_holds_its_part_and_gathered_blocks_and_buckets(own_module, strategy, ranks, blocks, words):
+def test_a_rank_holds_its_part_and_gathered_blocks_and_buckets(strategy, ranks, blocks, words):
     words = [f"--trainer.strategy={strategy}", ONE_BY_ONE[strategy], *words.split()]
     forecast = predict("--model=hand_module.Stack", "--measure.zero_grad=after_step", *words)
     weights = 6 * 4 * 1024**2
@@ -430,7 +427,7 @@ def test_matrices_are_split_within_a_group_and_other_parameters_over_groups():
     assert both.optimizer_state == pytest.approx(whole - matrices / 2, rel=0.02)
 
 
-def test_buckets_that_are_the_gradients_are_always_held(own_module):
+def test_buckets_that_are_the_gradients_are_always_held():
     options = "{class_path: lightning.pytorch.strategies.DDPStrategy, init_args: {%s: true}}"
     steps = ["--model=hand_module.Stack", "--measure.zero_grad=after_step", "--trainer.devices=2"]
     weights = 6 * 4 * 1024**2
@@ -442,21 +439,20 @@ def test_buckets_that_are_the_gradients_are_always_held(own_module):
     assert unused.run_peak_bytes == unused.highest.total_bytes
 
 
-@pytest.mark.parametrize(("shared", "rest", "enough"), [(200, 50, 4), (140, 50, 4), (200, 100, None)])
-def test_four_gpus_are_enough_where_a_quarter_of_the_shared_memory_fits(shared, rest, enough):
-    """Sizes are in GiB. If a prediction takes more than the formula says, one more GPU is tried."""
+@pytest.mark.parametrize(("shared", "rest", "enough"), [(200, 50, 4), (140, 50, 3), (200, 100, None)])
+def test_gpus_are_enough_where_their_part_of_the_shared_memory_fits(shared, rest, enough):
+    """Sizes are in GiB; a GPU has 100."""
     sizes = {**dict.fromkeys(SHARED, 0), "gradients": shared // 2 * 2**30, "activations": rest * 2**30 - CONTEXT_BYTES}
     trial = FakeStep([PhasePeak("forward", sizes, "")], sum(sizes.values()), None)
-    predictor = Predictor(lambda *_: trial, 1, None, is_slow=False)
-    assert predictor.fewest_ranks(2, ROOM, lambda count: 2**30 * (200 // count + 50) - CONTEXT_BYTES) == enough
+    assert Predictor(lambda *_: trial, 1, None, is_slow=False).fewest_ranks(2, ROOM) == enough
 
 
 @pytest.mark.parametrize(("strategy", "enough"), [("fsdp2_zero2", "; 1 is enough"), ("ddp", "")])
-def test_the_verdict_names_the_number_of_gpus(own_module, strategy, enough):
+def test_the_verdict_names_the_number_of_gpus(strategy, enough):
     words = ["--model=hand_module.Stack", "--trainer.devices=2", f"--trainer.strategy={strategy}"]
     forecast = predict(*words, gpu="H200", finds_largest=True)
     assert f"fits on 2 H200 (138.88 GiB each){enough}'" in str(forecast_answer(forecast).notes)
-    forecast.fits, forecast.fewest_gpus = False, None
+    forecast.on_gpus[0].fits, forecast.fewest_gpus = False, None
     assert re.search("more GPUs change nothing|no number of GPUs", str(forecast_answer(forecast).notes))
 
 
@@ -469,14 +465,8 @@ def _few(words):
 
     act_like_cuda()
     plan = Prediction(words)
-    predictor = Predictor(
-        lambda batch, context, blocks: plan.step(batch, context, blocks, 0),
-        4,
-        512,
-        is_slow=plan.compile_options is not None,
-    )
-    every = by_phase(plan.step(4, 512, None, 0).peaks)
-    few = by_phase(predictor.peaks(4, 512))
+    predictor = plan.predictor(0)
+    every, few = (by_phase(peaks) for peaks in (plan.step(4, 512, None, 0).peaks, predictor.peaks(4, 512)))
     return predictor.method, *([peak.total_bytes for peak in peaks] for peaks in (few, every))
 
 
@@ -485,7 +475,7 @@ def _few(words):
 )
 def test_few_blocks_tell_the_peaks_of_all(compiled, method):
     words = ["--model.size=tiny", "--model.num_layers=6", "--trainer.compile", compiled]
-    used, few, every = _forked(_few, words)
+    used, few, every = _in_fork[-1](_few, (words,))
     assert used == method
     assert few == pytest.approx(every, rel=0.01)
 
@@ -496,7 +486,6 @@ def test_few_blocks_tell_the_peaks_of_all(compiled, method):
 @pytest.mark.parametrize(
     ("reserve", "start", "unit", "most_trials"),
     [
-        (lambda batch: 10 * 2**30 + batch * 777 * 2**20, 4, 1, 7),
         (lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64, 7),
         (lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1, 8),
         (lambda batch: 90 * 2**30 + batch * 2**32, 512, 1, 4),
@@ -509,43 +498,41 @@ def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
         trials.append(value)
         return reserve(value)
 
-    border = largest_that_fits(tried, ROOM, start, unit, 2**20)
-    assert border.value % unit == 0
-    assert ROOM.fits(reserve(border.value))
-    assert not ROOM.fits(reserve(border.value + unit))
+    border = largest_that_fits(tried, ROOM.room_bytes, start, unit, 2**20)
+    assert border % unit == 0
+    assert ROOM.fits(reserve(border))
+    assert not ROOM.fits(reserve(border + unit))
     assert len(trials) <= most_trials
+    assert largest_that_fits(lambda value: 200 * 2**30 + value, ROOM.room_bytes, start, unit, 2**16) is None
+    assert largest_that_fits(lambda value: value, ROOM.room_bytes, start, unit, 2**16) == 2**16
 
 
-@pytest.mark.parametrize("quadratic", [0, 3000])
-def test_one_prediction_tells_the_borders_that_a_search_on_each_gpu_finds(quadratic):
+def _reserved_bytes(batch, context):
     """The optimizer has the peak of small shapes. Every fourth byte that is allocated is reserved twice."""
+    return 1.25 * max(batch * context * (2**17 + context * 3000), 2**34)
 
+
+def test_one_prediction_tells_the_largest_shapes_of_each_gpu():
     def step(batch, context, blocks):
-        tokens = batch * context
-        sizes = {"forward": tokens * 2**17 + tokens * context * quadratic, "optimizer": 2**34}
+        sizes = {"forward": batch * context * (2**17 + context * 3000), "optimizer": 2**34}
         peaks = [
-            PhasePeak(phase, {**dict.fromkeys(CATEGORIES, 0), "workspaces": 2**26, "activations": size}, "")
-            for phase, size in sizes.items()
+            PhasePeak(phase, {**dict.fromkeys(CATEGORIES, 0), "activations": size}, "") for phase, size in sizes.items()
         ]
-        return FakeStep(peaks, round(1.25 * max(peak.total_bytes for peak in peaks)), None)
+        return FakeStep(peaks, _reserved_bytes(batch, context), None)
 
     predictor = Predictor(step, 4, 512, is_slow=False)
-    gpus = [TargetGpu(str(size), size * 2**30, 2**25) for size in (16, 24, 80, 141)]
-    rows = fits_on(predictor, gpus, has_context=True)
-    for gpu, row in zip(gpus, rows, strict=True):
-        assert row.fits == gpu.fits(predictor.reserved_bytes)
-        assert row.largest_batch_size == predictor.largest(gpu).value
-        assert row.largest_context_length == predictor.largest(gpu, is_context=True).value
-    # Two workspaces more take 20 GiB each.
-    (_, row) = fits_on(predictor, [gpus[2], TargetGpu("more", 120 * 2**30, 2**25 + 20 * 2**30)], has_context=True)
-    assert row.largest_batch_size == rows[2].largest_batch_size
+    none, *rows = predictor.fits_on([TargetGpu("", size * 10**9, 0) for size in (16, 80, 141)], has_context=True)
+    assert (none.fits, none.largest_batch_size, none.largest_context_length) == (False, None, None)
+    for row in rows:
+        batch, context, fits = row.largest_batch_size, row.largest_context_length, row.gpu.fits
+        assert row.fits == fits(predictor.reserved_bytes)
+        assert fits(_reserved_bytes(batch, 512)) > fits(_reserved_bytes(batch + 1, 512))
+        assert fits(_reserved_bytes(4, context)) > fits(_reserved_bytes(4, context + 64))
 
 
-def test_the_border_says_if_nothing_or_everything_fits_and_an_unknown_gpu_is_an_error():
-    assert largest_that_fits(lambda batch: 200 * 2**30 + batch, ROOM, 8, 1, 2**16).value is None
-    assert largest_that_fits(lambda batch: batch, ROOM, 8, 1, 2**16).value == 2**16
+def test_an_unknown_gpu_is_an_error():
     with pytest.raises(UsageError, match=r"no GPU is known as 'H9000'; known: GB300, .*H100 PCIe"):
-        gpu_for("H9000")
+        gpus_for("H9000")
 
 
 # beside a run
@@ -567,7 +554,7 @@ def test_an_attention_layer_alone_is_predicted_by_its_shape():
     # result is beside one of them.
     assert forward.parameters == backward.parameters == 4 * inputs
     assert (forward.temporaries, backward.activations) == (2 * scores, scores + inputs)
-    assert (forecast.largest_batch_size.value or 0) > 8
-    assert forecast.largest_context_length is not None
+    assert forecast.on_gpus[0].largest_batch_size > 8
+    assert forecast.on_gpus[0].largest_context_length >= 1024
     with pytest.raises(UsageError, match="a prediction compiles nothing; predict sdpa"):
         predict(*layer, "--model.attention=flex")

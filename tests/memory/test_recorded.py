@@ -65,14 +65,7 @@ def test_the_peak_holds_the_models_parameters_and_states_and_nothing_unknown(fin
     assert sum(sizes.values()) == findings.peak["allocated_bytes"]
     assert sizes["unknown"] < MIB
     assert findings.phases.loc["optimizer", "gradients"] == pytest.approx(weights, rel=0.005)
-
-
-def test_twelve_blocks_save_a_softmax_and_return_the_stream(findings):
-    softmax, summary = findings.largest.iloc[0], findings.summary
-    # Batch x heads x context x context in float32, in which autocast computes a softmax.
-    assert (softmax["owner"], softmax["count"]) == ("network.blocks.*.attention.core.softmax", 12)
-    assert (softmax["size_bytes"], softmax["operator"]) == (4 * 12 * 512 * 512 * 4, "SoftmaxBackward0")
-    assert (summary.residual_computed_bytes, summary.residual_seen_bytes) == (STREAM_BYTES, STREAM_BYTES)
+    assert findings.summary.residual_computed_bytes == STREAM_BYTES
 
 
 def test_saved_storages_are_the_memory_that_a_forward_leaves(findings, plain):
@@ -83,8 +76,8 @@ def test_saved_storages_are_the_memory_that_a_forward_leaves(findings, plain):
     )
     saved = findings.saved_storages["size_bytes"].sum()
     assert saved == pytest.approx(after - before, rel=0.01)
-    blocks = max(findings.saved, key=lambda row: row.count)
-    assert (blocks.first, blocks.last, blocks.count) == ("network.blocks.0", "network.blocks.11", 12)
+    blocks = findings.saved.loc[findings.saved["count"].idxmax()]
+    assert blocks[["first", "last", "count"]].tolist() == ["network.blocks.0", "network.blocks.11", 12]
     assert blocks.each_bytes > 0.9 * saved / 12
     operators = findings.saved_operators
     assert operators["total_bytes"].sum() == blocks.each_bytes
@@ -140,18 +133,15 @@ def test_a_history_that_ran_out_of_memory_in_a_forward_has_right_categories(tmp_
     assert "gradients" not in sizes
 
 
-def test_without_a_history_segments_and_blocks_are_shown(tmp_path, capsys):
+def test_without_a_history_what_was_held_is_shown(tmp_path, capsys):
     path = foreign(tmp_path, "none")
     segments = pickle.loads(path.read_bytes())["segments"]
     held = sum(block["size"] for segment in segments for block in segment["blocks"] if block["state"] != "inactive")
     assert main(["memory", str(path)]) == 0
     assert re.match(
-        ".*the history is not complete: it has no history.* held at the end: workspaces 66.0 MiB.*aten::mm.*Segments",
+        ".*the history is not complete: it has no history.* held at the end: workspaces 66.0 MiB.*aten::mm.*",
         capsys.readouterr().out, re.DOTALL,
     )  # fmt: skip
     assert main(["memory", str(path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["entries"], answer["peak"]["allocated_bytes"]) == (0, held)
-    rows = answer["tables"]["segments"]
-    assert sum(row["total_bytes"] for row in rows) == sum(segment["total_size"] for segment in segments)
-    assert {row["kind"]: row["count"] for row in rows} == {"large": 16, "small": 9}

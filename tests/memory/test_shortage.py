@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 from planted_memory import notes_of, planted_run, write
 from runs import ended, make_run
 from torch import nn
 
 from lmbench.cli import main
-from lmbench.errors import UsageError
 from lmbench.memory.plan import Chain, ChainFacts, MemoryPlan, PlanPoint, Recipe, explain
 from lmbench.memory.recording import held_by
 from lmbench.python_process import ProcessFailed
@@ -28,14 +26,14 @@ REFUSED = RefusedAllocation("forward", 2 * GIB, 137 * GIB, 138 * GIB, GIB // 2, 
 def out_of_memory(folder, **changes):
     """Write the folder of a run on an H200, in float32 with naive attention, that was refused 2 GiB."""
     memory = {"device_total_bytes": 140 * GIB, "refused": as_dict(REFUSED)}
-    settings = {"data.batch_size": 96, "model.attention": "naive", "model.checkpoint": "none"}
+    settings = {"data.batch_size": 96, "model.attention": "naive"}
     make_run(folder, settings, {**ended("oom", "forward"), "memory": memory, **changes})
     (folder / "config.yaml").write_text("{}")
     return load_run(folder).record
 
 
 BEST = PlanPoint(
-    Recipe(48, 2, "matmuls", 5), {"data.batch_size": 48, "trainer.recompute": {"keep": "matmuls"}}, "5 of 12 blocks",
+    Recipe(48, 2, "matmuls", 5), {"data.batch_size": 48, "trainer.recompute": {"keep": "matmuls"}},
     130 * GIB, 134 * GIB, 1.0, 0.25, is_checked=True,
 )  # fmt: skip
 
@@ -43,22 +41,16 @@ BEST = PlanPoint(
 def ask(words, request):
     """A plan with one point, for the run's own configuration and GPU."""
     assert words[0].startswith("--config=")
-    chain = Chain(48, False, 12, ChainFacts(*[0.0] * 11), {})
+    chain = Chain(48, False, 12, ChainFacts(*[0.0] * 7), {})
     return MemoryPlan([BEST], [BEST], request.gpu, False, [chain], 116)
 
 
-def test_the_run_is_planned_for_the_memory_of_its_gpu(tmp_path):
-    shortage = explain(out_of_memory(tmp_path / "run"), tmp_path / "run", ask)
-    assert shortage.plan.gpu.total_bytes == 140 * GIB
-    assert shortage.plan.best == BEST
-
-
-@pytest.mark.parametrize("error", [UsageError("training_step reads values"), ProcessFailed("killed")])
-def test_a_run_that_cannot_be_planned_has_a_reason(tmp_path, error):
+def test_a_run_that_cannot_be_planned_has_a_reason(tmp_path):
     def refuses(words, request):
-        raise error
+        assert request.gpu.total_bytes == 140 * GIB
+        raise ProcessFailed("killed")
 
-    assert explain(out_of_memory(tmp_path / "run"), tmp_path / "run", refuses).reason == str(error)
+    assert explain(out_of_memory(tmp_path / "run"), tmp_path / "run", refuses).reason == "killed"
 
 
 def test_a_run_whose_configuration_may_run_code_is_not_planned(tmp_path):
@@ -79,7 +71,7 @@ def test_the_command_prints_held_memory_the_plan_and_the_history(tmp_path, capsy
     out = capsys.readouterr().out
     words = (
         "2.00 GiB more in forward, with 0.50 GiB free", "parameters 4.00 GiB, gradients 4.00 GiB",
-        "batch 48 x 2, recomputed: 5 of 12 blocks", "0.25 GiB in backward of step 7",
+        "batch 48 x 2, recomputed: first 5 blocks, keep matmuls", "0.25 GiB in backward of step 7",
     )  # fmt: skip
     assert sorted(words, key=out.index) == list(words)
     assert main(["memory", str(tmp_path / "run"), "--json"]) == 0

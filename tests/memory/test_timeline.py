@@ -1,4 +1,4 @@
-"""The chart of a history: its sums are those of the replay, on a page and as a picture."""
+"""The chart of a history: its sums are those of the replay, in a page and a picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from browser import look, needs_browser, operate
 from planted_memory import MIB, Allocator, notes_of, planted_run, write
 
 from lmbench.cli import main
@@ -26,13 +25,6 @@ def planted(folder, max_entries=None):
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory):
     return planted(tmp_path_factory.mktemp("snapshots") / "full")
-
-
-@pytest.fixture(scope="module")
-def page(snapshot):
-    target = snapshot.parent / "page.html"
-    assert main(["memory", str(snapshot), "--output", str(target)]) == 0
-    return target
 
 
 def test_every_column_sums_up_to_what_was_allocated(snapshot):
@@ -77,28 +69,3 @@ def test_notes_from_before_a_cut_history_are_not_used(tmp_path):
         in_full, in_cut = (by_category(held_at(f.blocks, at)) for f, at in ((full, entry + lost), (cut, entry)))
         for name in ("parameters", "optimizer_state", "gradients"):
             assert in_cut.get(name) == in_full.get(name), (name, entry)
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [500, 1280])
-def test_in_a_browser_the_chart_fits_and_a_pointer_shows_held_memory(page, width):
-    seen = look(page, width)
-    assert seen["requests"] == []
-    assert seen["scroll_width"] <= seen["client_width"] <= width
-    legends, size, tooltip, is_readable = operate(page, width, """
-        while (!page.querySelector(".vega[data-rows]")) await wait();
-        const marks = page.querySelector("svg.marks");
-        const moment = [...marks.querySelectorAll("path")].find(path => path.__data__?.datum?.end === 20);
-        const {x, y} = moment.getBoundingClientRect();
-        moment.dispatchEvent(new view.PointerEvent("pointermove", {bubbles: true, clientX: x + 1, clientY: y + 1}));
-        await wait();
-        return [
-          [...marks.querySelectorAll(".role-legend")].map(legend => legend.textContent),
-          view.getComputedStyle(marks.querySelector("text")).fontSize,
-          page.querySelector("#vg-tooltip-element").textContent,
-          [...page.querySelectorAll("caption div")].every(text => text.getBoundingClientRect().right < view.innerWidth),
-        ];
-    """)  # fmt: skip
-    assert re.match("parametersoptimizer state.* forwardbackwardoptimizer", " ".join(legends))
-    assert (float(size.removesuffix("px")) >= 10, is_readable) == (True, True)
-    assert re.search("reserved.*optimizer state", tooltip, re.DOTALL)

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 from fit_process import bench
+from torch.nn.attention.flex_attention import create_block_mask
 
 from lmbench.data.datamodule import ShapeData
+from lmbench.model.attention import causal_block_mask
 from lmbench.model.attention_check import formula
 from lmbench.model.attention_layer import AttentionLayer
 
@@ -48,7 +50,7 @@ def test_a_run_has_phases_flops_and_saved_bytes_and_no_loss(tmp_path):
 
 @pytest.mark.parametrize(
     ("attention", "precision", "itemsize"),
-    [("sdpa", "32-true", 4), ("sdpa_flash", "32-true", 4), ("sdpa", "64-true", 8)],
+    [("sdpa", "32-true", 4), ("sdpa_flash", "64-true", 8)],
 )
 def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, precision, itemsize, tmp_path):
     words = ["--data.context_length=64", "--data.batch_size=1", "--trainer.precision", precision]
@@ -56,3 +58,12 @@ def test_fused_attention_saves_its_output_and_a_number_for_each_row(attention, p
     assert record.memory.saved_bytes == record.memory.expected_saved_bytes == (64 * 64 + 64) * itemsize
     # On a CPU PyTorch chooses flash attention.
     assert record.model.attention_backend == ("sdpa_flash" if attention == "sdpa" else None)
+
+
+@pytest.mark.parametrize("seq", [1, 128, 300])
+def test_the_block_mask_of_causal_flex_attention_is_what_pytorch_finds_from_all_scores(seq):
+    mask = causal_block_mask(seq)
+    expected = create_block_mask(lambda b, h, query, key: query >= key, None, None, seq, seq, device="cpu")
+    assert torch.equal(mask.to_dense(), expected.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks"):
+        assert torch.equal(getattr(mask, name), getattr(expected, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmbench.errors import UsageError
+from lmbench.instruments.recomputing import RecomputeOptions, recompute_in_place, recomputed_flops
 from lmbench.kernels.names import part_of
-from lmbench.model.layers import NextTokenLoss, RMSNorm, rope_tables
-from lmbench.model.transformer import CHECKPOINTS, Transformer, recomputed_flops
+from lmbench.model.layers import RMSNorm, rope_tables
+from lmbench.model.transformer import Transformer
 from lmbench.sizes import SIZES, ModelShape
 
 SHAPE = ModelShape(d_model=32, d_ff=48, num_layers=2, num_heads=2, vocab_size=300)
@@ -52,14 +54,11 @@ def test_positions_stay_exact_far_out():
     assert rope_tables(100_001, 4)[0][100_000, 0, 0].item() == pytest.approx(math.cos(100_000), abs=1e-7)
 
 
-def test_norms_and_loss_are_computed_in_float32():
+def test_norms_are_computed_in_float32():
     # Squares up to 1e6 would overflow float16.
     x = (torch.randn(4, 256) * 300).half()
     expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(RMSNorm(256)(x), expected.half(), rtol=2e-3, atol=2e-3)
-    logits, targets = torch.randn(2, 64, 500, dtype=torch.bfloat16), torch.randint(500, (2, 64))
-    expected = -logits.double().log_softmax(-1).gather(-1, targets[..., None]).mean()
-    torch.testing.assert_close(NextTokenLoss()(logits, targets), expected.float(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -93,25 +92,38 @@ def test_shorter_sequences_run_and_longer_ones_are_refused():
         network(*batch(seq=33))
 
 
-#: Each choice that changes how the network is computed, and all of them together.
-CHOICES = [{"is_fused": True}, {"is_chunked": True}, {"residual_dtype": torch.bfloat16}]
-ALL = {"checkpoint": "selective", **{name: value for choice in CHOICES for name, value in choice.items()}}
-COMPILED = [({"checkpoint": "block"}, True), (ALL, True)]
+#: Each choice that changes how the network is computed, and what is computed again; then all together, compiled.
+CHOICES = [
+    ({"is_fused": True}, None),
+    ({"is_chunked": True}, None),
+    ({"residual_dtype": torch.bfloat16}, None),
+    ({}, RecomputeOptions()),
+    ({}, RecomputeOptions(group=2, nested=True)),
+]
+ALL = {"is_fused": True, "is_chunked": True, "residual_dtype": torch.bfloat16}
+
+
+def recomputing(network, options):
+    return nullcontext() if options is None else recompute_in_place(network, options)
 
 
 @pytest.mark.parametrize(
-    ("choices", "compiled"),
-    [*[(choice, False) for choice in [*CHOICES, *({"checkpoint": name} for name in CHECKPOINTS), ALL]], *COMPILED],
+    ("choices", "options", "compiled"),
+    [
+        *((*choice, False) for choice in CHOICES),
+        ({}, RecomputeOptions(), True),
+        (ALL, RecomputeOptions(keep="matmuls"), True),
+    ],
 )
-def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_breaks(choices, compiled):
-    def run(autocast, compiled, **choices):
+def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_breaks(choices, options, compiled):
+    def run(autocast, compiled, options, **choices):
         torch.manual_seed(0)
         network, dtypes = Transformer(SHAPE, 64, "sdpa_math", **choices), []
         network.norm.register_forward_pre_hook(lambda _, inputs: dtypes.append(inputs[0].dtype))
         # 4 x 63 = 252 tokens do not divide into equal chunks.
         torch.manual_seed(1)
         inputs = batch(seq=63)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), recomputing(network, options):
             with torch.inference_mode():
                 inference = network(*inputs)
             # Compile the whole network, or each block.
@@ -127,27 +139,39 @@ def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_
     torch._dynamo.reset()
     for autocast, loss_tolerance, gradient_tolerance in ((False, 1e-6, 1e-6), (True, 1e-4, 2e-2)):
         if autocast or not (compiled or "residual_dtype" in choices):
-            plain_loss, plain_gradients = run(autocast, False)
-            loss, gradients = run(autocast, compiled, **choices)
+            plain_loss, plain_gradients = run(autocast, False, None)
+            loss, gradients = run(autocast, compiled, options, **choices)
             assert loss == pytest.approx(plain_loss, rel=loss_tolerance)
             assert (gradients - plain_gradients).norm() < gradient_tolerance * plain_gradients.norm()
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "sdpa_flash"])
-@pytest.mark.parametrize(("name", "is_chunked"), [*[(name, False) for name in CHECKPOINTS], ("selective", True)])
-def test_recomputed_flops_are_those_of_pytorchs_counter(name, is_chunked, attention):
-    def flops(checkpoint, **choices):
-        network = Transformer(SHAPE, 64, attention, checkpoint, **choices)
-        with FlopCounterMode(display=False) as counter:
+@pytest.mark.parametrize(
+    "options",
+    [
+        RecomputeOptions(),
+        RecomputeOptions(first=1),
+        RecomputeOptions(group=2),
+        RecomputeOptions(group=2, nested=True),
+        RecomputeOptions(keep="attention"),
+        RecomputeOptions(keep="matmuls"),
+    ],
+)
+def test_recomputed_flops_are_those_of_pytorchs_counter(options, attention):
+    network = Transformer(SHAPE, 64, attention)
+
+    def flops(options):
+        with FlopCounterMode(display=False) as counter, recomputing(network, options):
             network(*batch()).backward()
         return counter.get_total_flops()
 
     is_fused = attention == "sdpa_flash"
-    recomputed = recomputed_flops(name, SHAPE, 64, not is_fused, is_chunked)
-    if is_fused and CHECKPOINTS[name].keep == "inputs":
+    recomputed = recomputed_flops(options, SHAPE, 64, not is_fused)
+    if is_fused and options.keep == "inputs":
         # PyTorch's counter has no formula for the CPU's fused kernel, so the kernel's products are not in its count.
-        recomputed -= len(CHECKPOINTS[name].blocks(SHAPE.num_layers)) * 4 * 64 * SHAPE.d_model
-    assert flops(name, is_chunked=is_chunked, is_fused=is_chunked) - flops("none") == recomputed * 4 * 64
+        runs = {(1, False): options.first or 2, (2, False): 2, (2, True): 3}[options.group, options.nested]
+        recomputed -= runs * 4 * 64 * SHAPE.d_model
+    assert flops(options) - flops(None) == recomputed * 4 * 64
 
 
 def test_networks_with_fused_projections_and_without_load_each_others_weights():

@@ -136,8 +136,8 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
     steps = folder.path / "steps.jsonl"
     # Once with empty lines, and once with a long last line of zeros, in a sparse file.
     for start, size, count, damage in (
-        (b"\n" * 2 * MIB + b'{"step": 7}\n', None, 1, None),
-        (b'{"step": 1}\n', 64 * MIB, 1, "steps.jsonl: 1 unreadable line, the first is line 2"),
+        (b"\n" * (MIB // 2) + b'{"step": 7}\n', None, 1, None),
+        (b'{"step": 1}\n', 16 * MIB, 1, "steps.jsonl: 1 unreadable line, the first is line 2"),
     ):
         steps.write_bytes(start)
         os.truncate(steps, size or len(start))
@@ -146,9 +146,4 @@ def test_steps_without_end_are_read_in_bounded_memory(folder):
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert (run.damage, len(run.steps)) == (damage, count)
-        assert peak_bytes < 32 * MIB
-
-
-def test_steps_beyond_a_limit_are_not_read(folder, monkeypatch):
-    monkeypatch.setattr("lmbench.records.load.MAX_STEPS", 10)
-    assert _append(folder, b"{}\n" * 9)[1] == "steps.jsonl: more than 10 steps; the others are not read"
+        assert peak_bytes < 8 * MIB

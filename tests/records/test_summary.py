@@ -19,14 +19,6 @@ def _series(n):
     return np.random.default_rng(0).lognormal(-3, 0.1, n)
 
 
-@pytest.mark.parametrize("n", [3, 20, 1000])
-def test_autocorrelation_agrees_with_numpy(n):
-    values = _series(n)
-    correlation = np.correlate(values - values.mean(), values - values.mean(), "full")
-    expected = pytest.approx(correlation[n] / correlation[n - 1], rel=1e-9)
-    assert summarize(values.tolist()).lag1_autocorrelation == expected
-
-
 def test_the_medians_interval_is_the_narrowest_that_covers_95_percent():
     for n in (*range(1, 200), 999, 1000, 4096, 10_001):
         low, high, coverage = median_interval(list(range(1, n + 1))) or (0, n + 1, 1.0)

@@ -68,16 +68,6 @@ def test_a_planted_interference_and_the_cost_of_saving_lie_in_their_intervals(sl
     assert f"take {saving.slowed_fraction:+.1%} [{low:+.1%}, {high:+.1%}]" in text
 
 
-def test_an_interference_is_told_from_a_pace_that_drifts_in_five_checkpoints():
-    steps = saved(20, 3, 0.1, 0.02)
-    for step in steps:
-        # By 10 % a cycle, which compares the cycle's first steps with its last ones.
-        step.step_s *= 1 + 0.005 * step.step
-    saving_of(steps, saving := Saving())
-    low, high = saving.slowed_interval
-    assert 0.07 < low < 0.1 < high < 0.13
-
-
 def test_a_change_of_pace_is_told_with_its_moment_and_what_changed_beside():
     steps = [
         StepRecord(

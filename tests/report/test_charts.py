@@ -6,7 +6,6 @@ import re
 
 from browser import look, needs_browser, operate
 from report_golden import CASES
-from runs import make_sweep, section_of
 
 from lmbench.cli import main
 from lmbench.report.page import chart_html, svg
@@ -29,12 +28,6 @@ def test_the_same_results_give_the_same_page_with_nothing_that_points_outside(tm
     assert first == second
     assert re.search(r"<link|@import|\ssrc=|javascript:", re.sub(r"(?s)<script>.*?</script>", "", first)) is None
     assert "default-src 'none'" in first
-
-
-def test_a_sweep_of_many_cells_leaves_charts_out_and_says_so(tmp_path):
-    axes = {"model.size": ["small", "medium"], "data.context_length": [128, 256], "data.batch_size": list(range(1, 15))}
-    section = section_of(make_sweep(tmp_path / "s", axes, view="step_times", steps=1))
-    assert any("left out" in chart.caption for chart in section.charts())
 
 
 def test_an_svg_file_has_the_palette_and_no_script_and_a_chart_escapes_its_texts():

@@ -16,7 +16,7 @@ from lmbench.errors import UsageError
 from lmbench.report.answer import Answer, Cell, Column, Line, Table
 from lmbench.report.console import make_console, shortened
 from lmbench.report.render import FORMATS, Output, csv_field, escaped, give, print_answer, render
-from lmbench.report.units import MS, PERCENT, SETTING, Unit, mean_and_std
+from lmbench.report.units import MS, PERCENT, SETTING, mean_and_std
 from lmbench.standard_output import replace_unencodable
 
 KINDS = Table(
@@ -72,11 +72,6 @@ MARKDOWN = r"""
 def test_markdown_is_aligned_and_its_notes_are_numbered():
     # Two blanks at the end are a line break.
     assert f"\n{render(ANSWER, 'markdown')}" == MARKDOWN.replace("__", "  ")
-
-
-def test_a_heading_has_its_unit_once():
-    columns = (Column("step", Unit("ms", 1.0, str)), Column("tokens/s", Unit("tokens/s", 1.0, str)))
-    assert [column.heading for column in columns] == ["step (ms)", "tokens/s"]
 
 
 def test_csv_and_json_hold_every_figure_in_si_units():

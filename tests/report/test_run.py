@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from paths import RUNS
 
 from lmbench.cli import main
 from lmbench.records.codec import decode_run, encode_run
-from lmbench.records.measured import Guard, RunError
-from lmbench.records.run import RunRecord
+from lmbench.records.measured import Guard
 from lmbench.records.summary import complete_run
 from lmbench.report.render import render
 from lmbench.report.run import run_answer
@@ -67,7 +65,7 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
 
 @pytest.mark.parametrize(
     ("synchronized_s", "words"),
-    [(0.0520, "the difference is communication"), (0.0501, "no difference above"), (0.0480, "no difference above")],
+    [(0.0520, "the difference is communication"), (0.0480, "no difference above")],
 )
 def test_a_difference_below_its_noise_or_negative_is_not_called_communication(synchronized_s, words):
     """The steps vary by 0.12 ms."""
@@ -85,7 +83,6 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
             "a datasheet",
             "MFU none: it would be 134.2% of the peak, which no device reaches: the peak is an",
         ),
-        (1.2, 0.6, "a datasheet", "or the clock is wrong; 60.0 % with causal attention counted half"),
         (0.473, 0.455, "a datasheet; elsewhere 2382 or 2500", "MFU 47.3 % of 67 TFLOP/s, elsewhere 2382 or 2500 (45.5"),
     ],
 )
@@ -109,11 +106,6 @@ def test_a_price_of_the_device_gives_the_price_and_the_time_of_tokens():
     assert "cost         41.17 for 10^9 tokens, 6 h 52 min on 2 device(s)" in shown(run)
 
 
-def test_a_run_that_came_to_nothing_says_only_what_is_known():
-    run = RunRecord(1, "error", error=RunError(phase="setup", message="no"))
-    assert shown(run, Path("r")).splitlines() == ["outcome      error in setup: no", "result       r"]
-
-
 def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WANDB_MODE")
@@ -128,15 +120,3 @@ def test_show_prints_what_fit_printed_and_the_printed_commands_work(tmp_path, mo
     assert words["upload"] == ["upload", str(next((tmp_path / "results").iterdir()))]
     assert main([*words["repeat"], "--wandb.mode=disabled"]) == 0
     assert len(list((tmp_path / "results").iterdir())) == 2
-
-
-def test_show_tells_of_a_run_that_was_killed_and_of_one_that_is_damaged(tmp_path, printed):
-    killed, damaged = tmp_path / "a", tmp_path / "b"
-    for folder in (killed, damaged):
-        folder.mkdir()
-        (folder / "steps.jsonl").write_text('{"step":0}\n{"step":1}\n')
-    (killed / "run.json").write_text(json.dumps({"schema_version": 1, "outcome": "running", "pid": 2**22 + 1}))
-    (damaged / "run.json").write_text("{")
-    out = printed("show", killed, damaged)
-    assert "outcome      killed\nsteps        2 recorded, without a summary: the run was not closed\n" in out
-    assert "outcome      damaged\nsteps        2 recorded\ndamage       run.json is damaged: " in out

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
 import yaml
 from paths import DATA
 from report_golden import make_attention
-from runs import ended, make_sweep, rows_of, section_of, table_rows
+from runs import make_sweep, section_of, table_rows
 
 from lmbench.catalogue import make_catalogue
 from lmbench.cli import main
-from lmbench.reference import FOLDER
-from lmbench.report.columns import STEP
-from lmbench.report.facts import FACT
 from lmbench.report.frame import Frame
-from lmbench.report.published import reference_feature
 from lmbench.report.view import TableSpec
 
 # attention by itself
@@ -25,15 +20,6 @@ from lmbench.report.view import TableSpec
 
 def tables_of(home, view=None):
     return list(section_of(home, view=view).tables)
-
-
-def test_the_rate_of_a_causal_pass_counts_the_needed_half_of_the_flops(tmp_path):
-    home = make_attention(tmp_path / "a", [16384], repeats=1)
-    row = next(row for row in rows_of(home) if row["attention"] == "sdpa")
-    flops = 2 * 8 * 16384**2 * 64
-    rates = (row["forward_flops_per_s"], row["backward_flops_per_s"])
-    assert rates == pytest.approx((flops / row["forward_s"], 2 * flops / row["backward_s"]))
-    assert row["forward_mfu_fraction"] / row["backward_mfu_fraction"] == pytest.approx(rates[0] / rates[1])
 
 
 @pytest.mark.parametrize(
@@ -55,21 +41,6 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
     home = make_attention(tmp_path / "a", [16384], repeats=repeats, change=widen)
     tables = tables_of(home, "attention_backends")
     assert [table_rows(table)[0]["fastest"] for table in tables[:2]] == [forward, backward]
-
-
-def test_choices_of_the_model_are_one_column_against_the_plain_one(tmp_path):
-    def change(run, _repeat):
-        # The choices of a run that died before it recorded its model come from its plan.
-        return {**ended("error", "setup"), "model": {}} if run["model"]["residual_dtype"] else {}
-
-    names = ("model.residual_dtype", "model.fused_projections", "model.loss")
-    cells = [(None, False, "whole"), (None, True, "whole"), (None, False, "chunked"), ("bf16", True, "chunked")]
-    axes = [dict(zip(names, cell, strict=True)) for cell in cells]
-    first = tables_of(make_sweep(tmp_path / "s", axes, view="choices", change=change))[0]
-    assert [(row["choices"], "x" in row["speed-up vs plain"]) for row in table_rows(first)] == [
-        ("plain", True), ("fused projections", True), ("chunked loss", True),
-        ("bf16 residual + fused projections + chunked loss", False),
-    ]  # fmt: skip
 
 
 # published figures
@@ -102,11 +73,3 @@ def test_figures_of_a_report_stand_beside_the_same_configurations(tmp_path, caps
     for name in ("step_s", "step_std_s", "tokens_per_s", "peak_bytes"):
         assert same[f"reference {same['gpu']}: {name}"] == same[name]
     assert other.get(f"reference {same['gpu']}: step_s") is None
-
-
-def test_every_cell_of_the_shipped_report_finds_a_figure_again():
-    rows = [row for row in csv.DictReader((FOLDER / "h200.csv").read_text().splitlines()) if row["outcome"] == "ok"]
-    facts = [{name: row[name] or None for name in FACT if name in row} | {"gpu": "another"} for row in rows]
-    frame = Frame(dict.fromkeys(range(len(rows)), ()), dict(enumerate(facts)))
-    (step,) = reference_feature("h200").beside(STEP)
-    assert step.of(frame).keys() == set(range(len(rows)))

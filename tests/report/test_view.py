@@ -52,7 +52,7 @@ def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, printed):
     text = printed("report", home, "--format=markdown")
     assert text.startswith("## Power and heat\n\n- **question**: What does a bigger batch draw?\n")
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
-    assert lines[0] == ["size", "batch", "power (W)", "step p95 (ms)", "peak memory (GiB)", "speed-up vs batch 1"]
+    assert lines[0] == ["size", "batch", "mean power (W)", "step p95 (ms)", "peak memory (GiB)", "speed-up vs batch 1"]
     assert [line[:4] for line in lines[2:4]] == [["small", "1", "340.5", "12.50"], ["small", "8", "620.5", "12.50"]]
     assert ["size", "fastest", "step (ms)"] in [line[:3] for line in lines]
 
@@ -64,7 +64,7 @@ def test_every_number_of_a_record_is_a_column_with_its_unit():
             column = catalogue.column(name)
             assert column.unit.word in {"s": "ms", "bytes": "GiB", "fraction": "%"}.get(field.unit, field.unit)
     headings = {
-        "device_state.open.sm_clock_hz": ("open SM clock", "Hz"),
+        "device_state.open.sm_clock_hz": ("open sm clock", "Hz"),
         "phases.backward.lag.median_s": ("backward lag median", "ms"),
         "memory.phase_peak_allocated_bytes.forward": ("peak in forward", "GiB"),
         "window.skipped_count": ("skipped", ""),

@@ -8,7 +8,7 @@ import json
 
 from runs import BASE, put
 
-from lmbench.compare.noise import NoiseEntry, measure_noise, noise_key, store_noise
+from lmbench.compare.noise import NoiseEntry, measure_noise, noise_facts, store_noise
 from lmbench.records.load import load_run
 
 #: Step times of repeats in seconds, and those of repeats that take 4 % longer.
@@ -70,5 +70,5 @@ def make_sweep(folder, times, axis="model.size", **changes):
 
 def store_floor(folder, run, step_times_s, days=2):
     """Writes the noise floor of a run's configuration, from step times of repeats of some days, to noise.json."""
-    key = noise_key(load_run(run).record)
-    store_noise(folder, [NoiseEntry(key, {}, {"step_s": measure_noise(step_times_s)}, days)])
+    facts = noise_facts(load_run(run).record)
+    store_noise(folder, [NoiseEntry(facts, {"step_s": measure_noise(step_times_s)}, days)])

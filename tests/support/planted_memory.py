@@ -164,22 +164,22 @@ def _planted_step(step, batch, owners):
         for owner in owners:
             block = owner.rpartition(".")[0]
             with memory.range(f"lmbench.module:{block}"):
-                streams.append([memory.alloc(10 * MIB), "stream", block, ""])
+                streams.append(memory.alloc(10 * MIB))
                 with memory.range(f"lmbench.module:{owner}"):
                     saved.append(memory.alloc(20 * MIB))
                     memory.free(memory.alloc(5 * MIB))
         logits = memory.alloc(16 * MIB)
         step.note(
             [[address, "activations", "", "MmBackward0"] for address in saved]
-            + [[address, "activations", "", "AddBackward0"] for address, *_ in streams]
-            + [[logits, "logits", "head", "LogSoftmaxBackward0"], *streams]
+            + [[address, "activations", "", "AddBackward0"] for address in streams]
+            + [[logits, "logits", "head", "LogSoftmaxBackward0"]]
         )
     with memory.range("lmbench.phase:backward"):
         gradients = []
         for owner, activation, stream in reversed(list(zip(owners, saved, streams, strict=True))):
             passing = memory.alloc(24 * MIB)
             gradients.append([memory.alloc(20 * MIB), "gradients", owner, ""])
-            for address in (passing, activation, stream[0]):
+            for address in (passing, activation, stream):
                 memory.free(address)
         memory.free(logits)
         step.note(gradients)

@@ -10,8 +10,8 @@ NAN_STEP = 30
 
 
 class Planted(LanguageModel):
-    """A model with one `fault` in bf16-mixed: `scale` (gradients three times as long), `hot` (40 times the learning
-    rate), `nan` (the loss is nan from `NAN_STEP` on), `still` (the learning rate is 0) or `none`."""
+    """A model with one `fault` in bf16-mixed: `scale` (gradients three times as long), `nan` (the loss is nan from
+    `NAN_STEP` on), `still` (the learning rate is 0) or `none`."""
 
     def __init__(self, fault: str = "none", **settings: Any):
         super().__init__(**settings)
@@ -32,5 +32,5 @@ class Planted(LanguageModel):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         for group in optimizer.param_groups:
-            group["lr"] *= 40 if self.active("hot") else 0 if self.active("still") else 1
+            group["lr"] *= 0 if self.active("still") else 1
         return optimizer

@@ -145,7 +145,7 @@ def memory(folder):
     which all is predicted."""
 
     def change(run, repeat):
-        peak, is_block = run["memory"]["run_peak_allocated_bytes"], run["model"]["checkpoint"] == "block"
+        peak, is_block = run["memory"]["run_peak_allocated_bytes"], run["model"]["checkpoint"] != "none"
         if repeat == 1 and is_block:
             return {"memory_history": {"steps": 0, "reason": "the snapshot could not be written: no space"}}
         if repeat == 1:
@@ -156,7 +156,7 @@ def memory(folder):
         is_cpu = run["model"]["size"] == "medium"
         return prediction | ({"memory": {"host_peak_rss_bytes": 2**30}} if is_cpu else {})
 
-    axes = {"model.size": ["small", "medium"], "model.checkpoint": ["none", "block"]}
+    axes = {"model.size": ["small", "medium"], "trainer.recompute": [None, {"keep": "inputs"}]}
     fixed = {"mode": "train_step"}
     return [str(make_sweep(folder / "memory", axes, view="memory", fixed=fixed, repeats=2, change=change))]
 

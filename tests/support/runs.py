@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from paths import RUNS
 
 from lmbench.catalogue import make_catalogue
+from lmbench.records.vocabulary import recompute_words
 from lmbench.report.results import report_on
 from lmbench.sizes import SIZES, ModelShape
 
@@ -64,6 +65,9 @@ def make_record(settings, changes=None, *, repeat=0):
     elif size := settings.get("model.size"):
         shape = SIZES[size]
         model |= {"d_model": shape.d_model, "d_ff": shape.d_ff, "num_layers": shape.num_layers}
+    if "trainer.recompute" in settings:
+        recompute = settings["trainer.recompute"]
+        model["checkpoint"] = recompute_words(**recompute) if recompute else "none"
     if settings.get("trainer.compile"):
         counts = {"graph_count": 3, "graph_break_count": 2, "window_recompile_count": 0}
         run["compile"] = {"is_enabled": True, "mode": "default", "cache": "shared" if repeat else "private", **counts}

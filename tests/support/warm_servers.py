@@ -9,7 +9,7 @@ from lmbench.sweep.local import LastingExecutor
 
 @contextmanager
 def warm_servers():
-    servers = LastingExecutor(cores=1)
+    servers = LastingExecutor()
     try:
         yield servers
     finally:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from simulated_cells import SimulatedServers, records, sweep
 
-from lmbench.errors import ExitCode, UsageError
+from lmbench.errors import ExitCode
 from lmbench.records.store import RunFolder
 from lmbench.sweep.execute import SweepHalted
 from lmbench.sweep.file import sweep_from
@@ -93,7 +93,7 @@ def test_rounds_interleave_the_repeats_and_know_which_rounds_come(tmp_path):
     ]
     assert (first.to_come, [len(names) for names in first.rounds]) == ([1, 0], [3, 3])
     run = records(tmp_path)[first.started[4]]
-    assert (run.sweep.name, run.sweep.repeat, run.sweep.attempt) == ("sim", 1, 1)
+    assert (run.sweep.name, run.sweep.repeat) == ("sim", 1)
     assert (run.sweep.axes, run.sweep.cost.total_s) == ({"model.num_layers": 2}, 1)
     sweep(tmp_path, again, {**GRID, "repeats": 4})
     assert [[name[-2:] for name in names] for names in again.rounds] == [[], [], ["r2"] * 3, ["r3"] * 3]
@@ -112,7 +112,7 @@ def test_a_run_that_ended_well_while_the_sweep_was_killed_counts(tmp_path):
     (path.parents[1] / f".{servers.started[0]}.log").touch()
     sweep(tmp_path, again, ONE)
     assert (again.started, (tmp_path / "private").exists()) == ([], False)
-    assert json.loads(path.read_text())["sweep"] == {**place, "cost": None, "load_per_core": None}
+    assert json.loads(path.read_text())["sweep"] == {**place, "cost": None}
 
 
 @pytest.mark.parametrize("left", ["{", '{"schema_version": 1, "outcome": "running", "pid": 1}', None])
@@ -146,26 +146,18 @@ def test_later_repeats_and_other_passes_reuse_the_compiled_code_of_their_cells_f
     assert timing == kernels != other == others_kernels
 
 
-def test_two_sweeps_cannot_write_into_one_folder(tmp_path):
+def test_two_sweeps_cannot_write_into_one_folder_and_a_refused_one_leaves_no_file_open(tmp_path):
     plan, first, second = make_plan("sim", sweep_from(GRID)), SweepFolder(tmp_path), SweepFolder(tmp_path)
     first.open(plan, [0, 1])
-    with pytest.raises(UsageError, match="is being written by another sweep; wait for it"):
+    open_files = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(FolderTaken, match="is being written by another sweep; wait for it"):
         second.open(plan, [1])
+    assert len([*Path("/proc/self/fd").iterdir()]) == open_files
     second.open(plan, [2])
     second.close()
     first.close()
     second.open(plan, [1])
     second.close()
-
-
-def test_a_folder_that_is_taken_leaves_no_file_open(tmp_path):
-    plan, first, second = make_plan("sim", sweep_from(GRID)), SweepFolder(tmp_path), SweepFolder(tmp_path)
-    first.open(plan, [0])
-    open_files = len([*Path("/proc/self/fd").iterdir()])
-    with pytest.raises(FolderTaken):
-        second.open(plan, [0])
-    assert len([*Path("/proc/self/fd").iterdir()]) == open_files
-    first.close()
 
 
 def test_a_full_disk_halts_the_sweep_and_nothing_measured_is_lost(tmp_path, monkeypatch):

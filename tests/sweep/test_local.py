@@ -169,10 +169,8 @@ def test_processes_share_hash_seed_and_addresses_within_a_round_and_differ_betwe
     assert all(a != b for a, b in zip(rounds[0][0], rounds[1][0], strict=True)), rounds
 
 
-@pytest.mark.parametrize("is_hasty", [False, True])
-def test_where_cores_are_idle_the_servers_of_later_rounds_start_before_anything_runs(is_hasty, tmp_path):
+def test_where_cores_are_idle_the_servers_of_later_rounds_start_before_anything_runs(tmp_path):
     machine, pids = Machine(tmp_path, environment(tmp_path), cores=8), []
-    machine.is_hasty = is_hasty
     (tmp_path / "lmbench" / "cli.py").write_text("import time\ntime.sleep(0.2)\ndef main(words): pass\n")
     for to_come in (2, 1, 0):
         machine.begin_round(to_come)

@@ -1,10 +1,12 @@
 """A sweep as a job array of a real SLURM without accounting."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import psutil
 import pytest
@@ -17,13 +19,13 @@ STUDY = (
     BASE
     + """}
 matrix: {data.batch_size: [1, 2, 3]}
-repeats: 4
+repeats: 3
 """
 )
 ON_NODES = (
     BASE
     + """, trainer.strategy: ddp, trainer.devices: 1}
-matrix: {trainer.num_nodes: [1, 2]}
+matrix: {trainer.num_nodes: [2]}
 repeats: 1
 """
 )
@@ -36,10 +38,19 @@ def study(tmp_path, monkeypatch):
     return Path("results/study")
 
 
-def start_on(slurm, *words):
-    """Start `lmbench sweep STUDY --on slurm`."""
-    command = [sys.executable, "-m", "lmbench", "sweep", "study.yaml", "--on", "slurm", "--slurm.time", "10", *words]
-    return subprocess.Popen(command, env=slurm.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+@pytest.fixture
+def start(slurm, study, warm_sweeps, monkeypatch):
+    """Starts `lmbench sweep STUDY --on slurm` in a thread; returns a function that waits for its exit code."""
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
+
+    def begin():
+        codes = SimpleQueue()
+        words = ["sweep", "study.yaml", "--on", "slurm", "--slurm.time", "10"]
+        Thread(target=lambda: codes.put(main(words)), daemon=True).start()
+        return partial(codes.get, timeout=200)
+
+    return begin
 
 
 def rows():
@@ -56,60 +67,56 @@ def workers():
     return by_round
 
 
-def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_is_measured_twice(slurm, study):
-    sweep = start_on(slurm)
-
+def test_tasks_that_are_killed_cancelled_or_out_of_time_lose_no_row_and_no_run_is_measured_twice(
+    slurm, study, start, capsys
+):
+    exit_code = start()
+    wait_for(lambda: slurm.run("squeue", "--noheader", "--states=running", "--array").count("\n") == 3, 200)
+    slurm.restart_controller()
     halted = {}
 
     def all_are_halted():
         """Halt each task after its first run, so that none ends before the others have begun."""
-        begun = {str(row["sweep"]["repeat"]) for row in rows() if row.get("sweep")}
-        for repeat, processes in workers().items():
-            if repeat in begun - halted.keys():
-                halted[repeat] = processes
-                processes[0].suspend()
-        return len(halted) == 4
+        begun = {str(row["sweep"]["repeat"]) for row in rows() if row.get("sweep")} - halted.keys()
+        processes = workers() if begun else {}
+        for repeat in begun & processes.keys():
+            halted[repeat] = processes[repeat]
+            processes[repeat][0].suspend()
+        return len(halted) == 3
 
     wait_for(all_are_halted, 200)
-    halted["3"][0].resume()
     job = slurm.run("squeue", "--noheader", "--format=%A %F").split()[1]
-    # SLURM checks time limits every 30 s, and a limit is in whole minutes.
+    # SLURM checks time limits every 30 s from its start, and a limit is in whole minutes.
     slurm.run("scontrol", "update", f"JobId={job}_2", "EndTime=now")
     halted["0"][0].kill()
     slurm.run("scancel", f"{job}_1")
-    slurm.restart_controller()
-    output, _ = sweep.communicate(timeout=200)
-    assert (sweep.returncode, "12 of 12 runs: " in output) == (1, True), output
-    by_round = {repeat: [row for row in rows() if row["sweep"]["repeat"] == repeat] for repeat in range(4)}
-    assert [len(round_rows) for round_rows in by_round.values()] == [3] * 4
+    assert (exit_code(), "9 of 9 runs: " in capsys.readouterr().out) == (1, True)
+    by_round = {repeat: [row for row in rows() if row["sweep"]["repeat"] == repeat] for repeat in range(3)}
+    assert [len(round_rows) for round_rows in by_round.values()] == [3] * 3
     for repeat, word in ((0, "FAILED"), (1, "CANCELLED"), (2, "TIMEOUT")):
         cause = f"task {job}_{repeat} ended: {word}"
         lost = [row["error"] for row in by_round[repeat] if row["outcome"] != "ok"]
         assert {(error["kind"], cause in error["message"]) for error in lost} == {("TaskEnded", True)}
-    assert {row["outcome"] for row in by_round[3]} == {"ok"}
     wait_for(lambda: not any(process.is_running() for task in halted.values() for process in task), 200)
     done = {row["run_id"]: row["started_at"] for row in rows() if row["outcome"] == "ok"}
     assert main(["sweep", str(study)]) == 0
-    assert Counter(row["outcome"] for row in rows()) == {"ok": 12}
+    assert Counter(row["outcome"] for row in rows()) == {"ok": 9}
     assert done.items() <= {row["run_id"]: row["started_at"] for row in rows()}.items()
 
 
-def test_a_cell_of_several_nodes_has_its_ranks_on_them(slurm, study):
+def test_a_cell_of_several_nodes_has_its_ranks_on_them(start):
     Path("study.yaml").write_text(ON_NODES)
-    sweep = start_on(slurm)
-    output, _ = sweep.communicate(timeout=200)
-    assert sweep.returncode == 0, output
-    assert sorted((row["world_size"], row["outcome"]) for row in rows()) == [(1, "ok"), (2, "ok")]
+    assert start()() == 0
+    assert sorted((row["world_size"], row["outcome"]) for row in rows()) == [(2, "ok")]
 
 
-def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(slurm, study, monkeypatch, printed, refused):
-    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *arguments: None)
+@pytest.mark.usefixtures("start")
+def test_a_dry_run_shows_the_tasks_and_the_script_and_what_slurm_refuses(study, printed, refused):
     options = ["--slurm.gpus_per_node", "2", "--slurm.setup", "ulimit", "--slurm.additional", "comment=mine,exclusive"]
     lines = printed("sweep", "study.yaml", "--on", "slurm", "--dry_run", *options).splitlines()
-    script = ["#SBATCH --array=0-3%4", "#SBATCH --gpus-per-node=2", "#SBATCH --comment=mine", "#SBATCH --exclusive"]
+    script = ["#SBATCH --array=0-2%3", "#SBATCH --gpus-per-node=2", "#SBATCH --comment=mine", "#SBATCH --exclusive"]
     assert {*script, "ulimit"} <= {*lines}
-    assert any(line.startswith("tasks: 4, each a round of 3 cells") for line in lines)
+    assert any(line.startswith("tasks: 3, each a round of 3 cells") for line in lines)
     assert not study.exists()
     assert "SLURM refuses this: sbatch: error: invalid partition specified: nope" in refused(
         "sweep", "study.yaml", "--on", "slurm", "--dry_run", "--slurm.partition", "nope"

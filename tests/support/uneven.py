@@ -1,0 +1,71 @@
+"""A module of which one of two ranks does something else than the other one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import lightning.pytorch
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lmbench.version
+
+
+class Uneven(lightning.pytorch.LightningModule):
+    """A user's module whose rank 1 does its `deed` in the tenth step; to sleep, in each step."""
+
+    def __init__(self, deed: str):
+        super().__init__()
+        self.net, self.deed = nn.Linear(8, 1), deed
+        self.spare = nn.Linear(8, 1) if deed == "spare" else None
+        if deed == "differ" and os.environ.get("LOCAL_RANK") == "1":
+            lmbench.version.__version__ = "0"
+
+    def on_train_start(self):
+        if self.deed == "reduce slowly":
+            self.trainer.strategy.model.register_comm_hook(None, reduce_slowly)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1 and self.deed == "sleep":
+            time.sleep(0.03)
+        elif self.global_rank == 1 and batch_idx == 9 and self.deed in DEEDS:
+            DEEDS[self.deed]()
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(400, 8)), 4)
+
+
+def reduce_slowly(_, bucket):
+    time.sleep(0.02)
+    reduced = torch.futures.Future()
+    reduced.set_result(bucket.buffer())
+    return reduced
+
+
+def fail():
+    raise ValueError("no luck")
+
+
+def run_out_of_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def hang():
+    while True:
+        pass
+
+
+DEEDS = {
+    "hang": hang,
+    "leave": lambda: os._exit(0),
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "fail": fail,
+    "oom": run_out_of_memory,
+}
