@@ -1,9 +1,8 @@
-"""Noisy bisection finds a planted change among 64 suspects, from rounds that are really timed."""
+"""Noisy bisection finds a planted change among 64 suspects, from rounds whose noise is half of it."""
 
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -11,52 +10,49 @@ import pytest
 from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
 from lmbench.compare.rounds import ratio_by_rounds
 
-COUNT, GOOD_S, GATE = 64, 2e-3, 0.02
+COUNT, CHANGE, GATE = 64, math.log(1.1), 0.02
 
 
-def measured_s(sleep_s):
-    began_s = time.perf_counter()
-    time.sleep(sleep_s)
-    return time.perf_counter() - began_s
+class Machine:
+    """Differences of rounds, log(suspect / good end), with a spread of 4 % and a machine's outliers."""
+
+    def __init__(self, seed):
+        self._rng = np.random.default_rng(seed)
+
+    def difference(self, change):
+        return change + 0.025 * float(self._rng.standard_t(3))
+
+    def ends(self, change):
+        """Rounds of the ends until they differ for certain; None if thirty of them do not."""
+        differences = []
+        for count in range(1, 31):
+            differences.append(self.difference(change))
+            ratio = ratio_by_rounds(differences, [number % 2 == 0 for number in range(count)])
+            if count >= 6 and ratio.lies_beyond(GATE):
+                return differences
+        return None
 
 
-def measured_difference(sleep_s):
-    """log(suspect / good end) of a round: each side sleeps five times, in turn."""
-    turns = [math.log(measured_s(sleep_s) / measured_s(GOOD_S)) for _ in range(5)]
-    return float(np.median(turns))
-
-
-def ends_of(bad_s):
-    """Rounds of the ends until they differ for certain, or thirty of them."""
-    differences = []
-    for count in range(1, 31):
-        differences.append(measured_difference(bad_s))
-        ratio = ratio_by_rounds(differences, [number % 2 == 0 for number in range(count)])
-        if count >= 6 and ratio.lies_beyond(GATE):
-            return differences
-    return None
-
-
-def first_bad(planted, bad_s):
-    """The suspect that the search ends with, where `planted` is the first one that sleeps longer."""
-    ends = ends_of(bad_s)
+def first_bad(planted, machine):
+    """The suspect that the search ends with, where `planted` is the first one that is slower."""
+    ends = machine.ends(CHANGE)
     if ends is None:
         return None
     change = float(np.median(ends))
     votes = [Votes()] * (COUNT - 1) + [votes_of(ends, change)]
     while (index := next_suspect(probabilities_of(votes))) is not None:
-        vote = votes_of([measured_difference(bad_s if index >= planted else GOOD_S)], change)
+        vote = votes_of([machine.difference(CHANGE if index >= planted else 0.0)], change)
         votes[index] = Votes(votes[index].good + vote.good, votes[index].bad + vote.bad)
     return int(probabilities_of(votes).argmax())
 
 
 def test_a_change_of_10_percent_is_found_in_19_of_20_histories():
     planted = np.random.default_rng(41).integers(1, COUNT, 20).tolist()
-    assert sum(first_bad(index, 1.1 * GOOD_S) == index for index in planted) >= 19
+    assert sum(first_bad(index, Machine(seed)) == index for seed, index in enumerate(planted)) >= 19
 
 
 def test_nothing_is_found_where_nothing_changed():
-    assert [ends_of(GOOD_S) for _ in range(3)] == [None] * 3
+    assert [Machine(seed).ends(0.0) for seed in range(5)] == [None] * 5
 
 
 @pytest.mark.parametrize(("votes", "expected"), [([(0, 0), (6, 0), (0, 6), (0, 6)], 2), ([(0, 0), (0, 6)], 1)])
