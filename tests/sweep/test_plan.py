@@ -132,9 +132,10 @@ sweep of options and a view:
   - "base: {config: smoke, measure.stpes: 1}\nmatrix:\n  data.batch_size: [1]\nview:\n  title: T\n  tables:\n\
      \  - {title: T, columns: [step_sec]}\n  charts:\n  - {title: C, kind: bar}\n  baseline: {precison: 1}\n"
   - {1: "--measure.steps?", 7: "'step_sec' is unknown", 9: "chart kind 'bar'", 10: "did you mean precision?"}
+# One after the other.
 fit:
-  - "model:\n  sise: small\n  num_layers: many\ntrainer:\n  accelerator: cpu\n  precision: bf17\n"
-  - {2: "--model.size?", 3: "model.num_layers is 'many'", 6: "trainer.precision is 'bf17'"}
+  - "model:\n  num_layers: 1\ntrainer:\n  accelerator: cpu\n  precision: bf17\n"
+  - {5: "trainer.precision is 'bf17'"}
 fit what is no YAML: ["a: b\n  c: d\n", {}]
 sweep what is no YAML: ["a: b\n  c: d\n", {}]
 """)
