@@ -77,6 +77,8 @@ class ProgressLine(Observer):
             text = f"3/4 probe: {self._probe.value}"
         elif session.stage is Stage.WINDOW:
             text = f"2/4 window: step {done}" + (f" of {done + window_left}" if window_left is not None else "")
+        elif session.steps_done == 0:
+            text = f"1/4 warm-up: {'compiling' if session.run.compile.is_enabled else 'first step'}"
         else:
             # Several ranks warm up for longer, until their pace is steady.
             text = f"1/4 warm-up: step {session.steps_done}" + (f" of {schedule.warmup_steps}" if warmup_left else "")

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lmbench.callbacks import PhaseTimer
 from lmbench.data.datamodule import TokenData
-from lmbench.errors import UsageError, suggest
+from lmbench.errors import UsageError, import_named, suggest
 from lmbench.fit.choice import DEFAULTS, choose, import_class
 from lmbench.fit.measurement import usual_mode
 from lmbench.fit.settings import MeasureSettings, check_settings
@@ -162,7 +162,11 @@ class CommandLine:
             option, _, path = word.partition("=")
             if option in ("--model.help", "--data.help"):
                 key = option[2:-5]
-                class_ = import_class(key, path or next_word)
+                named = path or ("" if next_word.startswith("-") else next_word)
+                others = [other for other in self.words if other != word]
+                class_ = import_class(key, named) if named else getattr(choose(self.command, others), key)
+                if class_ is None:
+                    raise UsageError(f"{option}: there is no {key} class; name it, as in {option} my_file.MyClass")
                 print(f"options of {path_of(class_)}:")
                 _builder(key, class_).print_help()
                 raise SystemExit(0)
@@ -170,7 +174,7 @@ class CommandLine:
     def _mistake(self, error: ArgumentError) -> UsageError:
         """One line for a wrong setting, with file and line where a configuration file has it."""
         line = str(_translated(error, self._parser))
-        name = re.split("[ ;]", line.removeprefix("unknown option --"))[0]
+        name = re.split("[ ;:]", line.removeprefix("unknown option --"))[0]
         is_option = any(word.startswith(f"--{name}") for word in self.words)
         place = None if is_option else self._choice.places.get(name)
         return UsageError(line if place is None else f"{place}: {line}")
@@ -300,6 +304,11 @@ def _wrong_value(name: str, value: str, text: str) -> UsageError:
         own = f"name your own with its module, as in my_file.{path[1]}"
         return UsageError(f"{name}: there is no class {path[1]!r}; {own}{hint}")
     words = re.findall(r"[\w.-]+", ",".join(re.findall(r"Literal\[(.*?)\]", text)))
+    if path := re.search(r"given class_path '([\w.]+)':\s+module", text):
+        try:
+            import_named(name, path[1])
+        except UsageError as error:
+            return error
     wrong_class = _WRONG_CLASS.search(text)
     if wrong_class is not None and not words:
         return UsageError(f"{name}: {' '.join(wrong_class[1].split())}")

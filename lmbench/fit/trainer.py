@@ -42,6 +42,9 @@ TRAINER_DEFAULTS: Values = {
     "use_distributed_sampler": False,
 }
 
+#: Lightning's own profilers.
+_PROFILERS = ("simple", "advanced", "pytorch", "xla")
+
 FLOAT16_ON_A_CPU = "16-mixed on a CPU is float16 with a loss scaler (Lightning 2.6 would take bfloat16)"
 
 
@@ -90,8 +93,12 @@ class BenchTrainer(Trainer):
         devices = str(kwargs.get("devices", 1))
         if devices.isdecimal():
             check_launcher(int(devices) * int(kwargs.get("num_nodes", 1)))
-        if kwargs.get("profiler") == "kernels":
+        profiler = kwargs.get("profiler")
+        if profiler == "kernels":
             kwargs["profiler"] = KernelProfiler()
+        elif isinstance(profiler, str) and profiler not in _PROFILERS:
+            allowed = f"kernels, {', '.join(_PROFILERS)}, or a class such as lmbench.KernelProfiler"
+            raise UsageError(f"trainer.profiler is {profiler!r}; allowed: {allowed}")
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:

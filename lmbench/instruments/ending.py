@@ -24,6 +24,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from msgspec import Struct
 from torch.distributed import DistError
+from torch.nn.parallel import DistributedDataParallel
 
 from lmbench.code_owners import INSTALLED, code_owner
 from lmbench.errors import ExitCode, UsageError, message_of
@@ -89,8 +90,8 @@ def judge(exception: BaseException, phase: str, is_lmbench_subject: bool = True)
         message = f"somebody's code asked to exit with {exception.code}"
     elif message.startswith(_DDP_UNUSED_PARAMETER):
         message = (
-            "the loss does not depend on all parameters, for whose gradients ddp waits; freeze the others "
-            "(requires_grad_(False)), or give --trainer.strategy ddp_find_unused_parameters_true"
+            f"the loss does not depend on all parameters, for whose gradients ddp waits{_unused(exception)}; freeze "
+            "the others (requires_grad_(False)), or give --trainer.strategy ddp_find_unused_parameters_true"
         )
     facts = error_facts(type(exception).__name__, message, phase)
     facts.location = frame_location(lines[-1]) if lines else None
@@ -158,6 +159,17 @@ def ending_of(
     if trace_error:
         return failed("OSError", f"{trace_error}: the trace is lost, the steps are there", "recording")
     return without_loss or Ending("ok", ExitCode.GUARD_FAILED if has_failed_guard else ExitCode.OK)
+
+
+def _unused(exception: BaseException) -> str:
+    """The names of the parameters whose indices ddp's error has, for a sentence; empty if they are unknown."""
+    indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(exception))
+    wrappers = [frame.f_locals.get("self") for frame, _ in walk_tb(exception.__traceback__)]
+    for wrapper in wrappers:
+        if indices and isinstance(wrapper, DistributedDataParallel):
+            names = [name for name, parameter in wrapper.module.named_parameters() if parameter.requires_grad]
+            return f" ({', '.join(names[int(index)] for index in indices[1].split())})"
+    return ""
 
 
 def error_facts(kind: str, message: str, phase: str | None) -> RunError:

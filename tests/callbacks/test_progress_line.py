@@ -12,6 +12,7 @@ from test_task_progress import Terminal
 from lmbench import progress
 from lmbench.callbacks.progress_line import ProgressLine
 from lmbench.instruments.window import ProbeKind, Schedule
+from lmbench.records.run import Compile, RunRecord
 from lmbench.records.vocabulary import Stage
 
 
@@ -20,6 +21,7 @@ def in_a_run(stream, stage=Stage.WARMUP):
     line = ProgressLine(stream)
     line._session = SimpleNamespace(
         schedule=Schedule(warmup_steps=5, steps=20, min_window_s=3.0, probe_steps=5),
+        run=RunRecord(1, "running", compile=Compile(is_enabled=True)),
         steps_done=0,
         stage=stage,
         window_steps=0,
@@ -28,13 +30,14 @@ def in_a_run(stream, stage=Stage.WARMUP):
     return line
 
 
-def test_the_wait_for_a_first_step_is_told_and_ends_with_the_window(monkeypatch):
+def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_window(monkeypatch):
     monkeypatch.setattr(progress, "_LIVE_EVERY_S", 0.01)
     line = in_a_run(terminal := Terminal())
     line.run_started()
-    while "step 0 of 5" not in terminal.getvalue():
+    deadline_s = time.monotonic() + 30
+    while not terminal.getvalue() and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert "step 0 of 5, 0.0 s so far" in terminal.getvalue()
+    assert "1/4 warm-up: compiling, 0.0 s so far" in terminal.getvalue()
     line.before_window()
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
 

@@ -189,11 +189,13 @@ smoke --print_config=skip_null,skip_default | 0 | ^trainer:\n  accelerator: cpu\
 smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; choose one of skip_null, skip_default
 --model.help strangers.Regression | 0 | ^options of strangers.Regression:.*--model.answer
 --data.help=strangers.Data | 0 | ^options of strangers.Data:.*--data.batches
+{OWN} --model.help | 0 | ^options of strangers.OwnLoaders:
+{OWN} --data.help | 2 | there is no data class; name it, as in --data.help my_file.MyClass
 --model.help strangers.Nobody | 2 | module strangers has no Nobody
 --config smoke --config toy_fp16 --print_config | 0 | precision: 16-mixed
 {OWN} --trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=x --trainer.callbacks+=Timer --print_config | 0 | r
 {OWN} --trainer.callbacks EarlyStoping | 2 | there is no class 'EarlyStoping'; .* did you mean EarlyStopping
-{OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | module 'strangers' has no
+{OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
 {OWN} --trainer.callbacks torch.nn.Linear | 2 | callbacks: Import path does not correspond to a subclass of Callback
 {OWN} --trainer.callbacks EarlyStopping | 2 | EarlyStopping': the following arguments are required: monitor
 {OWN} --trainer.callbacks '[3]' | 2 | callbacks: Not a valid subclass of Callback
@@ -251,7 +253,7 @@ MISTAKES = f"""
 {BY_HAND} --measure.zero_grad after_step | allowed: native
 {REGRESSION} --trainer.compile.mode reduce-overhead --trainer.accumulate_grad_batches 2 | CUDA graphs lose gradients
 {REGRESSION} --lr_scheduler StepLR --lr_scheduler.step_size 2 | lr_scheduler needs an optimizer
-{REGRESSION} --optimizer torch.optim.SDG | module 'torch.optim' has no attribute 'SDG'
+{REGRESSION} --optimizer torch.optim.SDG | optimizer: module torch.optim has no SDG; did you mean torch.optim.SGD
 {REGRESSION} --optimizer.lr 0.1 | name the class before it, as in --optimizer CLASS
 {REGRESSION} --optimizer SGD --optimizer.lrr 1 | unknown option --optimizer.lrr of torch.optim.SGD
 {REGRESSION} --optimizer SGD --optimizer.lr=-1 | cannot be made for Regression: Invalid learning rate
