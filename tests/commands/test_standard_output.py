@@ -89,7 +89,7 @@ def predict():
     """Be the process that `lmbench memory --config` starts for a prediction."""
     sys.argv = [
         "prediction",
-        '{"type":"Request","gpu":null,"finds_largest":false}',
+        '{"type":"Request","gpus":[]}',
         *SHORT,
         "--model=noisy.NoisyLanguageModel",
     ]
