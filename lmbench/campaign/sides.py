@@ -128,7 +128,14 @@ def _two_sides(
 def _config_of(text: str) -> tuple[str, Options]:
     """The configuration and the settings of a side, given as `CONFIG[@NAME=VALUE,NAME=VALUE...]`."""
     config, mark, words = (text, "", "") if Path(text).is_file() else text.partition("@")
-    pairs = [word.partition("=") for word in _OPTION.split(words)] if mark else []
-    if not config or not all(name and equals for name, equals, _ in pairs):
+    if not config:
         raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
-    return config, {name: value for name, _, value in pairs}
+    return config, read_settings(words) if mark else {}
+
+
+def read_settings(text: str) -> Options:
+    """Settings given as `NAME=VALUE,NAME=VALUE`. Raises UsageError where one has no name or no value."""
+    pairs = [word.partition("=") for word in _OPTION.split(text)]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise UsageError(f"{text!r}: give options as NAME=VALUE,NAME=VALUE")
+    return {name: value for name, _, value in pairs}

@@ -21,7 +21,6 @@ from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
 from lmbench.masking import masked_words
 from lmbench.precision import matmul_workspace_bytes
-from lmbench.records.store import write_whole
 from lmbench.report.answer import Answer
 from lmbench.sweep.file import CONFIG
 
@@ -60,6 +59,7 @@ def memory(
     gpu: str | None = None,
     gpus: str | None = None,
     fit: str | None = None,
+    also: list[str] | None = None,
     run: Path | None = None,
     results_dir: Path = Path("results"),
     settings: list[str],
@@ -89,6 +89,7 @@ def memory(
         gpu: name of the GPU to predict for, such as H200; by default the one here
         gpus: several GPUs, parted by commas, or all that lmbench knows: one table of what fits on each
         fit: plan for so much memory, such as 80GiB, or for a GPU of this name
+        also: NAME=VALUE[,NAME=VALUE...], with --fit: plan with these settings too, such as trainer.precision=bf16-true
         run: the folder of a `lmbench tune CONFIG --for memory`, for its times of blocks
         results_dir: where the plan's folder goes
         settings: options of `lmbench fit`, to predict
@@ -100,8 +101,10 @@ def memory(
     source = next(iter(sources), None)
     if source is not None and _is_config(source):
         source, settings = None, [f"--config={source}", *settings]
+    if also and fit is None:
+        raise UsageError("--also belongs to --fit")
     if fit is not None:
-        return _planned(source, fit, gpu, run, results_dir, settings)
+        return _planned(source, fit, gpu, also or [], run, results_dir, settings)
     if source is None and settings:
         check_options(settings)
         from lmbench.memory.answer import forecast_answer
@@ -154,28 +157,28 @@ def _difference(sources: Sequence[Result], device: int | None, gpu: str | None, 
 
 
 def _planned(
-    source: Result | None, fit: str, gpu: str | None, run: Path | None, results_dir: Path, settings: list[str]
+    source: Result | None,
+    fit: str,
+    gpu: str | None,
+    also: Sequence[str],
+    run: Path | None,
+    results_dir: Path,
+    settings: list[str],
 ) -> Answer:
     """The plan of a configuration for a size or a GPU, which is also written as YAML."""
+    from lmbench.campaign.planning import write_plan
     from lmbench.memory.answer import plan_answer
     from lmbench.memory.forecast import TargetGpu, gpu_for
-    from lmbench.memory.plan import PlanRequest, ask_plan, times_of
-    from lmbench.tune.answer import tuned_config
 
     advice = "a plan is of a configuration, such as `lmbench memory large_bf16 --fit 80GiB`"
     options = read_configuration(source, settings, advice)
-    words = [f"--{name}={value}" for name, value in options.items()]
-    check_options(words)
     is_size = fit[:1].isdecimal()
     target = gpu_for(gpu if is_size else fit) or TargetGpu("", 0, matmul_workspace_bytes(""))
     if is_size:
         target = TargetGpu(fit, read_size(fit, "fit") or 0, target.workspace_bytes)
-    plan = ask_plan(words, PlanRequest(target, times_of(run)))
     path = results_dir / f"plan-{Path(str(options[CONFIG])).stem}" / "planned.yaml"
-    if plan.best is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, tuned_config({**options, **plan.best.options}))
-    return plan_answer(plan, ["--config", str(path)])
+    plan, others = write_plan(options, target, run, path, also)
+    return plan_answer(plan, ["--config", str(path)], others)
 
 
 def dtypes(source: Result) -> Answer:

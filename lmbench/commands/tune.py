@@ -49,7 +49,7 @@ def tune(
         settings: options of `lmbench fit` for every run
     """
     # Imported here because these modules take long to import, and help does not need them.
-    from lmbench.campaign.proving import prove
+    from lmbench.campaign.planning import prove
     from lmbench.campaign.tuning import Stages
     from lmbench.tune.answer import tune_answer
     from lmbench.tune.proof import proof_answer

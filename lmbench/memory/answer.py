@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from textwrap import shorten
 from typing import Any
@@ -192,10 +193,10 @@ def shortage_answer(shortage: Shortage) -> Answer:
 _MOST_POINTS = 14
 
 
-def plan_answer(plan: MemoryPlan, words: list[str]) -> Answer:
+def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryPlan] | None = None) -> Answer:
     """The recipe of least time that fits, the frontier of time against memory, and how to run the recipe.
 
-    `words` are those of `lmbench fit` for the recipe.
+    `words` are those of `lmbench fit` for the recipe; `others` are plans with other settings, by their words.
     """
     gpu, best = plan.gpu, plan.best
     gpu_text = f"{gpu.name} ({gib(gpu.total_bytes)})"
@@ -229,7 +230,10 @@ def plan_answer(plan: MemoryPlan, words: list[str]) -> Answer:
         shown = rows[rows.index.isin(places) | (rows["note"] != "")]
     return Answer(
         headline=lines,
-        tables=[table("memory/plan", shown, gpu=gpu_text, time=time)],
+        tables=[
+            table("memory/plan", shown, gpu=gpu_text, time=time),
+            *([_beside_others({"as given": plan, **others})] if others else []),
+        ],
         notes=[
             Line(
                 "predicted", f"{plan.tried:,} recipes from steps of {FEW_BLOCKS[0]} and {FEW_BLOCKS[1]} of "
@@ -240,6 +244,20 @@ def plan_answer(plan: MemoryPlan, words: list[str]) -> Answer:
         figures={"gpu": gpu, "is_timed": plan.is_timed, "fitting": plan.fitting},
         data=lambda: table("memory/plan", rows, gpu=gpu_text, time=time),
     )  # fmt: skip
+
+
+def _beside_others(plans: Mapping[str, MemoryPlan]) -> Table:
+    """The recipe of each plan: the one of least time that fits, else that of least memory."""
+    rows = []
+    for words, plan in plans.items():
+        point = plan.best or min(plan.points, key=lambda point: point.reserved_bytes)
+        rows.append({
+            "settings": words, "recomputed": point.recipe.words, "batch_size": point.recipe.batch_size,
+            "micro_batches": point.recipe.micro_batches, "peak_bytes": point.peak_bytes,
+            "reserved_bytes": point.reserved_bytes, "extra_fraction": point.extra_fraction,
+            "fits": "yes" if plan.best else "no",
+        })  # fmt: skip
+    return table("memory/plan_others", pd.DataFrame(rows))
 
 
 def _frontier_chart(rows: pd.DataFrame, plan: MemoryPlan) -> Chart:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from paths import SUPPORT
 
 from lmbench.errors import UsageError
+from lmbench.memory.answer import plan_answer
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
 from lmbench.memory.plan import (
     FEW_BLOCKS,
@@ -16,6 +17,7 @@ from lmbench.memory.plan import (
     BlockTime,
     Chain,
     ChainFacts,
+    MemoryPlan,
     PlanPoint,
     PlanRequest,
     Recipe,
@@ -148,3 +150,16 @@ def test_the_frontier_has_no_point_that_another_beats():
         assert any(
             other.work <= point.work and other.reserved_bytes * 0.97 <= point.reserved_bytes for other in kept
         ), point.recipe
+
+
+def test_a_plan_with_other_settings_is_beside_the_given_one():
+    points = [
+        PlanPoint(recipe, {}, 0.0, predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe))
+        for recipe in (Recipe(4, 1), Recipe(4, 1, "inputs", 10))
+    ]
+    fits = MemoryPlan(points, points[1:], TargetGpu("40GiB", 40, 0), False, [CHAIN], 2)
+    fits_not = replace(fits, fitting=[])
+    answer = plan_answer(fits_not, [], {"trainer.precision=bf16-true": fits})
+    given, other = answer.tables[1].rows
+    assert given[:3] == ["as given", "no", points[1].recipe.words]
+    assert other[:3] == ["trainer.precision=bf16-true", "yes", points[1].recipe.words]

@@ -1,13 +1,18 @@
-"""A memory plan that is proven: the times of a block are measured, and then the plan's points in their order."""
+"""A memory plan, written, or proven: the times of a block are measured, and then the plan's points in their order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 
+from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import LONG, SHORT, Stages
 from lmbench.errors import UsageError
+from lmbench.fit_options import check_options
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanRequest, Recipe, ask_plan, times_of
+from lmbench.records.store import write_whole
 from lmbench.sweep.file import Options, sweep_from
 from lmbench.sweep.plan import make_plan
 from lmbench.tune.answer import tuned_config
@@ -17,6 +22,37 @@ from lmbench.tune.proof import ProvenPoint
 _POINTS = 4
 #: Fractions of the budget after which no time of blocks, and no point, is measured.
 _BLOCKS, _PROOF = 0.5, 1.0
+
+
+def write_plan(
+    options: Options, gpu: TargetGpu, run: Path | None, path: Path, also: Sequence[str] = ()
+) -> tuple[MemoryPlan, dict[str, MemoryPlan]]:
+    """Plan a configuration for a GPU, and write the configuration that fits, if there is one.
+
+    Args:
+        options: the configuration, as options of `lmbench fit`.
+        gpu: the GPU, or only its memory.
+        run: a folder with times of blocks; without it recipes are ranked by their work.
+        path: the YAML file to write.
+        also: changes of the configuration, each `NAME=VALUE,NAME=VALUE`.
+
+    Returns:
+        The configuration's plan, and the plan of each change.
+
+    Raises:
+        UsageError: the options are wrong, the folder has no times, or nothing can be planned.
+    """
+    words, *changed = [
+        [f"--{name}={value}" for name, value in {**options, **change}.items()]
+        for change in ({}, *map(read_settings, also))
+    ]
+    for each in (words, *changed):
+        check_options(each)
+    plan = ask_plan(words, PlanRequest(gpu, times_of(run)))
+    if plan.best is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, tuned_config({**options, **plan.best.options}))
+    return plan, {change: ask_plan(each, PlanRequest(gpu)) for change, each in zip(also, changed, strict=True)}
 
 
 def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
