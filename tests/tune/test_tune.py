@@ -212,7 +212,7 @@ def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(
         points.sort(key=lambda point: point.work)
         return MemoryPlan(points, points[: request.checks], request.gpu, bool(request.times), [chain], 2)
 
-    monkeypatch.setattr("lmbench.campaign.proving.ask_plan", plan_for)
+    monkeypatch.setattr("lmbench.campaign.planning.ask_plan", plan_for)
     Path("own.yaml").write_text(OWN)
     words = ("--for=memory", "--at_most=1GiB", "--measure.warmup_steps=1", "--measure.min_window_s=0.1", "--json")
     code, answer, err = tune(SPACE, "own.yaml", *words)
