@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 from msgspec.structs import replace
 
-from lmbench.campaign.proving import few_blocks, words_of
+from lmbench.campaign.planning import few_blocks, words_of
 from lmbench.campaign.tuning import Stages
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import PlanRequest, ask_plan, predicted_peak, recipes_of, times_of
