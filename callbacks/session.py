@@ -404,8 +404,10 @@ class MeasurementSession(LeanCallback):
             # The end of the epoch, perhaps with a validation or a checkpoint, came after the last step.
             self.raw_wall_s -= self.timer.since_step_s()
         self.run.window.steps = self.window_steps
-        self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch
         batches = self._trainer.num_training_batches
+        # An epoch also ends where training does: in an endless loader, and before the first step of the window.
+        has_ends = self.window_steps > 0 and math.isfinite(batches)
+        self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch if has_ends else 0
         self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
         self.stage = Stage.DONE
         opening = self.run.window.replaced_functions or []

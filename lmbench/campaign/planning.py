@@ -11,10 +11,9 @@ from lmbench.campaign.tuning import LONG, SHORT, Stages
 from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanRequest, Recipe, ask_plan, times_of
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanRequest, Recipe, ask_plan, option_words, times_of
 from lmbench.records.store import write_whole
-from lmbench.sweep.file import Options, sweep_from
-from lmbench.sweep.plan import make_plan
+from lmbench.sweep.file import Options
 from lmbench.tune.answer import tuned_config
 from lmbench.tune.proof import ProvenPoint
 
@@ -42,17 +41,15 @@ def write_plan(
     Raises:
         UsageError: the options are wrong, the folder has no times, or nothing can be planned.
     """
-    words, *changed = [
-        [f"--{name}={value}" for name, value in {**options, **change}.items()]
-        for change in ({}, *map(read_settings, also))
-    ]
-    for each in (words, *changed):
+    words = option_words(options)
+    changed = {change: option_words({**options, **read_settings(change)}) for change in also}
+    for each in (words, *changed.values()):
         check_options(each)
     plan = ask_plan(words, PlanRequest(gpu, times_of(run)))
     if plan.best is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, tuned_config({**options, **plan.best.options}))
-    return plan, {change: ask_plan(each, PlanRequest(gpu)) for change, each in zip(also, changed, strict=True)}
+    return plan, {change: ask_plan(each, PlanRequest(gpu)) for change, each in changed.items()}
 
 
 def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
@@ -71,7 +68,7 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         gpu = here
     else:
         raise UsageError("--for memory needs a GPU, or the memory to plan for, such as --at_most 40GiB")
-    words = words_of(stages)
+    words = option_words(stages.base)
     with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
         stages.measure("blocks", {**SHORT, **stages.base}, few_blocks(plan), _BLOCKS)
@@ -88,12 +85,6 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
         best.is_answer = True
         stages.write("tuned.yaml", tuned_config({**stages.base, **best.point.options}))
     return plan, proven
-
-
-def words_of(stages: Stages) -> list[str]:
-    """The given configuration, as options of `lmbench fit`."""
-    (cell,) = make_plan("given", sweep_from({"base": stages.base, "include": [{}]})).cells
-    return cell.words(cell.config)[1:]
 
 
 def few_blocks(plan: MemoryPlan) -> dict[str, Options]:

@@ -76,8 +76,7 @@ def memory(
     `lmbench memory --config large_bf16 --data.batch_size 32 --gpu H200`. For several GPUs (`--trainer.devices 8
     --trainer.strategy fsdp2`) it shows the memory of rank 0, and how many GPUs are enough.
 
-    Of two sources, each a recording or a configuration, it shows what the second one holds more, by category, line and
-    phase.
+    Of two sources, recordings or configurations, it shows what the second one holds more, by category, line and phase.
 
     With `--fit 80GiB` (or `--fit RTX4090`) it plans how the same step takes the least time in that memory, and writes
     RESULTS_DIR/plan-CONFIG/planned.yaml for `lmbench fit`. `lmbench tune CONFIG --for memory` measures such plans.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -92,15 +91,9 @@ class Fp8Precision(RepairedMixedPrecision):
             # A strategy that shards layers has converted them already, before Lightning's own call.
             return module
         from torch._inductor import config as inductor
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8.float8_linear import Float8Linear
 
-        level = logging.root.manager.disable
-        # Importing torchao warns of libraries that this GPU cannot use, and of newer PyTorch interfaces.
-        logging.disable(logging.WARNING)
-        try:
-            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-            from torchao.float8.float8_linear import Float8Linear
-        finally:
-            logging.disable(level)
         linears = {
             name: child for name, child in module.named_modules(remove_duplicate=False) if isinstance(child, nn.Linear)
         }

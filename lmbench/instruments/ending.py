@@ -265,8 +265,9 @@ def user_lines(exception: BaseException) -> list[FrameSummary]:
         lines = [FrameSummary(file, int(number), name, line=text) for file, number, name, text in quoted]
     if message_of(exception).startswith(_WRONG_LOSS):
         values = (frame.f_locals.get("trainer") for frame, _ in walk_tb(exception.__traceback__))
-        trainer = next(value for value in values if isinstance(value, Trainer))
-        lines.append(definition_of_step(trainer.lightning_module))
+        trainer = next((value for value in values if isinstance(value, Trainer)), None)
+        if trainer is not None:
+            lines.append(definition_of_step(trainer.lightning_module))
     users = [line for line in lines if code_owner(line.filename) == "user"]
     return [line for line in users if not INSTALLED & set(Path(line.filename).parts)] or users
 

@@ -17,10 +17,10 @@ from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, Shortage, option_words
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanPoint, Shortage, option_words
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.measured import RunError
-from lmbench.records.vocabulary import STEP
+from lmbench.records.vocabulary import STEP, Values
 from lmbench.report.answer import Answer, Chart, Line, Spec, Table, guard_lines
 from lmbench.report.charts import picture
 from lmbench.report.described import table
@@ -216,9 +216,7 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
         ]
     rows = pd.DataFrame(
         {
-            "recomputed": point.recipe.words, "batch_size": point.recipe.batch_size,
-            "micro_batches": point.recipe.micro_batches, "peak_bytes": point.peak_bytes,
-            "reserved_bytes": point.reserved_bytes, "extra_fraction": point.extra_fraction,
+            **_point_row(point),
             **({"step_s": point.work} if plan.is_timed else {}),
             "note": "" if best is None or point.recipe != best.recipe else "the plan",
         }
@@ -246,17 +244,21 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
     )  # fmt: skip
 
 
+def _point_row(point: PlanPoint) -> Values:
+    """A recipe and its predictions, for a table of plans."""
+    recipe = point.recipe
+    return {
+        "recomputed": recipe.words, "batch_size": recipe.batch_size, "micro_batches": recipe.micro_batches,
+        "peak_bytes": point.peak_bytes, "reserved_bytes": point.reserved_bytes, "extra_fraction": point.extra_fraction,
+    }  # fmt: skip
+
+
 def _beside_others(plans: Mapping[str, MemoryPlan]) -> Table:
     """The recipe of each plan: the one of least time that fits, else that of least memory."""
     rows = []
     for words, plan in plans.items():
         point = plan.best or min(plan.points, key=lambda point: point.reserved_bytes)
-        rows.append({
-            "settings": words, "recomputed": point.recipe.words, "batch_size": point.recipe.batch_size,
-            "micro_batches": point.recipe.micro_batches, "peak_bytes": point.peak_bytes,
-            "reserved_bytes": point.reserved_bytes, "extra_fraction": point.extra_fraction,
-            "fits": "yes" if plan.best else "no",
-        })  # fmt: skip
+        rows.append({"settings": words, "fits": "yes" if plan.best else "no", **_point_row(point)})
     return table("memory/plan_others", pd.DataFrame(rows))
 
 

@@ -286,8 +286,7 @@ def details(run: RunRecord) -> list[Line]:
     """Lines on unseen phases, compilation, kernels, memory, power and loss, as far as they are known, and on guards."""
     history, kernels = run.memory_history or MemoryHistoryRecord(), run.kernels or KernelSummary()
     breaks, check, loss = run.compile.graph_break_count, run.model.attention_check, run.loss
-    unseen, restart_s = listed(*run.unseen_phases or ()), run.window.loader_restart_s
-    ends = run.window.loader_end_count if run.window.steps else None
+    unseen, ends, restart_s = listed(*run.unseen_phases or ()), run.window.loader_end_count, run.window.loader_restart_s
     power_w, joules = run.device_state.mean_power_w, run.throughput.joules_per_token
     return [
         *labelled(

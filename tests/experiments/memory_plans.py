@@ -16,11 +16,10 @@ from pathlib import Path
 import pandas as pd
 from msgspec.structs import replace
 
-from lmbench.campaign.planning import few_blocks, words_of
+from lmbench.campaign.planning import few_blocks
 from lmbench.campaign.tuning import Stages
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
-from lmbench.memory.plan import PlanRequest, ask_plan, predicted_peak, recipes_of, times_of
-from lmbench.standard_output import result_alone
+from lmbench.memory.plan import PlanRequest, ask_plan, option_words, predicted_peak, recipes_of, times_of
 from lmbench.tune.search import goal_of
 
 LLAMA = {
@@ -89,10 +88,9 @@ def main(folder, seconds, names):
     rows, swept = [], []
     for name in names:
         stage = stages_of(folder, name, seconds)
-        words = words_of(stage)
+        words = option_words(stage.base)
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
-        stage.begin(trusts=True)
-        with result_alone(), stage.cache:
+        with stage.begun(trusts=True):
             measured(stage, "blocks", few_blocks(plan))
             times, bests = times_of(stage.path), {}
             for budget in MODELS[name][1]:
@@ -101,7 +99,6 @@ def main(folder, seconds, names):
             # One recipe may be the best for several budgets.
             proven = measured(stage, "plans", {str(best.recipe): best.options for best in bests.values() if best})
             grid_rows = measured(stage, "grid", grid(plan, gpu))
-        stage.executor.end()
         swept += [{"model": name, "recipe": recipe, **row} for recipe, row in grid_rows.items()]
         for budget, best in bests.items():
             row = proven.get(str(best.recipe), {}) if best else {}

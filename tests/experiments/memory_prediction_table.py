@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pandas as pd
 from paths import RUNS
 
-from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+from lmbench.memory.forecast import Request, ask_forecast, gpus_for
 
 PHASES = ("forward", "backward", "optimizer")
 CHOICE = ["size", "precision", "attention", "mode", "compile"]
@@ -46,7 +46,7 @@ def errors(row, forecast):
 def main(words):
     rows = cells(*words)
     with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda row: ask_forecast(words_of(row), Request(gpu_for("H200"), False)), rows.values())
+        made = pool.map(lambda row: ask_forecast(words_of(row), Request(gpus_for("H200"))), rows.values())
         table = pd.DataFrame([errors(row, one) for row, one in zip(rows.values(), made, strict=True)], [*rows])
     print(table.to_string(float_format="{:+.2%}".format))
     print(table.abs().agg(["median", "max"]).to_string(float_format="{:.2%}".format))
