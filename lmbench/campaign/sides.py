@@ -22,6 +22,8 @@ _OPTION = re.compile(r",(?=[A-Za-z_][\w.]*\+?=)")
 WINDOW = ("measure.min_window_s", "measure.steps")
 #: Rounds and windows where each round is a task elsewhere.
 _TASK_ROUNDS, _TASK_WINDOW = 32, (2.0, 10)
+#: Settings of both sides where the user gives none. Only the first round probes, and it delays the verdict.
+_DEFAULTS = {"measure.probe_steps": 3}
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _two_sides(
             commit = None if revision in (None, ".") else resolve_revision(str(revision))[1]
             environments[environment] = {"revision": commit, "python": python, "variables": values}
             sides[side][ENVIRONMENT] = environment
-    content = {"base": settings, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
+    content = {"base": {**_DEFAULTS, **settings}, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
     return sweep_from({**content, "coin_seed": secrets.randbits(32)})
 
 

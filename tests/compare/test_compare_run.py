@@ -96,8 +96,8 @@ def test_each_side_gets_its_configuration_options_and_variables_and_both_the_com
     a, b = (launch.words for launch in compare_run(noisy(), *words).launches.values())
     configs = [Path(words[1].removeprefix("--config=")).read_text() for words in (a, b)]
     assert configs == [CONFIG, CONFIG.replace("tiny", "small")]
-    assert a[2:5] == ["--data.batch_size=2", "--model.attention=naive", "--trainer.devices=[1,2]"]
-    assert b[2:4] == ["--data.batch_size=2", "--measure.min_window_s=1"]
+    assert a[3:6] == ["--data.batch_size=2", "--model.attention=naive", "--trainer.devices=[1,2]"]
+    assert b[3:5] == ["--data.batch_size=2", "--measure.min_window_s=1"]
     # Variables make environments. The servers of all environments are ready before either side is measured.
     words = ("--variable", "OMP_NUM_THREADS", "1", "2", "--revision", ".", ".", "--budget=0.001s", "--name=d")
     servers = compare_run(noisy(), "a.yaml", *words)
