@@ -81,12 +81,16 @@ def main():
 
 def machine():
     """Name of the card, its GiB and the number of cards; the CPU where there is none."""
-    import torch
-
-    if not torch.cuda.is_available():
+    # In a process of its own, since one that uses the GPU would stand in every run as another process there.
+    asks = (
+        "import torch.cuda as c; p = c.get_device_properties(0); "
+        "print(p.name, p.total_memory, c.device_count(), sep=';')"
+    )
+    answer = subprocess.run([sys.executable, "-c", asks], check=False, capture_output=True, text=True)
+    if answer.returncode:
         return "cpu", 0, 1
-    name = re.sub(r"\W+", "_", torch.cuda.get_device_name(0)).lower()
-    return name, torch.cuda.mem_get_info(0)[1] / 2**30, torch.cuda.device_count()
+    name, total_bytes, count = answer.stdout.strip().split(";")
+    return re.sub(r"\W+", "_", name).lower(), int(total_bytes) / 2**30, int(count)
 
 
 def fits(item, gib, gpus, only):

@@ -119,6 +119,14 @@ class Chain(Struct):
         blocks = {name: between(facts, other.blocks[name], share) for name, facts in self.blocks.items()}
         return Chain(batch_size, self.is_chunked, self.count, between(self.facts, other.facts, share), blocks)
 
+    def no_faster_than(self, other: Chain) -> Chain:
+        """The facts with the work of another chain where that is more."""
+        blocks = {
+            name: facts._replace(work=max(facts.work, other.blocks[name].work)) for name, facts in self.blocks.items()
+        }
+        facts = self.facts._replace(work=max(self.facts.work, other.facts.work))
+        return Chain(self.batch_size, self.is_chunked, self.count, facts, blocks)
+
 
 class ChainSample(NamedTuple):
     """A fake step of few blocks: the bytes held after each event, its allocations, its blocks' borders, its work."""
@@ -311,6 +319,8 @@ def with_works(chain: Chain, works: Works, whole: Works) -> Chain:
 def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
     """The chains with seconds as work, on the lines through one or two sizes of the micro-batch that were measured.
 
+    No size is faster than the smaller one of these: launching its kernels takes as long.
+
     Raises:
         UsageError: no size has times of blocks that are not recomputed.
     """
@@ -334,7 +344,11 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
     if not known:
         raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
-    return [ends[0].at(size, ends[-1]) for ends in known.values() for size in sizes]
+    timed_chains = []
+    for ends in known.values():
+        least = min(ends, key=lambda chain: chain.batch_size)
+        timed_chains += [ends[0].at(size, ends[-1]).no_faster_than(least) for size in sizes]
+    return timed_chains
 
 
 def recipes_of(chain: Chain, samples: int) -> Iterator[Recipe]:

@@ -128,13 +128,14 @@ def test_times_of_few_blocks_become_times_of_a_step():
         time_of("none", fewer, 2, 0.7 + fewer / 2), time_of("none", more, 2, 0.7 + more / 2),
         time_of("inputs", fewer, 4, 1 + 1.25 * fewer), time_of("inputs", fewer, 2, 0.7 + 0.75 * fewer),
     ]  # fmt: skip
-    chains = [CHAIN, *(replace(CHAIN, batch_size=size) for size in (2, 1)), replace(CHAIN, is_chunked=True)]
+    chains = [CHAIN, *(replace(CHAIN, batch_size=size) for size in (3, 2, 1)), replace(CHAIN, is_chunked=True)]
     timed = with_times(chains, times[::-1])
     # Without a time the loss in chunks is left out.
-    assert [(chain.batch_size, chain.is_chunked) for chain in timed] == [(4, False), (2, False), (1, False)]
+    assert [(chain.batch_size, chain.is_chunked) for chain in timed] == [(size, False) for size in (4, 3, 2, 1)]
     assert predicted_work(timed[0], Recipe(4, 1, "inputs", 10)) == pytest.approx(1 + 12.5 + 0.1)
-    # On the line through both sizes.
-    assert predicted_work(timed[2], Recipe(1, 1)) == pytest.approx(0.55 + 2.5 + 0.1)
+    # On the line through both sizes, and below them no faster than the smaller one.
+    assert predicted_work(timed[1], Recipe(3, 1)) == pytest.approx(0.85 + 7.5 + 0.1)
+    assert predicted_work(timed[3], Recipe(1, 1)) == pytest.approx(0.7 + 5 + 0.1)
     with pytest.raises(UsageError, match="no times of blocks"):
         with_times(chains, times[2:3])
 
