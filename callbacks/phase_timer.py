@@ -51,6 +51,7 @@ class PhaseTimer(Observer):
 
     - `clock`: name of the clock.
     - `probe.steps`, `probe.marked_modules`, `probe.verdicts`: the lag probes and their verdict by phase.
+    - `probe.host_step_s`: least host seconds of a settling step or lag probe.
 
     Attributes:
         records: the last 10 000 StepRecords of the latest run.
@@ -154,6 +155,7 @@ class PhaseTimer(Observer):
             synchronize(self.session.device)
             self._restart()
             self._settle_steps, self._settling_since_s = 0, time.monotonic()
+            self._host_steps_s = list[float]()
         elif kind is ProbeKind.LAG:
             self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
 
@@ -168,7 +170,7 @@ class PhaseTimer(Observer):
         queued_s = self._settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
         if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S:
             return True
-        lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]
+        lags_s = [step.record.lag_step_s or 0.0 for step in self._drain_probe()]
         is_host_bound = self._window_lag_s < HOST_BOUND_LAG_S
         return is_host_bound or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._window_lag_s
 
@@ -177,13 +179,20 @@ class PhaseTimer(Observer):
             return
         self._marks.close()
         synchronize(self.session.device)
-        steps = [step for step in self._timeline.drain() if step.record.stage == "probe"]
+        steps = [step for step in self._drain_probe() if step.record.stage == "probe"]
         steps = steps[-self.session.schedule.probe_steps :]
         probe = self.session.run.probe
         probe.steps = len(steps)
         probe.marked_modules = self._marks.count
         probe.verdicts = lag_verdicts(steps)
+        probe.host_step_s = min(self._host_steps_s, default=None)
         self._restart()
+
+    def _drain_probe(self) -> list[Step]:
+        """The finished probe steps. The first of all begins on an idle device, so no launch in it waits for room."""
+        steps = self._timeline.drain()
+        self._host_steps_s += [step.record.step_host_s for step in steps if step.record.step_host_s is not None]
+        return steps
 
     # delivery
 

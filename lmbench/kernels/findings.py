@@ -155,10 +155,10 @@ def summarize(findings: KernelFindings) -> KernelSummary:
     """
     timeline, work, phases = findings.trace.timeline, findings.work, findings.phases
     simulation = WhatIf(findings.graph)
-    causes = simulation.path.groupby("cause").ns.sum().sort_values(ascending=False) / 1e9 / findings.graph.steps
+    step_s, shares = simulation.ask([])
     path = {
-        "path_s": simulation.measured_s,
-        "path": {f"{cause.replace(' ', '_')}_s": time_s for cause, time_s in causes.items()},
+        "path_s": step_s,
+        "path": {f"{cause.replace(' ', '_')}_s": share * step_s for cause, share in shares.items()},
         "what_if": simulation.recorded(),
     }
     if findings.why_no_kernels:

@@ -68,8 +68,7 @@ WHAT_IF, NOTHING_CHANGED = "measure.what_if", "nothing"
 def _predicted_s(frame: Frame, cell: int) -> float | None:
     """The step of a cell that makes a what-if true, predicted from the step and the trace of the unchanged cell.
 
-    The profiler slows the host, so a change counts as a share of the recorded step. Without launches what is left is
-    the device's time, which it does not slow.
+    A change counts as a share of the step by the trace. Without launches what is left is the device's time.
     """
     unchanged = [other for other, facts in frame.facts.items() if facts.get(WHAT_IF) == NOTHING_CHANGED]
     if not unchanged:

@@ -41,7 +41,7 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
     graph = graph_of(sources)
     simulation = WhatIf(graph)
     shown = _late_pieces(graph, simulation.path).assign(s=lambda rows: rows.ns / 1e9 / graph.steps)
-    step_s, count = simulation.measured_s, len(graph.traces)
+    step_s, count = simulation.traced_s, len(graph.traces)
     sums = {axis: shown.groupby(axis).s.sum().sort_values(ascending=False) for axis in ("cause", "phase", "part")}
     ranks = f" over {count} ranks" if count > 1 else ""
     headline = [
@@ -52,6 +52,7 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
         *_launching_lines(simulation, shown),
         Line("by phase", _listed(sums["phase"], step_s)),
         Line("by part", _listed(sums["part"].drop("", errors="ignore"), step_s)),
+        *_profiler_lines(simulation),
         *(_slack_lines(simulation) if changes is None else []),
     ]
     what_ifs = _what_if_table(simulation, changes)
@@ -68,7 +69,12 @@ def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> An
         Line("checked", f"{residual}; {milliseconds(unexplained_s)} ms of the path have no cause in the trace"),
         Line("", _UNKNOWN),
     ]
-    figures = {"step_s": step_s, "residual_fraction": simulation.residual_fraction, "path": sums["cause"].to_dict()}
+    figures = {
+        "step_s": step_s,
+        "unprofiled_step_s": simulation.step_s,
+        "residual_fraction": simulation.residual_fraction,
+        "path": sums["cause"].to_dict(),
+    }
     return Answer(
         [*headline, *notes], tables, figures=figures, first=("what_if",), trace=lambda: fused_trace(graph, shown)
     )
@@ -111,12 +117,22 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
         words = zip(rows.name, places(graph.traces[rank], rows), strict=True)
         place_of |= zip(rows.link, (f"{name} {place}".rstrip() for name, place in words), strict=True)
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
-    if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.measured_s:
+    if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
         return []
     text = (
         f"launching: {milliseconds(by_place.max())} of {milliseconds(launching.s.sum())} ms after {by_place.idxmax()}"
     )
     return [Line("", text)]
+
+
+def _profiler_lines(simulation: WhatIf) -> list[Line]:
+    """A line with the step and its chain without what the profiler costs the host, where that is known."""
+    if simulation.host_s == simulation.traced_host_s:
+        return []
+    step_s, shares = simulation.ask([])
+    host = f"{milliseconds(simulation.host_s)} ms of the host instead of {milliseconds(simulation.traced_host_s)}"
+    text = f"{milliseconds(step_s)} ms per step with {host}: {_listed(shares * step_s, step_s)}"
+    return [Line("unprofiled", text)]
 
 
 def _slack_lines(simulation: WhatIf) -> list[Line]:
@@ -143,7 +159,7 @@ def _what_if_table(simulation: WhatIf, changes: Sequence[GraphChange] | None) ->
         checked = checked_fraction(together)
         rows.append({
             "change": ", ".join(change.words for change in together), "step_s": step_s,
-            "change_s": step_s - simulation.measured_s, "share_fraction": step_s / simulation.measured_s - 1,
+            "change_s": step_s - simulation.step_s, "share_fraction": step_s / simulation.step_s - 1,
             "band_s": None if checked is None else max(checked, abs(simulation.residual_fraction)) * step_s,
             "limit": ", ".join(f"{cause} {percent(share)}" for cause, share in shares[:_TOP_LIMITS].items()),
         })  # fmt: skip

@@ -14,11 +14,12 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from lmbench.errors import UsageError, unknown
 from lmbench.kernels.events import where
-from lmbench.kernels.graph import Graph
+from lmbench.kernels.graph import Graph, Solution
 from lmbench.kernels.names import KINDS, PARTS
 from lmbench.kernels.pieces import DATA, LAUNCHING, UNEXPLAINED
 from lmbench.kernels.trace import PHASE_ORDER
@@ -88,6 +89,9 @@ def _read_change(words: str) -> GraphChange:
 class WhatIf:
     """The graph simulated with changes; lengths are those of a step, in s.
 
+    A profiler slows the host, and not the device. Where the run knows its host's time without one
+    (`probe.host_step_s`), launching takes as much less in every simulation.
+
     Raises:
         UsageError: the steps take no time, as in a damaged trace.
     """
@@ -97,10 +101,14 @@ class WhatIf:
         if not graph.measured.length_ns > 0:
             path = next(iter(graph.traces.values())).path
             raise UsageError(f"the steps of {str(path)!r} take no time; give a trace as torch.profiler wrote it")
-        self._base_ns = graph.simulate(graph.links.ns.to_numpy(np.float64)).length_ns
-        self.measured_s = float(graph.measured.length_ns / 1e9 / graph.steps)
-        #: How much longer the simulation without a change is than the recording, as a share of it.
-        self.residual_fraction = self._base_ns / graph.measured.length_ns - 1
+        recorded_ns = graph.simulate(graph.links.ns.to_numpy(np.float64)).length_ns
+        #: How much longer the simulation of the recording is than the recording, as a share of it.
+        self.residual_fraction = recorded_ns / graph.measured.length_ns - 1
+        self.traced_s = float(graph.measured.length_ns / 1e9 / graph.steps)
+        self.traced_host_s, self.host_s, self._launching_factor = self._host()
+        self._base_ns = recorded_ns if self._launching_factor == 1 else self._simulate([])[1].length_ns
+        #: The step without a change, and without what the profiler costs the host.
+        self.step_s = self.traced_s + (self._base_ns - recorded_ns) / 1e9 / graph.steps
 
     @cached_property
     def path(self) -> pd.DataFrame:
@@ -117,8 +125,26 @@ class WhatIf:
             del changes_s["rank=median"]
         for words in changes_s:
             with suppress(UsageError):
-                changes_s[words] = self.ask(read_changes(words))[0] - self.measured_s
+                changes_s[words] = self.ask(read_changes(words))[0] - self.step_s
         return changes_s
+
+    def _host(self) -> tuple[float, float, float]:
+        """The host's time for a step as traced and without the profiler, in s, and the factor that is on launching.
+
+        Waiting for the device does not count.
+        """
+        pieces, steps = self.graph.pieces, self.graph.steps * len(self.graph.traces)
+        target = self.graph.links.target.to_numpy()[pieces.link]
+        is_inside = self.graph.activities.is_inside.to_numpy(bool)[target // 2]
+        works = pieces.thread.notna() & pieces.link_kind.isin(("program", "call")) & is_inside
+        traced_s, launching_s = (
+            float(pieces.ns[rows].sum() / 1e9 / steps) for rows in (works, works & (pieces.cause == LAUNCHING))
+        )
+        host_s = next(iter(self.graph.traces.values())).record.probe.host_step_s or traced_s
+        saved_s = traced_s - host_s
+        if not 0 < saved_s < launching_s:
+            return traced_s, traced_s, 1.0
+        return traced_s, host_s, 1 - saved_s / launching_s
 
     def ask(self, changes: Sequence[GraphChange]) -> tuple[float, pd.Series]:
         """The step with all of these changes, and the shares of causes in its critical path, the largest first.
@@ -127,16 +153,24 @@ class WhatIf:
             UsageError: the trace does not have what a change needs.
         """
         pieces, count = self.graph.pieces, len(self.graph.links)
-        piece_ns = pieces.ns.to_numpy() * np.prod([*map(self._factors, changes)], axis=0)
+        piece_ns, solution = self._simulate(changes)
         link_ns = np.bincount(pieces.link, piece_ns, count).astype(np.float64)
-        solution = self.graph.simulate(link_ns, any(change.axis == "rank" for change in changes))
-        step_s = self.measured_s + (solution.length_ns - self._base_ns) / 1e9 / self.graph.steps
+        step_s = self.step_s + (solution.length_ns - self._base_ns) / 1e9 / self.graph.steps
         link, start_ns, end_ns = np.array(solution.path).reshape(-1, 3).T
         # Time of a link on the path counts for the causes of its pieces.
         path_ns = np.bincount(link.astype(int), end_ns - start_ns, count)
         scale = np.divide(path_ns, link_ns, out=np.zeros(count), where=link_ns > 0)[pieces.link]
         shares = pd.Series(piece_ns * scale / (solution.length_ns or 1.0)).groupby(pieces.cause).sum()
         return float(step_s), shares[shares > 0].sort_values(ascending=False)
+
+    def _simulate(self, changes: Sequence[GraphChange]) -> tuple[npt.NDArray[np.float64], Solution]:
+        """The time of each piece with all of these changes, and the steps with them."""
+        pieces = self.graph.pieces
+        is_launching = (pieces.thread.notna() & (pieces.cause == LAUNCHING)).to_numpy()
+        launching = np.where(is_launching, self._launching_factor, 1.0)
+        piece_ns = pieces.ns.to_numpy() * np.prod([launching, *map(self._factors, changes)], axis=0)
+        link_ns = np.bincount(pieces.link, piece_ns, len(self.graph.links)).astype(np.float64)
+        return piece_ns, self.graph.simulate(link_ns, any(change.axis == "rank" for change in changes))
 
     def _block_fraction(self) -> float:
         """The share of the blocks in the parameters; 0 if the trace has no run of lmbench's model."""

@@ -339,7 +339,7 @@ _POSSIBLE = ("collectives=0", "rank=median", "launches=0", "data=0", "optimizer=
 
 
 def what_sets(kernels: KernelSummary) -> str:
-    """One sentence on what takes most of the chain that sets a traced step, and on the change that saves most of it.
+    """One sentence on what takes most of the chain that sets the step, and on the change that saves most of it.
 
     Empty without a path. Half the layers, or no attention, is no change that leaves the model as it is.
     """
@@ -348,7 +348,7 @@ def what_sets(kernels: KernelSummary) -> str:
     name, time_s = next(iter(kernels.path.items()))
     cause = name.removesuffix("_s").replace("_", " ")
     taken = f"{milliseconds(time_s)} of {milliseconds(kernels.path_s)} ms"
-    text = f"{cause} takes {taken} of the chain that sets the traced step"
+    text = f"{cause} takes {taken} of the chain that sets the step"
     changes = [(change_s, words) for words, change_s in kernels.what_if.items() if words in _POSSIBLE]
     change_s, words = min(changes, default=(0.0, ""))
     return f"{text}; {words} would save {milliseconds(-change_s)} ms" if change_s < 0 else text

@@ -6,7 +6,7 @@ import gzip
 import json
 
 import pytest
-from runs import make_sweep, rows_of
+from runs import make_run, make_sweep, rows_of
 from trace_events import HandWritten, examined
 
 from lmbench.cli import main
@@ -194,10 +194,18 @@ def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_th
 def test_the_sentence_of_a_run_names_a_change_that_it_can_make():
     changes_s = {"layers=0.5": -0.08, "attention=0": -0.06, "launches=0": -0.05, "data=0": 0.0}
     text = what_sets(KernelSummary(path_s=0.2, path={"launching_s": 0.1}, what_if=changes_s))
-    assert (
-        text
-        == "launching takes 100.00 of 200.00 ms of the chain that sets the traced step; launches=0 would save 50.00 ms"
-    )
+    assert text == "launching takes 100.00 of 200.00 ms of the chain that sets the step; launches=0 would save 50.00 ms"
+
+
+def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler(tmp_path, capsys):
+    # The host works for 10 us before the synchronize and for 210 us after it.
+    folder = tmp_path / "run"
+    make_run(folder, {}, {"probe.host_step_s": 110e-6})
+    late_host().write(folder / "trace.json").rename(folder / "trace.json.gz")
+    record = answer(capsys, folder, "--path")
+    assert (record["step_s"], record["unprofiled_step_s"]) == pytest.approx((500e-6, 400e-6))
+    assert main(["kernels", str(folder), "--path"]) == 0
+    assert "0.400 ms per step with 0.110 ms of the host instead of 0.220" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, capsys):
