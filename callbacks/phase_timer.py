@@ -132,6 +132,10 @@ class PhaseTimer(Observer):
 
     def between_steps(self) -> None:
         if self.session.stage is Stage.PROBE:
+            if self._settling_since_s is None:
+                synchronize(self.session.device)
+                self._restart()
+                self._settling_since_s = time.monotonic()
             return
         is_due = self._since_flush >= FLUSH_STEPS or self._scalars_since_flush >= FLUSH_SCALARS
         if is_due or time.monotonic() - self._flushed_at >= FLUSH_S:
@@ -152,9 +156,9 @@ class PhaseTimer(Observer):
             window = [record for record in self.records if record.stage == "window"]
             self._window_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
-            synchronize(self.session.device)
-            self._restart()
-            self._settle_steps, self._settling_since_s = 0, time.monotonic()
+            # Settling begins behind the first step, in which the host also writes the record.
+            self._settle_steps = 0
+            self._settling_since_s: float | None = None
             self._host_steps_s = list[float]()
         elif kind is ProbeKind.LAG:
             self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
@@ -166,6 +170,8 @@ class PhaseTimer(Observer):
         has finished none of them when all are issued. So the lag is also estimated: the issued steps last as long as
         the window's, and the device has worked on them since settling began.
         """
+        if self._settling_since_s is None:
+            return False
         self._settle_steps += 1
         queued_s = self._settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
         if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S:
