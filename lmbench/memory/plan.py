@@ -71,7 +71,7 @@ class ChainFacts(NamedTuple):
     """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
     and changes over them: until the backward begins, until the last block's backward begins, and after the first
     block's; and all gradients. `work` is that of a micro-batch without blocks, `adding_work` that of adding its
-    gradients to others, `update_work` that of the optimizer."""
+    gradients to others, `update_work` that of the optimizer, `forward_work` that of a block's forward."""
 
     entry: float
     head_peak: float
@@ -83,6 +83,7 @@ class ChainFacts(NamedTuple):
     work: float = 0.0
     adding_work: float = 0.0
     update_work: float = 0.0
+    forward_work: float = 0.0
 
 
 Facts = TypeVar("Facts", BlockFacts, ChainFacts)
@@ -124,7 +125,10 @@ class Chain(Struct):
         blocks = {
             name: facts._replace(work=max(facts.work, other.blocks[name].work)) for name, facts in self.blocks.items()
         }
-        facts = self.facts._replace(work=max(self.facts.work, other.facts.work))
+        facts = self.facts._replace(
+            work=max(self.facts.work, other.facts.work),
+            forward_work=max(self.facts.forward_work, other.facts.forward_work),
+        )
         return Chain(self.batch_size, self.is_chunked, self.count, facts, blocks)
 
 
@@ -278,9 +282,14 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
 
 
 def predicted_work(chain: Chain, recipe: Recipe) -> float:
-    """The work of a step: of its micro-batches with what they compute again, and of the optimizer."""
+    """The work of a step: of its micro-batches with what they compute again, and of the optimizer.
+
+    PyTorch ends a recomputation once all that the backward needs is there, so the end of the last block of a group is
+    not computed again; and of the outer group of nested ones not the last block.
+    """
     facts, none = chain.facts, chain.blocks["none"]
-    again = (chain.blocks[recipe.treatment].work - none.work) * (2 if recipe.is_nested else 1)
+    again, not_last = chain.blocks[recipe.treatment].work - none.work, 1 - 1 / recipe.group
+    again += not_last * (facts.forward_work if recipe.is_nested else max(facts.forward_work - again, 0.0))
     micro_batch = facts.work + chain.count * none.work + recipe.treated(chain.count) * again
     if recipe.micro_batches > 1:
         micro_batch += facts.adding_work
@@ -288,13 +297,14 @@ def predicted_work(chain: Chain, recipe: Recipe) -> float:
 
 
 class BlockTime(Struct):
-    """The measured seconds of a step of few blocks: of the micro-batch, and of the optimizer."""
+    """The measured seconds of a step of few blocks: of the micro-batch, of its forward, and of the optimizer."""
 
     treatment: str
     blocks: int
     batch_size: int
     is_chunked: bool
     micro_batch_s: float
+    forward_s: float
     update_s: float
 
 
@@ -302,8 +312,13 @@ class BlockTime(Struct):
 Works = Mapping[tuple[str, int], float]
 
 
-def with_works(chain: Chain, works: Works, whole: Works) -> Chain:
-    """The chain with the work that steps of few blocks tell; `whole` are those without chunks, which tell of blocks."""
+def with_works(chain: Chain, works: Works, whole: Works, forward_work: float | None = None) -> Chain:
+    """The chain with the work that steps of few blocks tell.
+
+    Args:
+        whole: works of steps whose loss is not in chunks, which tell of blocks.
+        forward_work: work of a block's forward; None takes the third that it is of the FLOPs of matrix products.
+    """
     fewer, more = FEW_BLOCKS
     few = whole["none", fewer]
     per_block = (whole["none", more] - few) / (more - fewer)
@@ -312,7 +327,10 @@ def with_works(chain: Chain, works: Works, whole: Works) -> Chain:
         for name, facts in chain.blocks.items()
         if (name, fewer) in whole
     }
-    facts = chain.facts._replace(work=works["none", fewer] - per_block * fewer)
+    facts = chain.facts._replace(
+        work=works["none", fewer] - per_block * fewer,
+        forward_work=per_block / 3 if forward_work is None else forward_work,
+    )
     return Chain(chain.batch_size, chain.is_chunked, chain.count, facts, blocks)
 
 
@@ -334,11 +352,12 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
         if not {("none", fewer), ("none", more)} <= whole.keys() or ("none", fewer) not in own:
             continue
         works, own_works = ({key: row.micro_batch_s for key, row in rows.items()} for rows in (whole, own))
-        timed, none = with_works(chain, own_works, works), chain.blocks["none"]
-        update_s, more_s = (whole["none", count].update_s for count in FEW_BLOCKS)
+        few, many = (whole["none", count] for count in FEW_BLOCKS)
+        forward_s = (many.forward_s - few.forward_s) / (more - fewer)
+        timed, none = with_works(chain, own_works, works, forward_s), chain.blocks["none"]
         facts = timed.facts._replace(
             adding_work=chain.facts.adding_work * timed.blocks["none"].work / none.work,
-            update_work=update_s + (more_s - update_s) / (more - fewer) * (chain.count - fewer),
+            update_work=few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
         )
         known[chain.is_chunked].append(Chain(chain.batch_size, chain.is_chunked, chain.count, facts, timed.blocks))
     if not known:
@@ -450,8 +469,9 @@ def times_of(folder: Path | None) -> list[BlockTime]:
         treatment = next(name for name, settings in TREATMENTS.items() if settings == kept)
         update_s = medians["optimizer"] + medians["clip"] + medians["zero_grad"]
         batch_size, loss = record.data.batch_size or 1, value_at(record, "config.model.loss")
+        micro_batch_s = sum(medians.values()) - update_s
         times.append(
-            BlockTime(treatment, blocks, batch_size, loss == "chunked", sum(medians.values()) - update_s, update_s)
+            BlockTime(treatment, blocks, batch_size, loss == "chunked", micro_batch_s, medians["forward"], update_s)
         )
     if folder is not None and not times:
         raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")

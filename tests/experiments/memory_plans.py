@@ -98,19 +98,25 @@ def main(folder, seconds, names):
                 bests[budget] = ask_plan(words, PlanRequest(target, times, plan.chains)).best
             # One recipe may be the best for several budgets.
             proven = measured(stage, "plans", {str(best.recipe): best.options for best in bests.values() if best})
-            grid_rows = measured(stage, "grid", grid(plan, gpu))
-        swept += [{"model": name, "recipe": recipe, **row} for recipe, row in grid_rows.items()]
-        for budget, best in bests.items():
-            row = proven.get(str(best.recipe), {}) if best else {}
-            fitting = [r for r in grid_rows.values() if r["outcome"] == "ok" and r["reserved_gib"] <= budget]
-            rows.append({
-                "model": name, "budget_gib": budget,
-                "plan": best and f"batch {best.recipe.batch_size}, {best.recipe.words}",
-                "predicted_gib": best and best.peak_bytes / GIB, "predicted_step_s": best and best.work, **row,
-                "fastest_swept_s": min((r["step_s"] for r in fitting), default=None),
-            })  # fmt: skip
-        pd.DataFrame(rows).to_csv(folder / "plans.csv", index=False)
+            for budget, best in bests.items():
+                rows.append({
+                    "model": name, "budget_gib": budget,
+                    "plan": best and f"batch {best.recipe.batch_size}, {best.recipe.words}",
+                    "predicted_gib": best and best.peak_bytes / GIB, "predicted_step_s": best and best.work,
+                    **(proven.get(str(best.recipe), {}) if best else {}),
+                })  # fmt: skip
+            pd.DataFrame(rows).to_csv(folder / "plans.csv", index=False)
+            for recipe, row in measured(stage, "grid", grid(plan, gpu)).items():
+                swept.append({"model": name, "recipe": recipe, **row})
         pd.DataFrame(swept).to_csv(folder / "sweep.csv", index=False)
+        for row in rows[-len(bests) :]:
+            fitting = [
+                swept_row["step_s"] for swept_row in swept
+                if (swept_row["model"], swept_row["outcome"]) == (name, "ok")
+                and swept_row["reserved_gib"] <= row["budget_gib"]
+            ]  # fmt: skip
+            row["fastest_swept_s"] = min(fitting, default=None)
+        pd.DataFrame(rows).to_csv(folder / "plans.csv", index=False)
         print(pd.DataFrame(rows).to_string(), flush=True)
 
 

@@ -94,7 +94,7 @@ def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits(monkeyp
 
 # by formulas
 
-FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, work=50, adding_work=3)
+FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, work=50, adding_work=3, forward_work=11)
 NONE = BlockFacts(30, 30, 30, 5, -20, work=30)
 #: Ten blocks whose activations are 30 bytes, or 2 where they are computed again, and whose gradients are 10.
 CHAIN = Chain(4, False, 10, FACTS, {"none": NONE, "inputs": BlockFacts(30, 2, 2, 33, 8, work=40)})
@@ -109,8 +109,10 @@ CHAIN = Chain(4, False, 10, FACTS, {"none": NONE, "inputs": BlockFacts(30, 2, 2,
         (Recipe(4, 1, "inputs", 10), 200 + 20 + 9 * 8 + 33, 50 + 300 + 100),
         # The gradients are there from the start.
         (Recipe(4, 2), 200 + 105 + 300 + 5, 2 * (50 + 300 + 3)),
-        (Recipe(4, 1, "inputs", 10, 10), 200 + 2 + 300 + 5, 50 + 300 + 100),
-        (Recipe(4, 1, "inputs", 10, 10, True), 200 + 2 + 20 + 9 * 8 + 33, 50 + 300 + 200),
+        # Of a block's forward 1 is after all that its backward needs, which is left out in the last block of a group.
+        (Recipe(4, 1, "inputs", 10, 10), 200 + 2 + 300 + 5, 50 + 300 + 10 * 10 + 9 * 1),
+        # The outer group leaves the last block out.
+        (Recipe(4, 1, "inputs", 10, 10, True), 200 + 2 + 20 + 9 * 8 + 33, 50 + 300 + 10 * 10 + 9 * 11),
     ],
 )
 def test_a_peak_is_a_sum_over_blocks(recipe, peak, work):
@@ -118,7 +120,7 @@ def test_a_peak_is_a_sum_over_blocks(recipe, peak, work):
 
 
 def time_of(name, blocks, size, seconds, is_chunked=False):
-    return BlockTime(name, blocks, size, is_chunked, seconds, 0.01 * blocks)
+    return BlockTime(name, blocks, size, is_chunked, seconds, 0.3 * blocks, 0.01 * blocks)
 
 
 def test_times_of_few_blocks_become_times_of_a_step():
@@ -133,6 +135,7 @@ def test_times_of_few_blocks_become_times_of_a_step():
     # Without a time the loss in chunks is left out.
     assert [(chain.batch_size, chain.is_chunked) for chain in timed] == [(size, False) for size in (4, 3, 2, 1)]
     assert predicted_work(timed[0], Recipe(4, 1, "inputs", 10)) == pytest.approx(1 + 12.5 + 0.1)
+    assert predicted_work(timed[0], Recipe(4, 1, "inputs", 10, 2)) == pytest.approx(1 + 12.5 + 5 * 0.05 + 0.1)
     # On the line through both sizes, and below them no faster than the smaller one.
     assert predicted_work(timed[1], Recipe(3, 1)) == pytest.approx(0.85 + 7.5 + 0.1)
     assert predicted_work(timed[3], Recipe(1, 1)) == pytest.approx(0.7 + 5 + 0.1)
