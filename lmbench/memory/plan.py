@@ -337,7 +337,7 @@ def with_works(chain: Chain, works: Works, whole: Works, forward_work: float | N
 def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
     """The chains with seconds as work, on the lines through one or two sizes of the micro-batch that were measured.
 
-    No size is faster than the smaller one of these: launching its kernels takes as long.
+    Below them no size is faster than the smaller one: launching its kernels takes as long.
 
     Raises:
         UsageError: no size has times of blocks that are not recomputed.
@@ -366,7 +366,10 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
     timed_chains = []
     for ends in known.values():
         least = min(ends, key=lambda chain: chain.batch_size)
-        timed_chains += [ends[0].at(size, ends[-1]).no_faster_than(least) for size in sizes]
+        on_line = [ends[0].at(size, ends[-1]) for size in sizes]
+        timed_chains += [
+            chain.no_faster_than(least) if chain.batch_size < least.batch_size else chain for chain in on_line
+        ]
     return timed_chains
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 
 import pytest
+import yaml
 from msgspec.structs import replace
-from paths import SUPPORT
+from paths import DATA, SUPPORT
 
 from lmbench.errors import UsageError
 from lmbench.memory.answer import plan_answer
@@ -141,6 +142,16 @@ def test_times_of_few_blocks_become_times_of_a_step():
     assert predicted_work(timed[3], Recipe(1, 1)) == pytest.approx(0.7 + 5 + 0.1)
     with pytest.raises(UsageError, match="no times of blocks"):
         with_times(chains, times[2:3])
+
+
+def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
+    measured = yaml.safe_load((DATA / "memory" / "plan_h200.yaml").read_text())
+    block = BlockFacts(*[0] * 5, work=1)
+    blocks = {"none": block, "inputs": block, "attention": block}
+    (chain,) = with_times([Chain(16, False, 36, FACTS, blocks)], [BlockTime(*row) for row in measured["blocks"]])
+    for treatment, first, group, is_nested, step_s in measured["steps"]:
+        recipe = Recipe(16, 1, treatment, first, group, is_nested)
+        assert predicted_work(chain, recipe) == pytest.approx(step_s, rel=0.015), recipe
 
 
 def test_the_frontier_has_no_point_that_another_beats():
