@@ -79,6 +79,7 @@ class PhaseTimer(Observer):
     def prepare(self) -> None:
         self.records = self.session.records
         self._is_running = False
+        self._settling_since_s: float | None = None
         self._losses: list[int] = []
         if self.session.timer not in (None, self):
             raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
@@ -158,7 +159,7 @@ class PhaseTimer(Observer):
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
             # Settling begins behind the first step, in which the host also writes the record.
             self._settle_steps = 0
-            self._settling_since_s: float | None = None
+            self._settling_since_s = None
             self._host_steps_s = list[float]()
         elif kind is ProbeKind.LAG:
             self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))

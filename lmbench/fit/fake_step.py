@@ -6,6 +6,7 @@ in which only rank 0 exists.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -84,6 +85,23 @@ class FakeBatches:
         return apply_to_collection(self._batch, torch.Tensor, fake)
 
 
+@contextmanager
+def without_masks(is_unpadded: bool) -> Iterator[None]:
+    """Within, models of transformers make no mask where they would make none with values.
+
+    They look into the positions for packed sequences, and into a given mask for padding. Of fake tensors they assume
+    both, and with a mask they expand keys and values: 0.14 of 1.7 GiB more a block of a Llama with grouped queries.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    changes = dict[str, Any]()
+    if find := getattr(masks, "find_packed_sequence_indices", None):
+        changes[find.__name__] = lambda position_ids: None
+    if is_unpadded and (read := getattr(masks, "_preprocess_mask_arguments", None)):
+        changes[read.__name__] = lambda config, embeddings, mask, *others: read(config, embeddings, None, *others)
+    with patch.multiple(masks, **changes) if changes else nullcontext():
+        yield
+
+
 class StepWatch(LeanCallback):
     """Tells the tracker which tensors are parameters, gradients and optimizer state, and notes where blocks begin.
 
@@ -91,6 +109,7 @@ class StepWatch(LeanCallback):
         blocks: the module's alike blocks.
         borders: those of the last list of blocks, in the last step.
         steady_from: the tracker's event at which the last step, the steady one, begins.
+        is_unpadded: whether the mask that the data gives masks nothing.
     """
 
     def __init__(
@@ -100,9 +119,11 @@ class StepWatch(LeanCallback):
         blocks: AlikeBlocks,
         compile_options: CompileOptions | None,
         data: LightningDataModule | None,
+        patches: ExitStack,
     ) -> None:
         self.blocks, self.borders, self.steady_from = blocks, BlockBorders(), 0
-        self._data = data
+        self.is_unpadded = False
+        self._data, self._patches = data, patches
         self._stepped: set[int] = set()
         self._step_count, self._state_bytes = 0, 0
         self._tracker, self._compile_options = tracker, compile_options
@@ -140,6 +161,7 @@ class StepWatch(LeanCallback):
         trainer.datamodule = self._data  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._patches.enter_context(without_masks(self.is_unpadded))
         if self._compile_options is not None:
             for target in compile_targets(pl_module, self._compile_options):
                 simulate_compiled(target, self._tracker)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,7 +169,7 @@ class Prediction:
         is_alone = self.strategy == "auto" and self.world_size == 1
         group = nullcontext() if is_alone else fake_ranks(self.world_size, tracker)
         splitting = nullcontext() if self.compile_options is None else self.compile_options.splitting()
-        with _told(), group, splitting, fakes, tracker, CudaAttention():
+        with _told(), group, splitting, fakes, tracker, CudaAttention(), ExitStack() as patches:
             # The model's settings that follow from the data follow this batch.
             sizes = {} if self._data is None else {"batch_size": batch_size, "context_length": context_length}
             changes = {name: size for name, size in sizes.items() if name in self._line.config.model}
@@ -178,10 +178,13 @@ class Prediction:
             apply_mode(module, self.mode, self.zero_grad)
             _keep_from_values(module)
             blocks = AlikeBlocks(module, keep_blocks)
-            watch = StepWatch(tracker, track, blocks, self.compile_options, self._users_data)
+            watch = StepWatch(tracker, track, blocks, self.compile_options, self._users_data, patches)
             trainer = self._trainer(tracker, track, watch, micro_batches)
             with tracker.paused():
                 batch = self._shaped_batch(module, batch_size, context_length)
+            with _disable_current_modes():
+                mask = self._batch.get("attention_mask") if isinstance(self._batch, Mapping) else None
+                watch.is_unpadded = isinstance(mask, torch.Tensor) and bool(mask.all())
             # The first step makes the optimizer's state; DDP makes new buckets in the second.
             count = (3 if isinstance(trainer.strategy, DDPStrategy) else 2) * micro_batches
             count = count if module.automatic_optimization else MOST_MANUAL_BATCHES
