@@ -35,6 +35,10 @@ _SAVED: dict[Kept, re.Pattern[str]] = {
     "matmuls": re.compile(f"aten::(mm|addmm|_scaled_mm|{_ATTENTION})"),
 }
 
+#: Arguments of transformers' blocks, without a cache of keys and values: when a block runs again, it would grow. Its own
+#: checkpointing (`GradientCheckpointingLayer`) changes them, too.
+_WITHOUT_CACHE = {"past_key_values": None, "past_key_value": None, "layer_past": None, "use_cache": False}
+
 
 @dataclass
 class RecomputeOptions:
@@ -179,6 +183,7 @@ class _BlockGroup:
 
     def _run(self, *inputs: Any, **named: Any) -> Any:
         is_nested = self._options.nested and torch.is_grad_enabled()
+        named |= {name: value for name, value in _WITHOUT_CACHE.items() if name in named}
         output: Any = None
         for index, function in enumerate(self._functions):
             run = partial(_checkpointed, "inputs", function) if is_nested else function

@@ -136,3 +136,30 @@ def test_a_run_records_what_is_computed_again_and_counts_its_flops():
     # Of a block all products but the last.
     assert record.flops.recomputed_per_token_flops == 8 * 64**2 + 4 * 64 * 128 + 4 * 16 * 64
     assert measure_here(model, (tokens[0], tokens[1])).record.model.checkpoint == "none"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [RecomputeOptions(), RecomputeOptions(first=2), RecomputeOptions(group=2), RecomputeOptions(keep="matmuls")],
+)
+def test_blocks_of_transformers_are_computed_again_without_a_cache(options):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2
+    )
+    assert config.use_cache
+    network, tokens = transformers.LlamaForCausalLM(config), torch.arange(24).view(2, 12)
+
+    def grown():
+        """The gradients, and the layers of the cache that have keys."""
+        network.zero_grad()
+        output = network(tokens, labels=tokens)
+        output.loss.backward()
+        layers = [layer for layer in output.past_key_values.layers if layer.get_seq_length()]
+        return [parameter.grad.clone() for parameter in network.parameters()], len(layers)
+
+    plain, count = grown()
+    with recompute_in_place(network, options):
+        again, kept = grown()
+    assert (count, kept) == (4, 4 - (options.first or 4))
+    torch.testing.assert_close(again, plain)
