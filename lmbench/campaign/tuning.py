@@ -62,6 +62,8 @@ SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps"
 LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
+#: The problem of a candidate for which the budget has no time.
+_NO_TIME = "no time left"
 #: The stage of the configuration as it was given.
 _GIVEN = "given"
 
@@ -95,6 +97,7 @@ class Stages:
         """
         with self.begun(trusts):
             tuning = self.search(axes)
+            self.try_late(tuning)
             self.choose(tuning)
             self.train(tuning)
             self.measure_alone(tuning)
@@ -247,6 +250,14 @@ class Stages:
         candidates, best = search(useful, baseline, self.goal, measure_axis)
         return Tuning(str(self.base[CONFIG]), self.goal, baseline, best, candidates, left_out, budget_s=self.budget_s)
 
+    def try_late(self, tuning: Tuning) -> None:
+        """Where nothing was found that finals would have to prove, give their time to what was not tried."""
+        late = [candidate for candidate in tuning.candidates if candidate.problem == _NO_TIME]
+        if tuning.answer is tuning.baseline and late:
+            for candidate in late:
+                candidate.problem = ""
+            self.run("search-late", {**SHORT, **self.base}, late, _FINALS)
+
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
         """Measure candidates and check them. New runs replace a candidate's earlier ones."""
         points = {str(candidate.trial): candidate.trial.options for candidate in candidates}
@@ -258,7 +269,7 @@ class Stages:
     def check(self, candidate: Candidate) -> None:
         """Set the problem of a candidate whose runs show that it cannot be the answer."""
         if not candidate.runs:
-            candidate.problem = "no time left"
+            candidate.problem = _NO_TIME
         if candidate.record is None:
             return
         peak_bytes = peak_of(candidate.record)

@@ -35,8 +35,8 @@ _SAVED: dict[Kept, re.Pattern[str]] = {
     "matmuls": re.compile(f"aten::(mm|addmm|_scaled_mm|{_ATTENTION})"),
 }
 
-#: Arguments of transformers' blocks, without a cache of keys and values: when a block runs again, it would grow. Its own
-#: checkpointing (`GradientCheckpointingLayer`) changes them, too.
+#: Arguments of transformers' blocks that give no cache of keys and values: it would grow when a block runs again. The
+#: library's own checkpointing (`GradientCheckpointingLayer`) changes them, too.
 _WITHOUT_CACHE = {"past_key_values": None, "past_key_value": None, "layer_past": None, "use_cache": False}
 
 

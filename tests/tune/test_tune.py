@@ -105,6 +105,13 @@ def test_a_kill_costs_only_what_ran(tuned, tune):
         assert (path.stat().st_mtime_ns == written_ns) == (lost not in path.parents), path
 
 
+def test_trials_that_the_search_has_no_time_for_get_that_of_finals_which_nothing_needs(tune, monkeypatch):
+    monkeypatch.setattr("lmbench.campaign.tuning._SEARCH", 0.0)
+    space = "only: true\naxes: {model.delay_ms: [54, 12]}\n"
+    code, answer, err = tune(space, "given.yaml", *WORDS, "--name=late")
+    assert (code, answer["options"]) == (0, {"model.delay_ms": 12}), err
+
+
 def test_a_configuration_above_the_memory_that_is_allowed_is_no_answer(tuned, tune):
     space = "only: true\naxes: {model.breaks: [true]}\n"
     assert "as given: too much memory" in str(tune(space, "given.yaml", *WORDS, "--at_most=1MiB")[1])
