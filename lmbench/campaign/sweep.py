@@ -25,7 +25,7 @@ from lmbench.sweep.execute import Execution, Pace, check_cells
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan
-from lmbench.sweep.progress import Progress, announcement
+from lmbench.sweep.progress import SweepProgress, announcement
 from lmbench.sweep.rows import Rows
 from lmbench.sweep.tasks import TaskExecution
 from lmbench.wandb.publish import WandbProblem, common_destination, upload_command, write_new
@@ -58,7 +58,7 @@ class Sweep:
     on_interrupt: OnInterrupt = "ask"
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.plan, self.title, self.names)
+        self.progress = SweepProgress(self.plan, self.title, self.names)
         self._folder = SweepFolder(self.path)
         self._rows = Rows(self.plan, self._folder, self.progress)
 

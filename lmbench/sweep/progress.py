@@ -15,7 +15,7 @@ from lmbench.sweep.plan import Job, Plan
 _MOST_REASON = 160
 
 
-class Progress(Task):
+class SweepProgress(Task):
     """Lines on standard error for the runs of a plan, with the status line below them.
 
     A stage of `lmbench tune` gives `names` for its cells, by their ids. Only ends of runs stay on the screen then.

@@ -18,7 +18,7 @@ from lmbench.records.vocabulary import DAMAGED
 from lmbench.sweep.folder import CHILD_LOG, SweepFolder
 from lmbench.sweep.outcome import End, judge, new_record
 from lmbench.sweep.plan import Job, Plan
-from lmbench.sweep.progress import Progress
+from lmbench.sweep.progress import SweepProgress
 
 # A run's record needs this much space.
 _LEAST_FREE_BYTES = 2**20
@@ -36,7 +36,7 @@ class Rows:
 
     plan: Plan
     folder: SweepFolder
-    progress: Progress
+    progress: SweepProgress
     filings: list[WandbFiling] = field(default_factory=list)
     _ends: set[tuple[str, int | None]] = field(default_factory=set)
 

@@ -15,7 +15,7 @@ from lmbench.sweep.file import sweep_from
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.outcome import End, Launch
 from lmbench.sweep.plan import make_plan
-from lmbench.sweep.progress import Progress
+from lmbench.sweep.progress import SweepProgress
 from lmbench.sweep.rows import Rows
 
 
@@ -115,7 +115,7 @@ def sweep(
     """Run a sweep's file with simulated processes."""
     plan = make_plan(name, sweep_from(content))
     folder = SweepFolder(where / name)
-    rows = Rows(plan, folder, Progress(plan))
+    rows = Rows(plan, folder, SweepProgress(plan))
     try:
         folder.open(plan, plan.chosen)
         Execution(rows, servers, predict).run()
