@@ -215,8 +215,7 @@ class LocalExecutor:
         """Wait for this round's server of each environment, and start missing ones.
 
         Where the machine has cores to spare, servers of later rounds start at the same time. Started later they would
-        disturb a measurement. With `is_hasty` they may, and start when this round's are ready: both sides of a
-        comparison bear that in turn.
+        disturb a measurement. With `is_hasty` they may: both sides of a comparison bear that in turn.
 
         Raises:
             ServerLost: a server cannot start.
@@ -229,8 +228,7 @@ class LocalExecutor:
         ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
         began_s = clock_s()
         for name in missing:
-            count = 1 if self.is_hasty else 1 + ahead
-            self._servers[name].extend(Server(by_name[name], self._mark) for _ in range(count))
+            self._servers[name].extend(Server(by_name[name], self._mark) for _ in range(1 + ahead))
         for name in by_name:
             # A server that started ahead may still be importing.
             current, *later = self._servers[name]
@@ -241,8 +239,6 @@ class LocalExecutor:
                 # A server that cannot start is reported in its own round.
                 with suppress(ServerLost):
                     server.await_ready()
-        for name in missing if self.is_hasty else ():
-            self._servers[name].extend(Server(by_name[name], self._mark) for _ in range(ahead))
 
     def run(self, launches: Sequence[Launch], timeout_s: float, tick: Callable[[], object]) -> list[End]:
         """Fork processes from their environments' servers and wait for their ends. `tick` is called about twice a
