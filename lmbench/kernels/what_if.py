@@ -19,7 +19,7 @@ import pandas as pd
 
 from lmbench.errors import UsageError, unknown
 from lmbench.kernels.events import where
-from lmbench.kernels.graph import Graph, Solution
+from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import KINDS, PARTS
 from lmbench.kernels.pieces import DATA, LAUNCHING, UNEXPLAINED
 from lmbench.kernels.trace import PHASE_ORDER
@@ -101,14 +101,17 @@ class WhatIf:
         if not graph.measured.length_ns > 0:
             path = next(iter(graph.traces.values())).path
             raise UsageError(f"the steps of {str(path)!r} take no time; give a trace as torch.profiler wrote it")
-        recorded_ns = graph.simulate(graph.links.ns.to_numpy(np.float64)).length_ns
+        recorded = self._base = graph.simulate(graph.links.ns.to_numpy(np.float64))
         #: How much longer the simulation of the recording is than the recording, as a share of it.
-        self.residual_fraction = recorded_ns / graph.measured.length_ns - 1
+        self.residual_fraction = recorded.length_ns / graph.measured.length_ns - 1
         self.traced_s = float(graph.measured.length_ns / 1e9 / graph.steps)
-        self.traced_host_s, self.host_s, self._launching_factor = self._host()
-        self._base_ns = recorded_ns if self._launching_factor == 1 else self._simulate([])[1].length_ns
+        self.traced_host_s, self.host_s, launching_factor = self._host()
+        is_launching = graph.pieces.thread.notna() & (graph.pieces.cause == LAUNCHING)
+        self._piece_ns = graph.pieces.ns.to_numpy() * np.where(is_launching, launching_factor, 1.0)
+        if launching_factor != 1:
+            self._base = graph.simulate(self._link_ns(self._piece_ns))
         #: The step without a change, and without what the profiler costs the host.
-        self.step_s = self.traced_s + (self._base_ns - recorded_ns) / 1e9 / graph.steps
+        self.step_s = self.traced_s + (self._base.length_ns - recorded.length_ns) / 1e9 / graph.steps
 
     @cached_property
     def path(self) -> pd.DataFrame:
@@ -153,9 +156,11 @@ class WhatIf:
             UsageError: the trace does not have what a change needs.
         """
         pieces, count = self.graph.pieces, len(self.graph.links)
-        piece_ns, solution = self._simulate(changes)
-        link_ns = np.bincount(pieces.link, piece_ns, count).astype(np.float64)
-        step_s = self.step_s + (solution.length_ns - self._base_ns) / 1e9 / self.graph.steps
+        piece_ns = self._piece_ns * np.prod([*map(self._factors, changes)], axis=0)
+        link_ns, solution = self._link_ns(piece_ns), self._base
+        if changes:
+            solution = self.graph.simulate(link_ns, any(change.axis == "rank" for change in changes))
+        step_s = self.step_s + (solution.length_ns - self._base.length_ns) / 1e9 / self.graph.steps
         link, start_ns, end_ns = np.array(solution.path).reshape(-1, 3).T
         # Time of a link on the path counts for the causes of its pieces.
         path_ns = np.bincount(link.astype(int), end_ns - start_ns, count)
@@ -163,14 +168,8 @@ class WhatIf:
         shares = pd.Series(piece_ns * scale / (solution.length_ns or 1.0)).groupby(pieces.cause).sum()
         return float(step_s), shares[shares > 0].sort_values(ascending=False)
 
-    def _simulate(self, changes: Sequence[GraphChange]) -> tuple[npt.NDArray[np.float64], Solution]:
-        """The time of each piece with all of these changes, and the steps with them."""
-        pieces = self.graph.pieces
-        is_launching = (pieces.thread.notna() & (pieces.cause == LAUNCHING)).to_numpy()
-        launching = np.where(is_launching, self._launching_factor, 1.0)
-        piece_ns = pieces.ns.to_numpy() * np.prod([launching, *map(self._factors, changes)], axis=0)
-        link_ns = np.bincount(pieces.link, piece_ns, len(self.graph.links)).astype(np.float64)
-        return piece_ns, self.graph.simulate(link_ns, any(change.axis == "rank" for change in changes))
+    def _link_ns(self, piece_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.bincount(self.graph.pieces.link, piece_ns, len(self.graph.links)).astype(np.float64)
 
     def _block_fraction(self) -> float:
         """The share of the blocks in the parameters; 0 if the trace has no run of lmbench's model."""
