@@ -156,6 +156,21 @@ def forward_flops(shape: ModelShape, context_length: int) -> FlopCount:
     return FlopCount(dense + attention, dense + attention // 2, FORMULA_SOURCE)
 
 
+def runs_again(count: int, group: int, is_nested: bool) -> tuple[int, int]:
+    """How often recomputing runs blocks again: to their end, and only up to what their backward pass needs.
+
+    PyTorch ends a recomputation there, so the end of a group's last block is left out. A nested group is first run up
+    to its last block's input, and then each block by itself.
+
+    Args:
+        count: blocks that are computed again.
+        group: number of blocks that are computed again together.
+        is_nested: whether each block of a group is then computed again by itself.
+    """
+    groups = -(-count // group)
+    return count - groups, count if is_nested else groups
+
+
 def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> FlopCount:
     """Count the FLOPs of one forward pass on a fake copy of a module, which uses no memory and runs no kernels.
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lmbench.errors import UsageError, check_at_least
 from lmbench.instruments.alike_blocks import alike_lists
-from lmbench.sizes import ModelShape
+from lmbench.sizes import ModelShape, runs_again
 
 Kept = Literal["inputs", "attention", "matmuls", "all"]
 
@@ -96,11 +96,8 @@ def recomputed_flops(options: RecomputeOptions, shape: ModelShape, context_lengt
     if options.keep == "matmuls":
         return count * attention
     block = 8 * shape.d_model**2 + 3 * last + attention
-    group_count = -(-count // options.group)
-    if options.nested:
-        # A group is first computed again up to its last block's input, and then each block by itself.
-        return (count - group_count) * block + count * (block - last)
-    return count * block - group_count * last
+    whole_runs, shorter_runs = runs_again(count, options.group, options.nested)
+    return whole_runs * block + shorter_runs * (block - last)
 
 
 def _checkpointed(keep: Kept, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:

@@ -30,6 +30,7 @@ from lmbench.records.load import find_runs, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASES, Values, recompute_words
+from lmbench.sizes import runs_again
 
 #: What may be done to a block, as settings of `--trainer.recompute`.
 TREATMENTS: dict[str, Values] = {
@@ -282,15 +283,13 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
 
 
 def predicted_work(chain: Chain, recipe: Recipe) -> float:
-    """The work of a step: of its micro-batches with what they compute again, and of the optimizer.
-
-    PyTorch ends a recomputation once all that the backward needs is there, so the end of the last block of a group is
-    not computed again; and of the outer group of nested ones not the last block.
-    """
+    """The work of a step: of its micro-batches with what they compute again, and of the optimizer."""
     facts, none = chain.facts, chain.blocks["none"]
-    again, not_last = chain.blocks[recipe.treatment].work - none.work, 1 - 1 / recipe.group
-    again += not_last * (facts.forward_work if recipe.is_nested else max(facts.forward_work - again, 0.0))
-    micro_batch = facts.work + chain.count * none.work + recipe.treated(chain.count) * again
+    again = chain.blocks[recipe.treatment].work - none.work
+    whole_runs, shorter_runs = runs_again(recipe.treated(chain.count), recipe.group, recipe.is_nested)
+    # Noise may make a whole run shorter than one that ends earlier.
+    recomputed = whole_runs * max(facts.forward_work, again) + shorter_runs * again
+    micro_batch = facts.work + chain.count * none.work + recomputed
     if recipe.micro_batches > 1:
         micro_batch += facts.adding_work
     return recipe.micro_batches * micro_batch + facts.update_work
