@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from fit_process import bench
+from memory_plans import LLAMA
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
 
@@ -26,17 +26,13 @@ TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked(tmp_path_factory):
+def forked():
     """Runs a function in a fork, for all predictions: their changes to PyTorch cannot be undone."""
     import lmbench.fit.prediction  # noqa: F401  (import it once, not in each fork)
 
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "hand_module.py").write_text(HAND_MODULE)
-    sys.path.insert(0, str(folder))
     with multiprocessing.get_context("fork").Pool(1) as pool:
         _in_fork.append(pool.apply)
         yield
-    sys.path.remove(str(folder))
 
 
 _in_fork = []
@@ -85,10 +81,7 @@ def test_a_llama_with_grouped_queries_is_within_a_thousandth_of_an_h200s(tmp_pat
     pytest.importorskip("transformers")
     # One H200, torch 2.11.0, transformers 5.17.0, 2026-11-28: 15 of 22 blocks recomputed, 16 x 1024.
     path = tmp_path / "llama.json"
-    path.write_text(json.dumps({
-        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
-        "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048,
-    }))  # fmt: skip
+    path.write_text(json.dumps(LLAMA))
     forecast = predict(
         "--config=large_bf16", "--model=lmbench.HuggingFace", f"--model.config={path}", "--data.batch_size=16",
         "--measure.zero_grad=after_step", "--data.context_length=1024",
@@ -160,160 +153,6 @@ def test_a_compiled_peak_is_within_two_percent_of_an_h200s():
 
 
 # by hand
-
-HAND_MODULE = '''
-import copy
-
-import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
-
-
-class TwoLayers(LightningModule):
-    """All sizes are multiples of 512 bytes, so that a count by hand has whole blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Linear(1024, 1024, bias=False) for _ in range(2))
-
-    def training_step(self, batch, batch_idx):
-        return self.second(self.first(batch).relu()).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), fused=True)
-
-    def train_dataloader(self):
-        return DataLoader([torch.zeros(1024)] * 32, 8)
-
-
-class Masked(TwoLayers):
-    """A Llama whose queries share keys and values; its batches have no mask, one of ones, or one with padding."""
-
-    def __init__(self, mask: str) -> None:
-        super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        self.model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8,
-            num_key_value_heads=2,
-        ))
-        tokens, ones = torch.zeros(256, dtype=torch.int64), torch.ones(256, dtype=torch.int64)
-        masks = {"none": {}, "ones": {"attention_mask": ones}, "padded": {"attention_mask": ones.cumsum(0) // 200}}
-        self.row = {"input_ids": tokens, "labels": tokens, **masks[mask]}
-
-    def training_step(self, batch, batch_idx):
-        return self.model(**batch).loss
-
-    def train_dataloader(self):
-        return DataLoader([self.row] * 32, 8)
-
-
-class Extra(TwoLayers):
-    """Evaluates an expression in each step; None leaves the loss as it is."""
-
-    def __init__(self, extra: str) -> None:
-        super().__init__()
-        self.extra, self.mean, self.accuracy = extra, MeanMetric(), MulticlassAccuracy(1024, average="macro")
-
-    def training_step(self, batch, batch_idx):
-        out = self.second(self.first(batch).relu())
-        loss = out.sum()
-        value = eval(self.extra)
-        return loss if value is None else value
-
-
-class Stack(TwoLayers):
-    """Six blocks of four MiB."""
-
-    def __init__(self):
-        LightningModule.__init__(self)
-
-    def configure_model(self):
-        self.net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(6)))
-
-    def training_step(self, batch, batch_idx):
-        return self.net(batch).sum()
-
-
-class Ema(Callback):
-    def on_fit_start(self, trainer, module):
-        self.weights = [parameter.detach().clone() for parameter in module.parameters()]
-
-
-class Averaged(TwoLayers):
-    def configure_callbacks(self):
-        return [Ema(), ModelCheckpoint("nowhere", every_n_train_steps=1)]
-
-
-class TiedAndMoved(TwoLayers):
-    def __init__(self):
-        super().__init__()
-        self.second.weight = self.first.weight
-        self.to("cpu", torch.bfloat16)
-
-    def training_step(self, batch, batch_idx):
-        return super().training_step(batch.bfloat16(), batch_idx)
-
-
-class ByHand(TwoLayers):
-    """Steps after each third batch, and asserts what holds for values."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        assert batch.max() < 1 and not batch.isnan().any()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        if batch_idx % 3 == 2:
-            self.optimizers().step()
-            self.optimizers().zero_grad()
-
-
-class Rows(TwoLayers):
-    """A table with sparse gradients, and batches from two loaders."""
-
-    def __init__(self):
-        LightningModule.__init__(self)
-        self.table = nn.Embedding(1024, 1024, sparse=True)
-
-    def training_step(self, batch, batch_idx):
-        return self.table(batch["a"][:, 0].long()).sum() + batch["b"].sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-    def train_dataloader(self):
-        return {name: TwoLayers.train_dataloader(self) for name in "ab"}
-
-
-class Lazy(TwoLayers):
-    """Keeps a tensor that is no buffer, and so the host's."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = torch.zeros(1024, 1024)
-        self.second = nn.LazyLinear(1024, bias=False)
-
-    def setup(self, stage):
-        self.second(torch.zeros(1, 1024))
-
-
-class Unready(Lazy):
-    def setup(self, stage):
-        pass
-
-
-class Newton(TwoLayers):
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters())
-'''
-
 
 OWN = "--model=hand_module.TwoLayers"
 
