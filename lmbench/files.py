@@ -12,14 +12,16 @@ import fcntl
 import gzip
 import hashlib
 import os
+import pickle
 import shutil
 import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 _GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**20
@@ -34,6 +36,20 @@ class Unreadable(Exception):
     def __init__(self, reason: str, is_missing: bool = False) -> None:
         super().__init__(reason)
         self.is_missing = is_missing
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and plain values name nothing; not run")
+
+
+def plain_unpickled(content: bytes) -> Any:
+    """The containers, texts and numbers in a pickle.
+
+    A pickle is a program. Names of classes and functions, and persistent ids, are refused with an UnpicklingError; a
+    damaged pickle can raise any error.
+    """
+    return _PlainUnpickler(BytesIO(content)).load()
 
 
 def read_file(path: Path, most_bytes: int, follows_links: bool = False, unpacks: bool = False) -> bytes:

@@ -23,7 +23,7 @@ WINDOW = ("measure.min_window_s", "measure.steps")
 #: Rounds and windows where each round is a task elsewhere.
 _TASK_ROUNDS, _TASK_WINDOW = 32, (2.0, 10)
 #: Settings of both sides where the user gives none. Only the first round probes, and it delays the verdict.
-_DEFAULTS = {"measure.probe_steps": 3}
+_DEFAULTS = {"measure.probe_steps": 1}
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,13 @@ read without running any code of theirs.
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from lmbench.files import read_file
+from lmbench.files import plain_unpickled, read_file
 from lmbench.instruments.ending import Collective, FlightRecord
-from lmbench.memory.snapshot import PlainUnpickler
 
 #: The largest file that is read; 2000 collectives with stacks take under 10 MB.
 _MAX_FILE_BYTES = 256 << 20
@@ -79,7 +77,7 @@ def read_stop(folder: Path, count: int) -> Stop | None:
 def _read(path: Path) -> list[Collective]:
     """The collectives that a rank wrote, oldest first; none where there is no such file, or a damaged one."""
     try:
-        content = PlainUnpickler(BytesIO(read_file(path, _MAX_FILE_BYTES))).load()
+        content = plain_unpickled(read_file(path, _MAX_FILE_BYTES))
         return msgspec.convert(content, FlightRecord, strict=False).entries
     except Exception:
         # A rank may have been killed while it wrote, and a damaged pickle can raise any error.

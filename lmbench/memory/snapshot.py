@@ -1,8 +1,8 @@
 """A snapshot of PyTorch's CUDA allocator, read as plain typed values, and the replay of its history.
 
 The layout is that of `torch.cuda.memory._snapshot()` (torch/csrc/cuda/memory_snapshot.cpp, torch/csrc/cuda/Module.cpp).
-A pickle is a program. This reader makes only containers, text and numbers, and refuses every name of a class or
-function; it reads no file above a size limit. A history of a million entries (60 MB) takes 0.5 GB and a few seconds.
+No code of the pickle runs, and no file above a size limit is read. A history of a million entries (60 MB) takes 0.5 GB
+and a few seconds.
 
 Blocks from before the history began are known from later entries: they were freed, or are still held, and never
 allocated. So sums are exact from the first entry on, even where older entries are lost.
@@ -11,11 +11,9 @@ allocated. So sums are exact from the first entry on, even where older entries a
 from __future__ import annotations
 
 import gc
-import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,7 +24,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from lmbench.errors import UsageError
-from lmbench.files import Unreadable, read_file
+from lmbench.files import Unreadable, plain_unpickled, read_file
 from lmbench.masking import one_line
 from lmbench.memory.blocks import BEFORE, held_bytes, rounded_bytes
 from lmbench.records.intervals import Integers
@@ -173,14 +171,6 @@ def different_stacks(lists: Sequence[Any]) -> tuple[list[Stack], list[int]]:
     return [*stacks, ()], [index.get(id(frames), NO_STACK) for frames in lists]
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """An unpickler that makes containers, text and numbers; it refuses names of classes and functions, and persistent
-    ids."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and a snapshot names nothing; not run")
-
-
 def read_snapshot(path: Path) -> Snapshot:
     """The snapshot in a file; no code of the file runs.
 
@@ -192,7 +182,7 @@ def read_snapshot(path: Path) -> Snapshot:
     gc.disable()
     try:
         content = read_file(path, MAX_FILE_BYTES, follows_links=True)
-        snapshot = msgspec.convert(PlainUnpickler(BytesIO(content)).load(), Snapshot)
+        snapshot = msgspec.convert(plain_unpickled(content), Snapshot)
     except Unreadable as error:
         raise UsageError(f"{path}: {error}") from None
     except Exception as error:

@@ -66,14 +66,25 @@ def import_everything() -> str:
     with contextlib.suppress(ImportError):
         # Needed at the end of a run, and half a second to import.
         importlib.import_module("scipy.stats")
+    freeze()
+    return str(Path(str(cli.__file__)).parent)
+
+
+def import_inductor() -> None:
+    """Import Inductor where there is a GPU, beside the first runs: most of them do without.
+
+    On the host of an H200 this takes 2 to 4 s, in each run that compiles or records kernels. Without a GPU it takes
+    1 s, beside half a minute of a C++ compiler.
+    """
     if "torch" in sys.modules and _has_gpu_after_fork():
-        # On the host of an H200 this import takes 2 to 4 s, in each run that compiles or records kernels. Without a GPU
-        # it takes 1 s, beside half a minute of a C++ compiler.
         importlib.import_module("torch._inductor.compile_fx")
-    # Otherwise a fork's garbage collector visits all these objects, and thereby copies their memory.
+        freeze()
+
+
+def freeze() -> None:
+    """Keep a fork's garbage collector from visiting all these objects, which would copy their memory."""
     gc.collect()
     gc.freeze()
-    return str(Path(str(cli.__file__)).parent)
 
 
 def _has_gpu_after_fork() -> bool:
@@ -94,6 +105,7 @@ def _has_gpu_after_fork() -> bool:
 def serve(sweep: Connection, tie: int) -> list[str]:
     """Fork for each request. Returns only in a fork, with the words of its command line. The server never returns."""
     pids: list[int] = []
+    has_inductor = False
     while True:
         try:
             request = sweep.recv()
@@ -117,6 +129,9 @@ def serve(sweep: Connection, tie: int) -> list[str]:
         for fd in filter(None, pipes):
             os.close(fd)
         sweep.send(pids)
+        if not has_inductor and not any("--print_config" in words for words, *_ in request):
+            import_inductor()
+            has_inductor = True
         # Processes stay zombies until the next request: the sweep kills their groups by their ids, which stay taken.
         ends = [os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) for pid in pids]
         sweep.send([end.si_status if end.si_code == os.CLD_EXITED else -end.si_status for end in filter(None, ends)])

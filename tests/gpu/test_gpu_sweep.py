@@ -16,6 +16,7 @@ FORK = """
 import os, sys
 from lmbench.sweep import fork_server
 fork_server.import_everything()
+fork_server.import_inductor()
 import torch
 pid = os.fork()
 if not pid:
