@@ -131,6 +131,6 @@ class LoaderProbe(Observer):
         facts.loader_step_s = micro_batches * time_alone(loader, facts)
         fix = best_settings(loader, self._made, self._alone[0])
         self._choice = fix["num_workers"], fix["prefetch_factor"] or 0
-        fix["pin_memory"] = device_of(self.session.device).pins_memory
+        fix["pin_memory"] = loader.pin_memory or device_of(self.session.device).pins_memory
         facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
         self._feed(endless(changed(loader, **fix)), ProbeKind.FED)
