@@ -8,6 +8,7 @@ from lmbench.callbacks.dtype_recorder import DtypeRecorder as DtypeRecorder
 from lmbench.callbacks.events import Events as Events
 from lmbench.callbacks.gradient_norm import GradientNorm as GradientNorm
 from lmbench.callbacks.host_owners import HostOwners as HostOwners
+from lmbench.callbacks.host_step import HostStep as HostStep
 from lmbench.callbacks.kernel_capture import KernelCapture as KernelCapture
 from lmbench.callbacks.kernel_capture import KernelProfiler as KernelProfiler
 from lmbench.callbacks.learning_rate import LearningRate as LearningRate

@@ -11,8 +11,11 @@ from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of, synchronize
@@ -37,6 +40,8 @@ from lmbench.records.input_pipeline import InputPipeline
 #: Steps of each kind that do not count; and those of the model alone, before and after the fed ones.
 _LEAD = {ProbeKind.RESIDENT: 2, ProbeKind.FED: LEAD_STEPS}
 _ALONE = (ProbeKind.RESIDENT,) * 12
+#: Copies of a batch to the device, of which the fastest counts.
+_COPIES = 3
 
 
 class LoaderProbe(Observer):
@@ -100,10 +105,25 @@ class LoaderProbe(Observer):
         self._alone.append(ModelAlone(step_s * steps / batches, cpu_s / batches, free_cores, ended.cores))
         facts.resident_step_s = facts.resident_step_s or step_s
         if facts.fix and self._made is not None:
-            predictions = [predicted_batch_s(self._made, model, *self._choice) for model in self._alone]
+            models = [model._replace(batch_s=model.batch_s + self._copy_s) for model in self._alone]
+            predictions = [predicted_batch_s(self._made, model, *self._choice) for model in models]
             steps_s = [batch_s * batches / steps for batch_s in chain(*predictions)]
             facts.predicted_step_s = fmean(steps_s)
             facts.predicted_interval = [(1 - BAND) * min(steps_s), (1 + BAND) * max(steps_s)]
+
+    def _time_copy(self, is_pinned: bool) -> float:
+        """The least seconds in which a batch gets from the host's memory to the device, which the model alone lacks."""
+        batch = move_data_to_device(self._batch, torch.device("cpu"))
+        if is_pinned and device_of(self.session.device).pins_memory:
+            batch = pin_memory(batch)
+        spans_s = []
+        for _ in range(_COPIES):
+            synchronize(self.session.device)
+            began_s = time.perf_counter()
+            self.trainer.strategy.batch_to_device(batch)
+            synchronize(self.session.device)
+            spans_s.append(time.perf_counter() - began_s)
+        return min(spans_s)
 
     def _feed(self, batches: Iterable[Any], kind: ProbeKind) -> None:
         """Have the loop take its batches from here, in probe steps of this kind."""
@@ -132,5 +152,6 @@ class LoaderProbe(Observer):
         fix = best_settings(loader, self._made, self._alone[0])
         self._choice = fix["num_workers"], fix["prefetch_factor"] or 0
         fix["pin_memory"] = loader.pin_memory or device_of(self.session.device).pins_memory
+        self._copy_s = self._time_copy(fix["pin_memory"])
         facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
         self._feed(endless(changed(loader, **fix)), ProbeKind.FED)

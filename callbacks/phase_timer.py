@@ -51,7 +51,6 @@ class PhaseTimer(Observer):
 
     - `clock`: name of the clock.
     - `probe.steps`, `probe.marked_modules`, `probe.verdicts`: the lag probes and their verdict by phase.
-    - `probe.host_step_s`: least host seconds of a settling step or lag probe.
 
     Attributes:
         records: the last 10 000 StepRecords of the latest run.
@@ -79,7 +78,6 @@ class PhaseTimer(Observer):
     def prepare(self) -> None:
         self.records = self.session.records
         self._is_running = False
-        self._settling_since_s: float | None = None
         self._losses: list[int] = []
         if self.session.timer not in (None, self):
             raise UsageError("two PhaseTimers in one run; lmbench adds one itself: set it with --timer.*")
@@ -133,10 +131,6 @@ class PhaseTimer(Observer):
 
     def between_steps(self) -> None:
         if self.session.stage is Stage.PROBE:
-            if self._settling_since_s is None:
-                synchronize(self.session.device)
-                self._restart()
-                self._settling_since_s = time.monotonic()
             return
         is_due = self._since_flush >= FLUSH_STEPS or self._scalars_since_flush >= FLUSH_SCALARS
         if is_due or time.monotonic() - self._flushed_at >= FLUSH_S:
@@ -157,10 +151,9 @@ class PhaseTimer(Observer):
             window = [record for record in self.records if record.stage == "window"]
             self._window_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
-            # Settling begins behind the first step, in which the host also writes the record.
-            self._settle_steps = 0
-            self._settling_since_s = None
-            self._host_steps_s = list[float]()
+            synchronize(self.session.device)
+            self._restart()
+            self._settle_steps, self._settling_since_s = 0, time.monotonic()
         elif kind is ProbeKind.LAG:
             self._marks = self.undo.enter_context(ProbeMarks(self.module, self._timeline.note))
 
@@ -171,13 +164,11 @@ class PhaseTimer(Observer):
         has finished none of them when all are issued. So the lag is also estimated: the issued steps last as long as
         the window's, and the device has worked on them since settling began.
         """
-        if self._settling_since_s is None:
-            return False
         self._settle_steps += 1
         queued_s = self._settle_steps * self._window_step_s - (time.monotonic() - self._settling_since_s)
         if min(queued_s, self._window_lag_s) >= AMPLE_LAG_S:
             return True
-        lags_s = [step.record.lag_step_s or 0.0 for step in self._drain_probe()]
+        lags_s = [step.record.lag_step_s or 0.0 for step in self._timeline.drain()]
         is_host_bound = self._window_lag_s < HOST_BOUND_LAG_S
         return is_host_bound or max(lags_s, default=0.0) >= SETTLED_FRACTION * self._window_lag_s
 
@@ -186,20 +177,13 @@ class PhaseTimer(Observer):
             return
         self._marks.close()
         synchronize(self.session.device)
-        steps = [step for step in self._drain_probe() if step.record.stage == "probe"]
+        steps = [step for step in self._timeline.drain() if step.record.stage == "probe"]
         steps = steps[-self.session.schedule.probe_steps :]
         probe = self.session.run.probe
         probe.steps = len(steps)
         probe.marked_modules = self._marks.count
         probe.verdicts = lag_verdicts(steps)
-        probe.host_step_s = min(self._host_steps_s, default=None)
         self._restart()
-
-    def _drain_probe(self) -> list[Step]:
-        """The finished probe steps. The first of all begins on an idle device, so no launch in it waits for room."""
-        steps = self._timeline.drain()
-        self._host_steps_s += [step.record.step_host_s for step in steps if step.record.step_host_s is not None]
-        return steps
 
     # delivery
 

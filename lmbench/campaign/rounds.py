@@ -23,7 +23,7 @@ from lmbench.sweep.file import SweepFile
 from lmbench.sweep.plan import make_plan
 
 #: Seconds and steps of the first rounds' windows, and the longest window.
-_FIRST_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 1.0, 10, 30.0
+_FIRST_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 1.0, 5, 30.0
 #: Longer windows leave the budget time for so many rounds in all, and so many more.
 _PLANNED_ROUNDS, _LEAST_LEFT = 8, 4
 #: Without a given budget, comparisons may take this many times the rounds that a change of the gate's size takes.

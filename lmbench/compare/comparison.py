@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from lmbench.compare.comparability import are_apart, busy_reason, check_about, failed_guards, invalid_reasons, notes
 from lmbench.compare.noise import NoiseEntry, noise_facts, read_floors
-from lmbench.compare.rounds import LEAST_ROUNDS, ratio_by_rounds
+from lmbench.compare.rounds import LEAST_OF_CHANGE, LEAST_ROUNDS, ratio_by_rounds
 from lmbench.compare.sides import (
     MEAN_STEP,
     METRICS,
@@ -386,8 +386,10 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
     repeats, least = min(ratio.n_a, ratio.n_b), LEAST_ROUNDS if by_rounds else MIN_REPEATS
     if adjusted_p is None or repeats < least:
-        few = f"rounds: {ratio.n_a}" if by_rounds else f"repeats: A has {ratio.n_a}, B has {ratio.n_b}"
-        return Decision(UNDECIDED, f"{few}; a verdict takes {least} ({change} so far)")
+        few = f"repeats: A has {ratio.n_a}, B has {ratio.n_b}; a verdict takes {least}"
+        if by_rounds:
+            few = f"rounds: {ratio.n_a}; `same` takes {least}, a change {LEAST_OF_CHANGE}"
+        return Decision(UNDECIDED, f"{few} ({change} so far)")
     if busy and is_time:
         return Decision(UNDECIDED, f"{change}, and {busy}")
     if ratio.lies_within(tolerance):

@@ -47,7 +47,7 @@ from lmbench.records.statistics import CONFIDENCE, EQUAL, EQUIVALENCE_CONFIDENCE
 Booleans = npt.NDArray[np.bool_]
 
 #: The fewest rounds of a verdict: `same` takes five signs alike, and a change six.
-LEAST_ROUNDS, _LEAST_OF_CHANGE = 5, 6
+LEAST_ROUNDS, LEAST_OF_CHANGE = 5, 6
 #: What the bets stake on each sign, and their shares. Small stakes find small changes after many rounds.
 _STAKES, _SHARES = np.array([0.3, 1.0, 2.5, 5.0]), np.array([0.15, 0.20, 0.25, 0.40])
 #: A size counts less above this many median sizes, and not at all above twice as many.
@@ -66,7 +66,7 @@ def rounds_until(change: float, std: float) -> int:
 
     No change takes as many to be `same` within this tolerance.
     """
-    return max(_LEAST_OF_CHANGE, math.ceil(_ROUNDS_OF_ONE_STD * (std / math.log1p(change)) ** 2))
+    return max(LEAST_OF_CHANGE, math.ceil(_ROUNDS_OF_ONE_STD * (std / math.log1p(change)) ** 2))
 
 
 def without_order(differences: Floats, is_b_first: Booleans) -> Floats:

@@ -35,8 +35,8 @@ _OUTSIDE_BLOCKS = ("", "embedding", "head", "loss", "data", "comm", "optimizer",
 # AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2,
 # add 2, addcdiv 4, decay 2); fused, it reads weight, gradient and both moments, and writes all but the gradient.
 _FUSED_FRACTION = 7 / 20
-# Parts of attention; a fused one has no kernels for two of those that are written out.
-_ATTENTION_PARTS, _FUSED_AWAY = ("attention", "scores", "mask", "softmax", "values"), ("mask", "softmax")
+# Parts of attention. Fused, it has its matrix products alone: the scores never are in memory.
+_ATTENTION_PARTS = ("attention", "scores", "mask", "softmax", "values")
 # Phases that get a batch to the device.
 _LOADING_PHASES = ("data", "transfer")
 # Phases whose work goes with the number of parameters.
@@ -230,7 +230,9 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
     elif axis in ("collectives", "device"):
         is_selected = is_comm == (axis == "collectives")
     elif axis == "attention":
-        is_selected = pieces.part.isin(_FUSED_AWAY if change.name else _ATTENTION_PARTS)
+        is_selected = pieces.part.isin(_ATTENTION_PARTS)
+        if change.name:
+            is_selected &= pieces.kind != "gemm"
     elif axis == "layers":
         is_selected = ~pieces.part.isin(_OUTSIDE_BLOCKS)
     elif axis == "optimizer":

@@ -80,7 +80,7 @@ def test_two_timers_are_refused(sleeper):
         measure(sleeper, PhaseTimer())
 
 
-@pytest.mark.parametrize(("work_s", "most_settling"), [(0.06, 3), (0.0, 2)])
+@pytest.mark.parametrize(("work_s", "most_settling"), [(0.06, 2), (0.0, 1)])
 def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatch, work_s, most_settling):
     """The queue takes all of these steps before the first one has ended."""
     device, started = PlantedDevice(), []
@@ -99,5 +99,5 @@ def test_the_lag_probes_do_not_wait_for_dozens_of_long_steps(sleeper, monkeypatc
     schedule = Schedule(warmup_steps=1, steps=6, probe_steps=3)
     _, session = measure(sleeper, loader=batches, schedule=schedule)
     others = 1 + 6 + len(schedule.probe_plan()) - 1
-    assert len(started) - others in range(2, most_settling + 1)
+    assert len(started) - others in range(1, most_settling + 1)
     assert session.run.probe.verdicts.forward.verdict == ("queued" if work_s else "host-bound")

@@ -2,8 +2,8 @@
 
     python tests/experiments/planted_pipelines.py FOLDER [WIDTH]
 
-Prints a line for each: the step, the model alone, the loader alone, who is slow, the fix, the predicted and the measured
-step with it. WIDTH is the model's: 256 tries this file on a CPU, 8192 takes about 15 ms a step on an H200.
+Prints a line for each: the step, the model alone, the loader alone, who is slow, the fix, the predicted and the
+measured step with it. WIDTH is the model's: 256 tries this file on a CPU, 8192 takes about 15 ms a step on an H200.
 """
 
 from __future__ import annotations
