@@ -1,6 +1,6 @@
 """Six pipelines with a planted fault, or none: is the cause named, and is the step with the fix the predicted one?
 
-    python tests/experiments/planted_pipelines.py FOLDER [WIDTH]
+    python tests/experiments/planted_pipelines.py FOLDER [WIDTH [CASE...]]
 
 Prints a line for each: the step, the model alone, the loader alone, who is slow, the fix, the predicted and the
 measured step with it. WIDTH is the model's: 256 tries this file on a CPU, 8192 takes about 15 ms a step on an H200.
@@ -79,10 +79,10 @@ class Piped(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
-def main(folder, width):
+def main(folder, width, cases):
     env = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parent}"}
     precision = "bf16-mixed" if torch.cuda.is_available() else "32-true"
-    for number, case in enumerate(CASES):
+    for number, case in enumerate(cases):
         words = ["fit", "--model", "planted_pipelines.Piped", "--model.width", str(width), "--model.case", case]
         words += ["--trainer.precision", precision, "--measure.loader", "true", "--measure.steps", "40"]
         words += ["--measure.probe_steps", "1", "--measure.results_dir", str(folder), "--measure.run_id", str(number)]
@@ -107,4 +107,4 @@ def main(folder, width):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 256)
+    main(Path(sys.argv[1]), int((sys.argv[2:] or [256])[0]), sys.argv[3:] or CASES)
