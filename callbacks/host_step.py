@@ -7,43 +7,41 @@ import time
 from lmbench.callbacks.observer import Observer
 from lmbench.device import synchronize
 from lmbench.instruments.timeline import ProbeMarks
-from lmbench.instruments.window import ProbeKind
+from lmbench.records.run import Profile
+from lmbench.records.vocabulary import Stage
 
-#: The host's speed varies from step to step, so the least of several counts.
-STEPS = 3
+#: The first step of the warm-up compiles, and its last one is the profiler's own warm-up.
+FIRST, LAST = 1, 1
 
 
 class HostStep(Observer):
-    """Takes probe steps in which the host waits for the device behind every block, and times the rest of them.
+    """Lets the host of warm-up steps wait for the device behind every block, and times the rest of these steps.
 
     A CUDA device takes some 1000 launches in advance. Where a step has more of them and the device is slower, the host
-    waits for room, and its time for a step is the device's.
+    waits for room, and its time for a step is the device's. A profiler slows the host, also after it has stopped.
 
-    Recorded under `probe`:
+    Recorded under `profile`:
 
-    - `host_step_s`: least host seconds of these steps.
+    - `host_step_s`: least host seconds of these steps; null where the warm-up has fewer than three steps.
     """
 
     def run_started(self) -> None:
-        self.own_probes = (ProbeKind.UNQUEUED,) * min(STEPS, self.session.schedule.probe_steps)
-
-    def probe_begins(self, kind: ProbeKind) -> None:
-        if kind is ProbeKind.UNQUEUED:
-            self._steps_s = list[float]()
-            self.undo.enter_context(ProbeMarks(self.module, self._wait))
-            self._begin()
+        # A KernelCapture behind this callback puts its own in this place.
+        self.session.run.profile = Profile()
+        self._steps_s = list[float]()
+        self._began_s: float | None = None
 
     def step_ended(self) -> None:
-        if self.session.probe_kind is ProbeKind.UNQUEUED:
+        if self._began_s is not None:
             self._steps_s.append(time.perf_counter() - self._began_s - self._waited_s)
-            self._begin()
-
-    def probe_ended(self, kind: ProbeKind) -> None:
-        if kind is ProbeKind.UNQUEUED:
+            self.session.run.profile.host_step_s = min(self._steps_s)
+        is_inside = FIRST <= self.session.steps_done < self.session.schedule.warmup_steps - LAST
+        if self.session.stage is not Stage.WARMUP or not is_inside:
             self.undo.close()
-            self.session.run.probe.host_step_s = min(self._steps_s, default=None)
-
-    def _begin(self) -> None:
+            self._began_s = None
+            return
+        if self._began_s is None:
+            self.undo.enter_context(ProbeMarks(self.module, self._wait))
         synchronize(self.session.device)
         self._began_s, self._waited_s = time.perf_counter(), 0.0
 

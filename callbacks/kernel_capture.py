@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from lightning.pytorch import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from lmbench.callbacks.host_step import HostStep
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.session import MeasurementSession
 from lmbench.errors import check_at_least
@@ -106,12 +108,15 @@ class KernelProfiler(PassThroughProfiler):
         self.tool = tool
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Add a KernelCapture to the Trainer, and make its steps the window; runs before the callbacks' `setup`."""
+        """Add a HostStep and a KernelCapture to the Trainer, and make the recorded steps the window.
+
+        Lightning calls this before the callbacks' `setup`.
+        """
         module: Any = getattr(self, "_lightning_module")  # noqa: B009 - Lightning sets it, and declares it nowhere
         trainer: Any = module.trainer
-        capture = KernelCapture(self.steps, self.tool)
+        added: list[Callback] = [HostStep(), KernelCapture(self.steps, self.tool)]
         # In front of the timer, so that starting and stopping the recording is not in its times.
-        trainer.callbacks = [capture, *(c for c in trainer.callbacks if not isinstance(c, KernelCapture))]
+        trainer.callbacks = [*added, *(c for c in trainer.callbacks if not isinstance(c, HostStep | KernelCapture))]
         for session in trainer.callbacks:
             if isinstance(session, MeasurementSession) and not session.only_watches:
                 session.schedule = replace(session.schedule, steps=self.steps, min_window_s=0.0)

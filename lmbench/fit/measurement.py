@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from lmbench.callbacks import (
     GradientNorm,
-    HostStep,
     LoaderProbe,
     MeasurementSession,
     MemoryHistory,
@@ -266,7 +265,6 @@ class Measurement:
             MemoryRecorder(),
             TrainingCheck(),
             SyncFinder(),
-            HostStep(),
             *([LoaderProbe()] if self.settings.loader else []),
             *([GradientNorm()] if self.settings.gradient_norm and self.mode == "train_step" else []),
             # Last of the callbacks that act before the window, so that its power reading is close to the window.

@@ -50,7 +50,6 @@ class ProbeKind(StrEnum):
     SYNC = "sync"
     TRAINING = "training"
     # Taken only where an observer asks for them.
-    UNQUEUED = "unqueued"
     DTYPES = "dtypes"
     RESIDENT = "resident"
     FED = "fed"

@@ -24,7 +24,10 @@ from lmbench.report.units import milliseconds, percent
 
 # Lines name causes, phases and parts from this share of the step on, and the two that limit a step with changes.
 _LARGE_FRACTION, _TOP_LIMITS = 0.02, 2
-_UNKNOWN = "not simulated: a clock that rises as work falls, and streams that share the memory's bandwidth"
+_UNKNOWN = (
+    "not simulated: a clock that rises as work falls, streams that share the memory's bandwidth, and a host whose pace "
+    "differs from run to run"
+)
 
 
 def path_answer(sources: Sequence[str | Path], what_if: str | None = None) -> Answer:

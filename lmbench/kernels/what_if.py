@@ -90,7 +90,7 @@ class WhatIf:
     """The graph simulated with changes; lengths are those of a step, in s.
 
     A profiler slows the host, and not the device. Where the run knows its host's time without one
-    (`probe.host_step_s`), launching takes as much less in every simulation.
+    (`profile.host_step_s`), launching takes as much less in every simulation.
 
     Raises:
         UsageError: the steps take no time, as in a damaged trace.
@@ -143,7 +143,8 @@ class WhatIf:
         traced_s, launching_s = (
             float(pieces.ns[rows].sum() / 1e9 / steps) for rows in (works, works & (pieces.cause == LAUNCHING))
         )
-        host_s = next(iter(self.graph.traces.values())).record.probe.host_step_s or traced_s
+        profile = next(iter(self.graph.traces.values())).record.profile
+        host_s = profile.host_step_s if profile and profile.host_step_s else traced_s
         saved_s = traced_s - host_s
         if not 0 < saved_s < launching_s:
             return traced_s, traced_s, 1.0

@@ -115,10 +115,17 @@ class Chain(Struct):
     blocks: dict[str, BlockFacts]
 
     def at(self, batch_size: int, other: Chain) -> Chain:
-        """The facts of another size of the micro-batch, on the line through these and the other chain's."""
+        """The facts of another size of the micro-batch, on the line through these and the other chain's.
+
+        A way to treat blocks that was timed for one of them alone is left out.
+        """
         span = other.batch_size - self.batch_size
         share = (batch_size - self.batch_size) / span if span else 0.0
-        blocks = {name: between(facts, other.blocks[name], share) for name, facts in self.blocks.items()}
+        blocks = {
+            name: between(facts, other.blocks[name], share)
+            for name, facts in self.blocks.items()
+            if name in other.blocks
+        }
         return Chain(batch_size, self.is_chunked, self.count, between(self.facts, other.facts, share), blocks)
 
     def no_faster_than(self, other: Chain) -> Chain:

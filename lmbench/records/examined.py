@@ -103,7 +103,7 @@ class KernelSummary:
     attention: PerPhase[AttentionTimes] = part(PerPhase)
     path_s: Seconds = lower(
         "Step by the trace: the length of the chain of host and device that sets it, with the host as fast as in "
-        "`probe.host_step_s`, since a profiler slows it."
+        "`profile.host_step_s`, since a profiler slows it."
     )
     path: dict[str, float] = about(
         "Time of the chain that sets the step, by cause, the largest first: `launching_s`, `gemm_s`, ...", factory=dict

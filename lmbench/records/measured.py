@@ -474,10 +474,6 @@ class Probe:
     )
     steps: Count = about("Probe steps that measured the lag; no statistic includes them.")
     marked_modules: Count = about("Number of modules whose ends were marked in the probe steps.")
-    host_step_s: Seconds = about(
-        "Least time that the host took for a probe step, without its waits for the device: behind every block it lets "
-        "the device catch up, so that no launch waits for room in the queue."
-    )
     hidden_syncs: list[HiddenSync] | None = about(
         "Places where the host waited for the device in a probe step: location, stack, count; null if not looked for."
     )

@@ -155,6 +155,10 @@ class Profile:
     trace_file: Text = about("Name of the trace in the result folder.")
     trace_error: Text = about("Why the trace could not be written.")
     trace_bytes: Bytes = about("Size of the trace's file, compressed.")
+    host_step_s: Seconds = about(
+        "Least time that the host took for a step of the warm-up, without the profiler and without waits for the "
+        "device: behind every block it let the device catch up, so that no launch waited for room in the queue."
+    )
 
 
 @record

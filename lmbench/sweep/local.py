@@ -215,7 +215,8 @@ class LocalExecutor:
         """Wait for this round's server of each environment, and start missing ones.
 
         Where the machine has cores to spare, servers of later rounds start at the same time. Started later they would
-        disturb a measurement. With `is_hasty` they may: both sides of a comparison bear that in turn.
+        disturb a measurement. With `is_hasty` they may: both sides of a comparison bear that in turn, and each round
+        starts a server for a later one.
 
         Raises:
             ServerLost: a server cannot start.
@@ -225,10 +226,12 @@ class LocalExecutor:
             while (servers := self._servers[name]) and servers[0].process.poll() is not None:
                 servers.popleft().close()
         missing = [name for name in by_name if not self._servers[name]]
-        ahead = min(self._rounds_to_come, self._most_ahead // max(1, len(missing)))
+        started = by_name if self.is_hasty else missing
+        wanted = 1 + min(self._rounds_to_come, self._most_ahead // max(1, len(started)))
         began_s = clock_s()
-        for name in missing:
-            self._servers[name].extend(Server(by_name[name], self._mark) for _ in range(1 + ahead))
+        for name in started:
+            servers = self._servers[name]
+            servers.extend(Server(by_name[name], self._mark) for _ in range(wanted - len(servers)))
         for name in by_name:
             # A server that started ahead may still be importing.
             current, *later = self._servers[name]

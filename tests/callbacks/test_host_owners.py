@@ -115,11 +115,6 @@ def test_the_work_that_a_step_waits_for_is_named_with_its_line(module, callbacks
     assert guard.status == "warn" or phase == "forward"
 
 
-def test_the_hosts_time_for_a_step_has_its_hooks():
-    run = measure_here(SlowHook(), steps=3, probe_steps=1)
-    assert run.record.probe.host_step_s >= SLEEP_S
-
-
 def test_a_users_own_trainer_is_watched_in_its_warm_up_and_left_as_it_was(tmp_path):
     recorder, logger, module = RunRecorder(str(tmp_path)), SlowLogger(str(tmp_path)), SlowHook()
     quiet_trainer(recorder, logger=logger, log_every_n_steps=1, max_steps=12).fit(module)

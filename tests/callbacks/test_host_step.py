@@ -55,19 +55,17 @@ class Queued(LightningModule):
 def test_the_hosts_time_for_a_step_has_its_work_without_its_waits_for_the_device(monkeypatch):
     device = SmallQueue()
     monkeypatch.setitem(DEVICES, "cpu", lambda _: device)
-    window, session = measure(
-        Queued(device), HostStep(), loader=DataLoader(torch.ones(40, 1)), schedule=Schedule(1, 3, probe_steps=1)
-    )
+    window, session = measure(Queued(device), HostStep(), loader=DataLoader(torch.ones(40, 1)), schedule=Schedule(4, 3))
     waited_s = (BLOCKS - 1) * (WORK_S - HOST_S)
     assert min(record.step_host_s for record in window) >= waited_s
-    assert BLOCKS * HOST_S <= session.run.probe.host_step_s < window[0].step_host_s - waited_s / 2
+    assert BLOCKS * HOST_S <= session.run.profile.host_step_s < window[0].step_host_s - waited_s / 2
 
 
-def test_a_run_without_probe_steps_does_not_time_the_host():
+def test_a_short_warm_up_does_not_time_the_host():
     _, session = measure(
         Queued(PlantedDevice()), HostStep(), loader=DataLoader(torch.ones(9, 1)), schedule=Schedule(1, 2)
     )
-    assert session.run.probe.host_step_s is None
+    assert session.run.profile.host_step_s is None
 
 
 @pytest.mark.gpu
@@ -87,7 +85,7 @@ def test_a_long_queue_of_launches_is_no_time_of_the_host():
         module,
         HostStep(),
         loader=DataLoader(torch.ones(40, 1)),
-        schedule=Schedule(1, 3, probe_steps=2),
+        schedule=Schedule(4, 3),
         accelerator="cuda",
     )
-    assert session.run.probe.host_step_s < min(record.step_host_s for record in window) / 2
+    assert session.run.profile.host_step_s < min(record.step_host_s for record in window) / 2

@@ -200,7 +200,7 @@ def test_the_sentence_of_a_run_names_a_change_that_it_can_make():
 def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler(tmp_path, capsys):
     # The host works for 10 us before the synchronize and for 210 us after it.
     folder = tmp_path / "run"
-    make_run(folder, {}, {"probe.host_step_s": 110e-6})
+    make_run(folder, {}, {"profile.host_step_s": 110e-6})
     late_host().write(folder / "trace.json").rename(folder / "trace.json.gz")
     record = answer(capsys, folder, "--path")
     assert (record["step_s"], record["unprofiled_step_s"]) == pytest.approx((500e-6, 400e-6))

@@ -140,6 +140,8 @@ def test_times_of_few_blocks_become_times_of_a_step():
     # On the line through both sizes, and below them no faster than the smaller one.
     assert predicted_work(timed[1], Recipe(3, 1)) == pytest.approx(0.85 + 7.5 + 0.1)
     assert predicted_work(timed[3], Recipe(1, 1)) == pytest.approx(0.7 + 5 + 0.1)
+    # The time ran out, or a run failed: the second size has no time of recomputed blocks.
+    assert all(set(chain.blocks) == {"none"} for chain in with_times(chains, times[:-1]))
     with pytest.raises(UsageError, match="no times of blocks"):
         with_times(chains, times[2:3])
 
