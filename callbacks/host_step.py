@@ -30,6 +30,7 @@ class HostStep(Observer):
         self.session.run.profile = Profile()
         self._steps_s = list[float]()
         self._began_s: float | None = None
+        self._waited_s = 0.0
 
     def step_ended(self) -> None:
         if self._began_s is not None:
