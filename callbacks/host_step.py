@@ -33,9 +33,10 @@ class HostStep(Observer):
         self._waited_s = 0.0
 
     def step_ended(self) -> None:
-        if self._began_s is not None:
+        profile = self.session.run.profile
+        if profile is not None and self._began_s is not None:
             self._steps_s.append(time.perf_counter() - self._began_s - self._waited_s)
-            self.session.run.profile.host_step_s = min(self._steps_s)
+            profile.host_step_s = min(self._steps_s)
         is_inside = FIRST <= self.session.steps_done < self.session.schedule.warmup_steps - LAST
         if self.session.stage is not Stage.WARMUP or not is_inside:
             self.undo.close()
