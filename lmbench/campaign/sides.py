@@ -111,20 +111,28 @@ def _two_sides(
     environments: Values = {}
     sides: dict[str, Options] = {}
     texts, neither = (configs[0], configs[-1]), (None, None)
-    given = zip("AB", texts, options.revision or neither, options.python or neither, strict=True)
-    for index, (side, text, revision, python) in enumerate(given):
+    names = _apart(*options.python) if options.python else neither
+    given = zip("AB", texts, options.revision or neither, options.python or neither, names, strict=True)
+    for index, (side, text, revision, python, name) in enumerate(given):
         config, own_settings = _config_of(text)
         sides[side] = {CONFIG: config, **own_settings}
         if repeated := sides[side].keys() & settings:
             raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
         values = {variable: pair[index] for variable, pair in variables.items()}
-        parts = ["here" if revision == "." else revision, python, *map("=".join, values.items())]
+        parts = ["here" if revision == "." else revision, name, *map("=".join, values.items())]
         if environment := " ".join(filter(None, parts)):
             commit = None if revision in (None, ".") else resolve_revision(str(revision))[1]
             environments[environment] = {"revision": commit, "python": python, "variables": values}
             sides[side][ENVIRONMENT] = environment
     content = {"base": {**_DEFAULTS, **settings}, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
     return sweep_from({**content, "coin_seed": secrets.randbits(32)})
+
+
+def _apart(a: str, b: str) -> tuple[str, str]:
+    """The folders and names in which two paths differ; the whole paths if one has nothing of its own."""
+    parts_a, parts_b = Path(a).parts, Path(b).parts
+    own_a, own_b = ("-".join(p for p in x if p not in y) for x, y in ((parts_a, parts_b), (parts_b, parts_a)))
+    return (own_a, own_b) if own_a and own_b else (a, b)
 
 
 def _config_of(text: str) -> tuple[str, Options]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from lmbench.configs import shipped_configs
 from lmbench.errors import UsageError
 from lmbench.files import is_file
 from lmbench.records.load import find_runs, load_known
@@ -66,7 +67,8 @@ def given_names() -> dict[str, Path]:
 def find_result(text: str) -> str:
     """The path of a result that is named by `last`, `last~1` or a name of the user's; any other text unchanged.
 
-    `last` is the newest run or sweep in `results`, `FOLDER/last` the newest in another folder. A part of a sweep may
+    `last` is the newest run or sweep in `results`, `FOLDER/last` the newest in another folder. The name of a folder in
+    `results` stands for it. A part of a sweep may
     follow, as in `last/CELL` and `baseline@precision=bf16-mixed`. A text that is an existing path stays as it is.
 
     Raises:
@@ -83,7 +85,9 @@ def find_result(text: str) -> str:
         return shown_path(results[int(back)].path) + (match["rest"] or "")
     match, names = _NAME.fullmatch(text), given_names()
     if match is None or match["name"] not in names:
-        return text
+        # A run's own name may be that of a shipped configuration, which some commands take too.
+        is_inside = match is not None and match["name"] not in shipped_configs() and (RESULTS / match["name"]).is_dir()
+        return str(RESULTS / text) if is_inside else text
     path = RESULTS / names[match["name"]]
     if not path.is_dir():
         raise UsageError(f"{match['name']!r} was the name of {path}, which is gone; give the name to another result")

@@ -43,6 +43,8 @@ NAMED = rows("""
 show | results/day3
 show baseline last~3 | results/day1
 show results/last~3 | results/day1
+show day2 | results/day2
+kernels day3 | results/day3
 report last~1 | grid
 compare baseline last | UNDECIDED
 compare last~1@precision=32-true,model.size=small last~1/small-bf16-mixed | results/grid/small-bf
