@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -60,6 +61,9 @@ class Compiler(Observer):
             setattr(facts, name, value)
         self.undo.enter_context(self.options.splitting())
         facts.targets = compile_in_place(self.module, self.options)
+        if self.options.backend == "inductor":
+            # Its import is no part of compiling: the process of a sweep's run may have it already.
+            import_module("torch._inductor.compile_fx")
         self._started_s = time.perf_counter()
 
     def on_train_batch_start(self, *_: Any) -> None:

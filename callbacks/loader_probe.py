@@ -105,22 +105,25 @@ class LoaderProbe(Observer):
         self._alone.append(ModelAlone(step_s * steps / batches, cpu_s / batches, free_cores, ended.cores))
         facts.resident_step_s = facts.resident_step_s or step_s
         if facts.fix and self._made is not None:
-            models = [model._replace(batch_s=model.batch_s + self._copy_s) for model in self._alone]
+            models = map(self._with_copy, self._alone)
             predictions = [predicted_batch_s(self._made, model, *self._choice) for model in models]
             steps_s = [batch_s * batches / steps for batch_s in chain(*predictions)]
             facts.predicted_step_s = fmean(steps_s)
             facts.predicted_interval = [(1 - BAND) * min(steps_s), (1 + BAND) * max(steps_s)]
 
-    def _time_copy(self, is_pinned: bool) -> float:
+    def _with_copy(self, model: ModelAlone) -> ModelAlone:
+        return model._replace(batch_s=model.batch_s + self._copy_s)
+
+    def _time_copy(self) -> float:
         """The least seconds in which a batch gets from the host's memory to the device, which the model alone lacks."""
         batch = move_data_to_device(self._batch, torch.device("cpu"))
-        if is_pinned and device_of(self.session.device).pins_memory:
+        if device_of(self.session.device).pins_memory:
             batch = pin_memory(batch)
         spans_s = []
         for _ in range(_COPIES):
             synchronize(self.session.device)
             began_s = time.perf_counter()
-            self.trainer.strategy.batch_to_device(batch)
+            move_data_to_device(batch, self.session.device)
             synchronize(self.session.device)
             spans_s.append(time.perf_counter() - began_s)
         return min(spans_s)
@@ -148,10 +151,10 @@ class LoaderProbe(Observer):
         facts, run = self._facts, self.session.run
         micro_batches = run.window.micro_batches or 1
         self._made = time_production(loader, facts, run.window.loader_batches)
+        self._copy_s = self._time_copy()
         facts.loader_step_s = micro_batches * time_alone(loader, facts)
-        fix = best_settings(loader, self._made, self._alone[0])
+        fix = best_settings(loader, self._made, self._with_copy(self._alone[0]))
         self._choice = fix["num_workers"], fix["prefetch_factor"] or 0
         fix["pin_memory"] = loader.pin_memory or device_of(self.session.device).pins_memory
-        self._copy_s = self._time_copy(fix["pin_memory"])
         facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
         self._feed(endless(changed(loader, **fix)), ProbeKind.FED)

@@ -129,10 +129,10 @@ def _two_sides(
 
 
 def _apart(a: str, b: str) -> tuple[str, str]:
-    """The folders and names in which two paths differ; the whole paths if one has nothing of its own."""
+    """The folders and names in which two paths differ; the whole paths if these are no names of their own."""
     parts_a, parts_b = Path(a).parts, Path(b).parts
     own_a, own_b = ("-".join(p for p in x if p not in y) for x, y in ((parts_a, parts_b), (parts_b, parts_a)))
-    return (own_a, own_b) if own_a and own_b else (a, b)
+    return (own_a, own_b) if own_a and own_b and own_a != own_b else (a, b)
 
 
 def _config_of(text: str) -> tuple[str, Options]:

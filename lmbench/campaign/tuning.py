@@ -15,7 +15,7 @@ from textwrap import shorten
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
 from lmbench.campaign.trainings import affordable_steps, training_options
-from lmbench.compare.comparison import FASTER, UNDECIDED
+from lmbench.compare.comparison import FASTER, SAME, SLOWER
 from lmbench.compare.rounds import LEAST_ROUNDS
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
@@ -348,7 +348,8 @@ class Stages:
         sides: dict[str, Options] = {
             name: {CONFIG: self.base[CONFIG], **candidate.trial.options} for name, candidate in (("A", a), ("B", b))
         }
-        file = sweep_from({"base": self.base, "sides": sides, "repeats": MOST_ROUNDS})
+        base = {"measure.probe_steps": 0, **self.base}
+        file = sweep_from({"base": base, "sides": sides, "repeats": MOST_ROUNDS})
         path = self.folder("verdict", (str(a.trial), str(b.trial)))
         rest_s = _VERDICT * self.budget_s - sum(self.costs_s())
         least_s = 2 * LEAST_ROUNDS * statistics.fmean(self.costs_s("finals-*") or [0.0])
@@ -372,8 +373,8 @@ class Stages:
         tuning.verdict = f"{b.trial} is {comparison.verdict}, against {a.trial}: {'; '.join(reasons)}"
         if comparison.verdict == FASTER:
             tuning.answer = b
-        elif comparison.verdict != UNDECIDED:
-            # B is the same or slower, and A has fewer choices.
+        elif comparison.verdict in (SAME, SLOWER):
+            # A has fewer choices.
             tuning.answer = a
 
     def train(self, tuning: Tuning) -> None:
@@ -388,6 +389,7 @@ class Stages:
         base = {**self.base, **training_options(steps, is_random=is_random)}
         trials = [trial for trial in (best.trial, *best.trial.fallbacks()) if trial.choices]
         baseline_runs = self.trained("training-given", base, seeds) if trials and steps >= MIN_STEPS else {}
+        has_baseline = len(baseline_runs) == len(seeds)
         for number, trial in enumerate(trials, start=1):
             matching = (candidate for candidate in tuning.candidates if candidate.trial.key == trial.key)
             candidate = next(matching, Candidate(trial, Trial()))
@@ -398,7 +400,6 @@ class Stages:
             if candidate.cost(self.goal) > tuning.baseline.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):
                 continue
             points = {f"{trial}; {name}": {**trial.options, **seed} for name, seed in seeds.items()}
-            has_baseline = len(baseline_runs) == len(seeds)
             runs = self.trained(f"training-{number}", base, points) if has_baseline else {}
             if len(runs) < len(seeds):
                 tuning.untrained = candidate

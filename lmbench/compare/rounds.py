@@ -11,9 +11,10 @@ it may be looked at after every round. The interval holds the m that the bets do
 
 **At most 5 % of verdicts are false on one condition**: beside its code, a side brings nothing into a round that it
 brought into an earlier one. So every round has fresh processes from fresh servers (hash seed, address layout). Where
-a server takes longer than half of a round to start, up to four rounds share it, and show only a change beyond the gate:
-simulated, 0.1, 0.8 and 2.4 % are false if a server changes a side by 0.5, 1 and 1 % and a process by 1, 1 and 0.3 %
-(standard deviations), but 16 % at 3 and 1 %. Then +2 % takes 7 rounds at 0.5 % noise, and 27 at 1 %.
+no cores are idle to start servers ahead, and a start takes longer than half of a round, up to four rounds share a
+server, and show only a change beyond the gate: simulated, 0.1, 0.8 and 2.4 % are false if a server changes a side by
+0.5, 1 and 1 % and a process by 1, 1 and 0.3 % (standard deviations), but 16 % at 3 and 1 %. Then +2 % takes 7 rounds at
+0.5 % noise, and 27 at 1 %.
 
 Rates by `python tests/experiments/simulated_rounds.py`, of 2,000 comparisons without a change and 500 with each change,
 gate 1 %, up to 60 rounds. `false` is `faster` or `slower` without a change, `false same` is `same` at a change of just

@@ -239,7 +239,9 @@ def judge(curves: Curves, baseline: Curves) -> Judgement:
             limit = limit_of(levels, len(changes))
             apart = None if limit is None else float(np.ptp(levels)) / math.sqrt(len(changes))
             differences[name] = Difference(name, float(np.mean(changes)), apart, limit)
-    changes = [value / tails["loss"][seed] - 1 for seed, value in row_tails["loss"].items()]
+    pairs_of_losses = [(tails["loss"][seed], value) for seed, value in row_tails["loss"].items()]
+    # A loss may be negative, as that of a density; one of 0 has no size to compare with.
+    changes = [(value - level) / abs(level) for level, value in pairs_of_losses if level]
     changes = [change for change in changes if not math.isnan(change)]
     pairs = ""
     if steps >= MIN_STEPS and len(changes) >= MIN_SEEDS:

@@ -44,8 +44,8 @@ from lmbench.records.vocabulary import KILLED, RUNNING, Values
 from lmbench.sweep.fork_server import end_after
 
 #: Time for the other ranks to end by themselves after one has failed; they may wait for it in a collective.
-GRACE_S = 5.0
-#: The same after NCCL's watchdog has aborted a rank: those of the other ranks that wait abort them at the same time.
+GRACE_OF_RANKS_S = 5.0
+#: Such time after NCCL's watchdog has aborted a rank: those of the other ranks that wait abort them at the same time.
 _GRACE_AFTER_ABORT_S = 2.0
 
 #: Time for a rank that a launcher started to record why it failed.
@@ -149,7 +149,7 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[
                     code = ranks[rank].exitcode or int(_run_of(path, rank).outcome == KILLED)
                     ends.append(RankEnd(rank, code, logs[rank].read_text(errors="replace"), rank in late))
                     if code:
-                        grace_s = _GRACE_AFTER_ABORT_S if code == -signal.SIGABRT else GRACE_S
+                        grace_s = _GRACE_AFTER_ABORT_S if code == -signal.SIGABRT else GRACE_OF_RANKS_S
                         deadline_s = min(deadline_s, time.monotonic() + grace_s)
         finally:
             _end(ranks)
@@ -225,20 +225,19 @@ def ends_by_records(path: Path, count: int) -> list[RankEnd]:
     while True:
         runs = [_run_of(path, rank) for rank in range(count)]
         ends = [RankEnd(rank, int(run.outcome != "ok"), "", run.outcome == RUNNING) for rank, run in enumerate(runs)]
-        if min(_silence(path, end) for end in ends) < 2 or time.monotonic() > deadline_s:
+        if min(map(_silence, runs)) < 2 or time.monotonic() > deadline_s:
             return [
                 end._replace(log=_stack_of(runs[end.rank].record.pid)) if end.was_waited_for else end for end in ends
             ]
         time.sleep(0.1)
 
 
-def _silence(path: Path, end: RankEnd) -> int:
+def _silence(run: StoredRun) -> int:
     """How little a rank's record says about why the measurement ended.
 
     0 if the rank was killed, 1 if it failed by itself, 2 if it heard of another failure in a collective or by a signal,
     and 3 if it recorded no error.
     """
-    run = _run_of(path, end.rank)
     if run.outcome == KILLED:
         return 0
     if run.record.error is None:
@@ -254,7 +253,7 @@ def cause_of(path: Path, ends: list[RankEnd]) -> RankEnd | None:
         ends: how the ranks ended; of ranks whose records say equally much, the first is the cause.
     """
     failures = [end for end in ends if end.code and not end.was_waited_for]
-    return min(failures, key=lambda end: _silence(path, end), default=None)
+    return min(failures, key=lambda end: _silence(_run_of(path, end.rank)), default=None)
 
 
 def ending_of_ranks(path: Path, cause: RankEnd, ends: list[RankEnd], stop: Stop | None = None) -> Ending | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.utils._pytree import tree_leaves
 
 from lmbench.device.clock import HostClock
@@ -199,10 +200,15 @@ def block_modules(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from child
-        elif child._compiled_call_impl is None and next(child.children(), None) is not None:
+        elif not _is_compiled(child) and next(child.children(), None) is not None:
             yield from block_modules(child)
         else:
             yield child
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether a module was compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
+    return module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
 
 
 class ProbeMarks(ExitStack):

@@ -134,12 +134,13 @@ class WhatIf:
     def _host(self) -> tuple[float, float, float]:
         """The host's time for a step as traced and without the profiler, in s, and the factor that is on launching.
 
-        Waiting for the device does not count.
+        Waiting for the device and for the loader does not count.
         """
         pieces, steps = self.graph.pieces, self.graph.steps * len(self.graph.traces)
         target = self.graph.links.target.to_numpy()[pieces.link]
         is_inside = self.graph.activities.is_inside.to_numpy(bool)[target // 2]
         works = pieces.thread.notna() & pieces.link_kind.isin(("program", "call")) & is_inside
+        works &= pieces.phase != "data"
         traced_s, launching_s = (
             float(pieces.ns[rows].sum() / 1e9 / steps) for rows in (works, works & (pieces.cause == LAUNCHING))
         )
@@ -233,7 +234,8 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
     elif axis == "attention":
         is_selected = pieces.part.isin(_ATTENTION_PARTS)
         if change.name:
-            is_selected &= pieces.kind != "gemm"
+            # One that is fused already has nothing to save.
+            is_selected &= (pieces.kind != "gemm") & ~(pieces.kind == "attention").any()
     elif axis == "layers":
         is_selected = ~pieces.part.isin(_OUTSIDE_BLOCKS)
     elif axis == "optimizer":

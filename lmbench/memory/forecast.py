@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -123,7 +124,10 @@ def gpu_for(name: str | None) -> TargetGpu | None:
 
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        # What PyTorch calls device 0, or at least a card of the same kind.
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+        by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        handle = by_index(int(first)) if first.isdecimal() else by_uuid(first)
         name, memory = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError:
         return None

@@ -31,7 +31,8 @@ class InputPipeline:
         factory=dict,
     )
     predicted_step_s: Seconds = lower(
-        "Predicted mean step with `fix`: mean of the predictions by the model alone before and after.",
+        "Predicted mean step with `fix`: mean of the predictions by the model alone before and after, with the copy of "
+        "a batch to the device.",
         "predicted with the fix",
     )
     predicted_interval: list[float] | None = about(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from lmbench.configs import shipped_configs
+from lmbench.configs import shipped_configs, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.files import is_file
 from lmbench.records.load import find_runs, load_known
@@ -68,8 +68,8 @@ def find_result(text: str) -> str:
     """The path of a result that is named by `last`, `last~1` or a name of the user's; any other text unchanged.
 
     `last` is the newest run or sweep in `results`, `FOLDER/last` the newest in another folder. The name of a folder in
-    `results` stands for it. A part of a sweep may
-    follow, as in `last/CELL` and `baseline@precision=bf16-mixed`. A text that is an existing path stays as it is.
+    `results` stands for it, too. A part of a sweep may follow, as in `last/CELL` and `baseline@precision=bf16-mixed`. A
+    text that is an existing path stays as it is, and so does the name of a shipped configuration or study.
 
     Raises:
         UsageError: there are not so many results, or the result with that name is gone.
@@ -85,8 +85,9 @@ def find_result(text: str) -> str:
         return shown_path(results[int(back)].path) + (match["rest"] or "")
     match, names = _NAME.fullmatch(text), given_names()
     if match is None or match["name"] not in names:
-        # A run's own name may be that of a shipped configuration, which some commands take too.
-        is_inside = match is not None and match["name"] not in shipped_configs() and (RESULTS / match["name"]).is_dir()
+        # The name of a run or sweep may be that of a shipped file, which some commands take too.
+        shipped = shipped_configs() | shipped_studies()
+        is_inside = match is not None and match["name"] not in shipped and (RESULTS / match["name"]).is_dir()
         return str(RESULTS / text) if is_inside else text
     path = RESULTS / names[match["name"]]
     if not path.is_dir():

@@ -156,8 +156,8 @@ class Profile:
     trace_error: Text = about("Why the trace could not be written.")
     trace_bytes: Bytes = about("Size of the trace's file, compressed.")
     host_step_s: Seconds = about(
-        "Least time that the host took for a step of the warm-up, without the profiler and without waits for the "
-        "device: behind every block it let the device catch up, so that no launch waited for room in the queue."
+        "Least time that the host took for a step of the warm-up, without the profiler, the loader and waits for the "
+        "device: behind every block and phase it let the device catch up, so that few launches wait for room."
     )
 
 

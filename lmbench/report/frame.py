@@ -60,7 +60,7 @@ class _Plan(Struct):
     largest: Any = None
 
 
-class _Sweep(Struct):
+class SweepSummary(Struct):
     """The parts of sweep.json that a report needs."""
 
     name: str | None = None
@@ -103,7 +103,7 @@ class Group:
     """
 
     home: Path | None
-    sweep: _Sweep = field(default_factory=_Sweep)
+    sweep: SweepSummary = field(default_factory=SweepSummary)
     rows: list[RunRow] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
 
@@ -129,7 +129,7 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
         if home not in groups:
             groups[home] = Group(home)
             if home is not None:
-                groups[home].sweep = read_sweep(home)
+                groups[home].sweep = read_sweep_summary(home)
         identity = home, run.record.run_id, run.record.started_at, run.record.pid
         if None not in identity[2:] and identity in seen:
             groups[home].copies.append(folder.name)
@@ -140,11 +140,11 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
     return sorted(groups.values(), key=lambda group: (not group.name, group.name))
 
 
-def read_sweep(home: Path) -> _Sweep:
+def read_sweep_summary(home: Path) -> SweepSummary:
     """What sweep.json in a sweep's folder tells a report; nothing if it is damaged: its runs are shown all the same."""
     with suppress(DamagedRecord):
-        return read_packed(home / SWEEP_FILE, _Sweep)
-    return _Sweep()
+        return read_packed(home / SWEEP_FILE, SweepSummary)
+    return SweepSummary()
 
 
 def _row(run: StoredRun, group: Group) -> RunRow:

@@ -16,7 +16,7 @@ from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, labelled
 from lmbench.report.columns import MEASURED
 from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
-from lmbench.report.frame import Frame, frame_of, read_sweep
+from lmbench.report.frame import Frame, frame_of, read_sweep_summary
 from lmbench.report.units import tally
 
 #: The facts that describe a run. The first two are in every line, the others only if they differ between lines.
@@ -96,7 +96,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         outcomes = tally(run.outcome for run in runs if run.outcome != "ok") or "ok"
     if failed := sum(guard.status == "fail" for run in runs for guard in run.record.guards):
         outcomes += f", guards failed: {failed}"
-    if missing := read_sweep(entry.result.path).missing(len(entry.result.runs)):
+    if missing := read_sweep_summary(entry.result.path).missing(len(entry.result.runs)):
         outcomes += f", {missing}"
     words = count + ", ".join(filter(None, [described or runs[0].damage, label]))
     # A mean over different cells would say nothing.

@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_CHILD_SUBREAPER = 36
+#: A server that no request reaches for so long has time to spare.
+_IDLE_S = 1.0
 
 
 def end_with(fd: int) -> None:
@@ -71,14 +73,16 @@ def import_everything() -> str:
 
 
 def import_inductor() -> None:
-    """Import Inductor where there is a GPU, beside the first runs: most of them do without.
+    """Import Inductor where there is a GPU, in time that is spare: most runs do without.
 
     On the host of an H200 this takes 2 to 4 s, in each run that compiles or records kernels. Without a GPU it takes
     1 s, beside half a minute of a C++ compiler.
     """
-    if "torch" in sys.modules and _has_gpu_after_fork():
-        importlib.import_module("torch._inductor.compile_fx")
-        freeze()
+    # An Inductor that is broken is reported by the runs that use it.
+    with contextlib.suppress(Exception):
+        if "torch" in sys.modules and _has_gpu_after_fork():
+            importlib.import_module("torch._inductor.compile_fx")
+            freeze()
 
 
 def freeze() -> None:
@@ -108,6 +112,10 @@ def serve(sweep: Connection, tie: int) -> list[str]:
     has_inductor = False
     while True:
         try:
+            if not has_inductor and not sweep.poll(_IDLE_S):
+                # This server waits for its round.
+                import_inductor()
+                has_inductor = True
             request = sweep.recv()
             pipes = [recv_handle(sweep) if has_pipe else None for *_, has_pipe in request]
         except EOFError:

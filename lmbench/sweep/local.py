@@ -198,8 +198,8 @@ class LocalExecutor:
     def begin_round(self, rounds_to_come: int, last_round_s: float = math.inf) -> None:
         """End the previous round's servers.
 
-        With `is_hasty` they stay for some rounds if new ones would take more than half of a round. Comparisons see that
-        in the records.
+        With `is_hasty` they stay for some rounds if none were started ahead and new ones would take more than half of a
+        round. Comparisons see that in the records.
         """
         is_ahead = all(len(servers) > 1 for servers in self._servers.values())
         is_dear = not is_ahead and self._start_s > _MOST_START * last_round_s
@@ -227,7 +227,7 @@ class LocalExecutor:
                 servers.popleft().close()
         missing = [name for name in by_name if not self._servers[name]]
         started = by_name if self.is_hasty else missing
-        wanted = 1 + min(self._rounds_to_come, self._most_ahead // max(1, len(started)))
+        wanted = 1 + min(self._rounds_to_come, self._most_ahead // len(self._servers))
         began_s = clock_s()
         for name in started:
             servers = self._servers[name]

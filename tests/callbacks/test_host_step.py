@@ -63,7 +63,7 @@ def test_the_hosts_time_for_a_step_has_its_work_without_its_waits_for_the_device
 
 def test_a_short_warm_up_does_not_time_the_host():
     _, session = measure(
-        Queued(PlantedDevice()), HostStep(), loader=DataLoader(torch.ones(9, 1)), schedule=Schedule(1, 2)
+        Queued(PlantedDevice()), HostStep(), loader=DataLoader(torch.ones(9, 1)), schedule=Schedule(2, 2)
     )
     assert session.run.profile.host_step_s is None
 

@@ -11,6 +11,7 @@ from tables import rows
 
 import lmbench
 from lmbench.cli import main
+from lmbench.records.named import find_result
 
 STEP = "phases.step.mean_s"
 
@@ -133,6 +134,12 @@ def test_show_of_a_folder_of_many_is_their_list(results, printed):
     assert "see one      lmbench show last" in printed("show", "results")
     assert printed("show", "results/grid").count("grid/last") == 9
     assert "results/grid" in printed("show", "results/grid/last~2")
+
+
+def test_the_name_of_a_shipped_file_stays_its_own_beside_a_result_of_that_name(results):
+    for name in ("smoke", "precision", "mine"):
+        (results / name).mkdir()
+    assert [find_result(name) for name in ("smoke", "precision", "mine")] == ["smoke", "precision", "results/mine"]
 
 
 def test_damaged_runs_and_runs_of_another_lmbench_are_lines_too(results, listed):

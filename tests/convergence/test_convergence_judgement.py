@@ -105,6 +105,13 @@ def test_pairs_of_seeds_refuse_a_loss_that_is_worse_by_more_than_half_a_percent(
     assert judgement.why.startswith("loss by 3 pairs of seeds +" if offset else "loss by 3 pairs of seeds ")
 
 
+@pytest.mark.parametrize(("offset", "why"), [(-0.03, "loss -0.03 nat"), (0.03, "loss by 3 pairs of seeds +")])
+def test_a_loss_below_zero_is_worse_where_it_is_higher(offset, why):
+    # As that of a density. Here it falls from about -2 to -4.
+    baseline, rows = ({s: trained(s, offset=change - 8) for s in range(3)} for change in (0.0, offset))
+    assert judge(rows, baseline).why.startswith(why)
+
+
 def test_the_simulated_rates_are_what_the_module_says():
     assert 0.04 < rates(5, 1, 600)["NO"] < 0.09
     assert rates(5, 1, 100, shift=10.0, shared=0.9)["NO"] > 0.95

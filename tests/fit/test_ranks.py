@@ -190,7 +190,7 @@ def test_in_a_trainer_of_the_users_own_the_check_stays_and_its_cost_is_told():
 
 
 def test_a_rank_that_hangs_is_named_with_its_line_and_the_collective_that_the_others_wait_in(capfd, monkeypatch):
-    monkeypatch.setattr("lmbench.fit.ranks.GRACE_S", 1.0)
+    monkeypatch.setattr("lmbench.fit.ranks.GRACE_OF_RANKS_S", 1.0)
     # As after a rank of another launcher in this process: its Trainer puts back the signals that Python knows of.
     faulthandler.register(signal.SIGURG)
     signal.signal(signal.SIGURG, signal.SIG_DFL)

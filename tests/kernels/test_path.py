@@ -87,6 +87,25 @@ def full_queue():
     return trace
 
 
+def attention(*kernels):
+    """One kernel after the other, each launched in the forward of a module of an attention."""
+    trace, begin = step(40), 20
+    for number, (module, name, us) in enumerate(kernels):
+        trace.module(f"network.blocks.0.attention.{module}", 10 * number, 8)
+        trace.launched(10 * number + 1, name, begin, us, MAIN)
+        begin += us + 1
+    return trace
+
+
+def written_out():
+    kernels = ("core.scores", "sgemm", 100), ("core.scores", "add", 30), ("core.softmax", "softmax", 60)
+    return attention(*kernels, ("core.values", "sgemm", 50))
+
+
+def already_fused():
+    return attention(("qkv", "sgemm", 100), ("core", "void pytorch_flash::flash_fwd_kernel<Traits>", 80))
+
+
 @pytest.mark.parametrize(
     ("trace", "expected"),
     [
@@ -136,6 +155,8 @@ def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_wait
         (two_streams, "collectives=0.5", -150),
         (two_streams, "kind:softmax=0", -92),
         (two_streams, "launches=0", 0),
+        # Products stay: what is between them, with its gaps, is gone.
+        (written_out, "attention=fused", -(30 + 60 + 2)),
         # The host is ahead, and kernels beside longer ones save nothing.
         (two_streams, "kind:elementwise=0", 0),
         # Two at once save less than the sum of both, once what is beside the all-reduce sets the step.
@@ -160,17 +181,18 @@ def test_on_real_traces_the_path_sums_to_the_clocked_step_and_no_change_saves_mo
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("trace", "change", "problem"),
     [
-        ("collectives=2GB", "is no change; give collectives=F or =NGB/s"),
-        ("kind:gem=0", "did you mean gemm?"),
-        ("device=-1", "is no change"),
-        ("rank=median", "needs the traces of several ranks"),
-        ("optimizer=fused", "changes nothing"),
+        (two_streams, "collectives=2GB", "is no change; give collectives=F or =NGB/s"),
+        (two_streams, "kind:gem=0", "did you mean gemm?"),
+        (two_streams, "device=-1", "is no change"),
+        (two_streams, "rank=median", "needs the traces of several ranks"),
+        (two_streams, "optimizer=fused", "changes nothing"),
+        (already_fused, "attention=fused", "changes nothing"),
     ],
 )
-def test_a_change_that_is_none_is_one_line(change, problem, tmp_path, capsys):
-    assert main(["kernels", str(two_streams().write(tmp_path / "t.json")), "--what_if", change]) == 2
+def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, capsys):
+    assert main(["kernels", str(trace().write(tmp_path / "t.json")), "--what_if", change]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -192,6 +193,18 @@ def test_each_round_of_a_comparison_has_a_server_of_its_own_where_cores_are_idle
         pids.update(machine.printed("os.getppid()"))
     machine.close()
     assert len(pids) == servers
+
+
+def test_two_environments_share_the_cores_for_servers_that_start_ahead(tmp_path):
+    machine = LocalExecutor(cores=8)
+    sides = [replace(environment(tmp_path / name), name=name) for name in "AB"]
+    machine.begin_round(9)
+    machine.await_ready(sides)
+    for side in sides:
+        machine.await_ready([side])
+    counts = [len(machine._servers[side.name]) for side in sides]
+    machine.close()
+    assert counts == [2, 2]
 
 
 PARTNER = """
