@@ -40,6 +40,8 @@ from lmbench.records.input_pipeline import InputPipeline
 #: Steps of each kind that do not count; and those of the model alone, before and after the fed ones.
 _LEAD = {ProbeKind.RESIDENT: 2, ProbeKind.FED: LEAD_STEPS}
 _ALONE = (ProbeKind.RESIDENT,) * 12
+#: Steps that are longer than the model alone by this factor wait for their batches.
+_NOTABLE = 1.02
 #: Copies of a batch to the device, of which the fastest counts.
 _COPIES = 3
 
@@ -156,5 +158,13 @@ class LoaderProbe(Observer):
         fix = best_settings(loader, self._made, self._with_copy(self._alone[0]))
         self._choice = fix["num_workers"], fix["prefetch_factor"] or 0
         fix["pin_memory"] = loader.pin_memory or device_of(self.session.device).pins_memory
-        facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
-        self._feed(endless(changed(loader, **fix)), ProbeKind.FED)
+        if self._waits():
+            facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
+        self._feed(endless(changed(loader, **facts.fix)), ProbeKind.FED)
+
+    def _waits(self) -> bool:
+        """Whether the window's steps took notably longer than the model alone and the copy of its batches."""
+        steps_s = [record.step_s for record in self.session.records if record.stage == "window" and record.step_s]
+        micro_batches = self.session.run.window.micro_batches or 1
+        alone_s = (self._facts.resident_step_s or 0.0) + micro_batches * self._copy_s
+        return not steps_s or fmean(steps_s) > _NOTABLE * alone_s

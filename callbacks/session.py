@@ -117,7 +117,7 @@ class MeasurementSession(LeanCallback):
         self._settle_steps = 0
         #: Number of window steps that several ranks agreed on; None where they need not.
         self._agreed_steps: int | None = None
-        self._first_epoch = 0
+        self._last_batch = 0
         #: When rounds of the warm-up began whose pace several ranks watch.
         self._rounds_ns: list[int] = []
 
@@ -255,7 +255,14 @@ class MeasurementSession(LeanCallback):
         is_step = not pl_module.automatic_optimization or self._optimizer_steps_seen != steps_seen
         if batch_idx == 0 and self.steps_done:
             self.step.follows_loader_end = True
+            self.run.window.loader_batches = self._last_batch + 1
+        self._last_batch = batch_idx
         self._end_batch(trainer, outputs, batch, is_step)
+
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
+        if not self.only_watches and not trainer.fit_loop.epoch_loop.batch_progress.current.ready:
+            # The data is empty or used up, and Lightning would begin one epoch after the other for ever.
+            trainer.should_stop = True
 
     def on_train_end(self, *_: Any) -> None:
         self._finish()
@@ -395,7 +402,6 @@ class MeasurementSession(LeanCallback):
         self._window_start_ns = time.perf_counter_ns()
         reach("window_opened")
         self.run.window.first_step = self.steps_done
-        self._first_epoch = trainer.current_epoch
 
     def _close_window(self, ends_training: bool = False) -> None:
         synchronize(self.device)
@@ -405,10 +411,8 @@ class MeasurementSession(LeanCallback):
             self.raw_wall_s -= self.timer.since_step_s()
         self.run.window.steps = self.window_steps
         batches = self._trainer.num_training_batches
-        # An epoch also ends where training does: in an endless loader, and before the first step of the window.
-        has_ends = self.window_steps > 0 and math.isfinite(batches)
-        self.run.window.loader_end_count = self._trainer.current_epoch - self._first_epoch if has_ends else 0
-        self.run.window.loader_batches = int(batches) if math.isfinite(batches) else None
+        if math.isfinite(batches):
+            self.run.window.loader_batches = int(batches)
         self.stage = Stage.DONE
         opening = self.run.window.replaced_functions or []
         self.run.window.replaced_functions = list(dict.fromkeys([*opening, *replaced_functions()]))

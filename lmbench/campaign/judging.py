@@ -21,10 +21,11 @@ from lmbench.campaign.trainings import affordable_steps, training_options
 from lmbench.compare.comparison import EXIT_CODES, INVALID, UNDECIDED, Comparison, Decision
 from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import by_round, read_side
-from lmbench.convergence.judgement import MIN_STEPS, Curves, curves_of, judge
+from lmbench.convergence.judgement import MAX_STEPS, MIN_STEPS, Curves, curves_of, judge
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import StoredRun
 from lmbench.records.vocabulary import SIDE
+from lmbench.report.columns import first_steps
 from lmbench.report.units import change_percent, percent_short
 from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import Pace
@@ -76,7 +77,7 @@ class Judge:
             # A budget of nothing is over after the first round.
             comparison = self._measure(0.0)
             a, b = self._sides(self.path)
-            doubts = "; ".join([*_worse_guards(a[0], b[0]), *_other_work(a[0], b[0])])
+            doubts = "; ".join([*_worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
             good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
             self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
             if comparison.cells and comparison.verdict != INVALID and not doubts:
@@ -163,10 +164,15 @@ def _worse_guards(a: StoredRun, b: StoredRun) -> Iterator[str]:
                 yield f"{side}: {guard.message or f'{guard.name} is {guard.status}'}"
 
 
-def _other_work(a: StoredRun, b: StoredRun) -> Iterator[str]:
-    """The differences of what a step works on: tokens, trained parameters, and FLOPs by the same count."""
+def other_work(a: StoredRun, b: StoredRun) -> Iterator[str]:
+    """The differences of what a step works on: tokens, trained parameters, and FLOPs by the same count.
+
+    Sequences may differ in length, and windows in their number of steps: only steps that both sides took are compared.
+    """
+    tokens_a, tokens_b = ({step.step: step.tokens or 0 for step in first_steps(run.path, MAX_STEPS)} for run in (a, b))
+    shared = tokens_a.keys() & tokens_b.keys()
     figures = {
-        "tokens a step": (a.record.window.step_tokens, b.record.window.step_tokens),
+        "tokens a step": (sum(tokens_a[step] for step in shared), sum(tokens_b[step] for step in shared)),
         "trained parameters": (a.record.model.trainable_parameter_count, b.record.model.trainable_parameter_count),
     }
     if a.record.flops.source == b.record.flops.source:

@@ -58,6 +58,8 @@ _MOST_OF_ONE = 0.25
 _FINALISTS, _ROUNDS = 4, 3
 #: Noise between processes for each further run of a trial: one run at 1 %, two at 2 %.
 _NOISE_PER_RUN = 0.015
+#: Trials whose steps differ in tokens by less than this train alike.
+_TOKENS_FRACTION = 0.1
 SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
 LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _PREDICTED = "predicted_bytes.json"
@@ -275,7 +277,7 @@ class Stages:
         peak_bytes = peak_of(candidate.record)
         if peak_bytes is not None and not self.is_allowed(peak_bytes):
             candidate.problem = "too much memory"
-        elif self.step_tokens and candidate.record.window.step_tokens != self.step_tokens:
+        elif self.step_tokens and not _is_near(candidate.record.window.step_tokens, self.step_tokens):
             candidate.problem = "other tokens a step: another training"
 
     def predict(self, candidates: Sequence[Candidate]) -> None:
@@ -448,6 +450,12 @@ class Stages:
             self.run("rest", {**LONG, **self.base}, sides, 1.0, min(rounds, _ROUNDS))
             for candidate, runs in zip(sides, earlier, strict=True):
                 candidate.runs = [*runs, *candidate.runs]
+
+
+def _is_near(tokens: float | None, expected: float) -> bool:
+    """Whether steps have the same tokens. Where sequences differ in length, windows of other steps differ a little; a
+    loader of the user's own, which keeps its batches, makes at least twice as many or half."""
+    return tokens is not None and abs(tokens / expected - 1) < _TOKENS_FRACTION
 
 
 def recorded_settings(folder: Path) -> Values:

@@ -93,7 +93,12 @@ class Planner:
                     "nothing to plan with: the module has no list of six or more alike blocks; a smaller batch, "
                     "accumulated, takes less memory (`lmbench memory` without --fit tells the largest that fits)"
                 )
-            count = watch.blocks.count
+            count, borders = watch.blocks.count, watch.borders
+            if borders.leave[max(borders.leave)] > borders.backward_start:
+                raise UsageError(
+                    "nothing to plan with: a backward begins before the blocks' forward has ended, as in a step with "
+                    "several backwards (`lmbench memory` without --fit predicts it)"
+                )
             work = (tracker.flops + 2 * FLOPS_PER_HOST_BYTE * tracker.host_bytes) / _STEPS
             samples[name, kept] = sample_of(tracker.allocations, watch.borders, work, _STEPS)
         return chain_of(batch_size, is_chunked, count, samples)

@@ -204,7 +204,9 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
     if best is None:
         smallest = min(plan.points, key=lambda point: point.reserved_bytes)
         least = f"{gib(smallest.reserved_bytes)} reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
-        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}")]
+        lines = [
+            Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give a shorter context, or try `--also`")
+        ]
     else:
         recipe = best.recipe
         step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""

@@ -205,6 +205,9 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
     """
     fewer, more = FEW_BLOCKS
     blocks = {name: block_facts(sample) for (name, kept), sample in samples.items() if kept == fewer}
+    # Recomputing saves nothing where a module recomputes its blocks itself.
+    least = blocks["none"].kept
+    blocks = {name: facts for name, facts in blocks.items() if name == "none" or facts.kept < least}
     few, many = (chain_facts(samples["none", kept], blocks["none"]) for kept in FEW_BLOCKS)
     facts = between(few, many, (count - fewer) / (more - fewer))
     works = {key: sample.work for key, sample in samples.items()}

@@ -65,9 +65,9 @@ class Window:
 
     warmup_steps: Count = about("Steps before the window, which no statistic includes.")
     loader_end_count: Count = about(
-        "How often the training loader ended within the window; its restart is in `data` and `other`."
+        "Steps of the window before which the training loader ended; its restart is in `data` and `other`."
     )
-    loader_batches: Count = about("Batches after which the loader ends; null if it never does.")
+    loader_batches: Count = about("Batches after which the loader ends; null if it did not.")
     loader_restart_s: Seconds = lower(
         "What a restart of the loader adds to a step: mean of `data_s` + `other_s` of steps that follow the loader's "
         "end, less their least sum in any step."

@@ -56,6 +56,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         window.goodput_fraction = window.wall_s / raw_wall_s
     waits_s = [(step.data_s or 0.0) + (step.other_s or 0.0) for step in measured]
     restarts_s = [wait_s for step, wait_s in zip(measured, waits_s, strict=True) if step.follows_loader_end]
+    window.loader_end_count = len(restarts_s)
     if restarts_s:
         window.loader_restart_s = statistics.fmean(restarts_s) - min(waits_s)
     window.checkpoint_s = math.fsum(_values(measured, "checkpoint_s"))

@@ -8,7 +8,7 @@ from lmbench.records.endurance import Saving, StepChange
 from lmbench.records.measured import PhaseSummary
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import PHASES
-from lmbench.report.answer import Line, labelled
+from lmbench.report.answer import Line, labelled, listed
 from lmbench.report.units import gib, milliseconds, percent
 
 #: Smallest share of the step that an owner needs for a place in its phase's line.
@@ -33,6 +33,8 @@ def owner_lines(run: RunRecord) -> list[Line]:
             for owned in run.host_time.owners_within(phase, summary.mean_s or 0.0)
             if owned.host_s > _NOTABLE_FRACTION * (step.mean_s or 0.0)
         ]
+        if owners and phase == "other" and run.unseen_phases:
+            owners.insert(0, f"{listed(*run.unseen_phases)} of a module that optimizes by hand")
         lines += labelled(phase, owners and f"{percent(summary.share_fraction)}: {', '.join(owners[:_SHOWN])}")
     return lines
 
@@ -52,6 +54,7 @@ def input_lines(run: RunRecord) -> list[Line]:
         if line_s > _NOTABLE_FRACTION * step.mean_s
     ]
     predicted, measured = milliseconds(facts.predicted_step_s), milliseconds(facts.fixed_step_s)
+    vain = ", which is no less than now" if (facts.fixed_step_s or 0.0) >= step.mean_s else ""
     band = " .. ".join(map(milliseconds, facts.predicted_interval or []))
     return [
         Line(
@@ -66,7 +69,9 @@ def input_lines(run: RunRecord) -> list[Line]:
             f"worker; {percent(facts.idle_fraction)} of it waits, as for a disk",
         ),
         *labelled("in it", slow and ", ".join(slow)),
-        *labelled("fix", settings and f"{settings}: {predicted} ms a step predicted ({band}), {measured} measured"),
+        *labelled(
+            "fix", settings and f"{settings}: {predicted} ms a step predicted ({band}), {measured} measured{vain}"
+        ),
     ]
 
 

@@ -227,7 +227,7 @@ class LocalExecutor:
                 servers.popleft().close()
         missing = [name for name in by_name if not self._servers[name]]
         started = by_name if self.is_hasty else missing
-        wanted = 1 + min(self._rounds_to_come, self._most_ahead // len(self._servers))
+        wanted = 1 + min(self._rounds_to_come, self._most_ahead // max(1, len(self._servers)))
         began_s = clock_s()
         for name in started:
             servers = self._servers[name]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 import torch
 import warm_server
 from planted_judgements import Forks, judge
+from runs import make_record, write_run
 
+from lmbench.campaign.judging import other_work
 from lmbench.instruments.originals import replaced_functions
+from lmbench.records.load import load_run
 
 
 class WarmForks(Forks):
@@ -39,6 +43,18 @@ def test_a_planted_change_is_judged_by_the_part_that_shows_it(change, effect, co
     else:
         assert [parts[name]["word"] for name in ("plausible", "trains the same", "numerics")] == ["yes", "yes", "same"]
         assert judgement["step"]["ratio"]["low"] < 1 + effect < judgement["step"]["ratio"]["high"]
+
+
+@pytest.mark.parametrize(("cut", "doubts"), [(0, []), (10, ["B has -2.94 % tokens a step"])])
+def test_windows_of_other_lengths_over_batches_of_other_lengths_are_the_same_work(cut, doubts, tmp_path):
+    runs = []
+    for name, steps, less in (("a", 20, 0), ("b", 9, cut)):
+        write_run(tmp_path / name, make_record({}), steps)
+        path = tmp_path / name / "steps.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line | {"tokens": 300 + 10 * line["step"] - less}) + "\n" for line in lines))
+        runs.append(load_run(tmp_path / name))
+    assert [*other_work(*runs)] == doubts
 
 
 @pytest.mark.parametrize(
