@@ -8,11 +8,15 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
-from fit_process import bench
+from fit_process import bench, measure_here
+from strangers import Regression
+from torch.utils.data import DataLoader, IterableDataset
 
 from lmbench.cli import main
 from lmbench.configs import shipped_configs
+from lmbench.errors import UsageError
 from lmbench.records.vocabulary import PHASES
 
 
@@ -86,3 +90,22 @@ def test_a_measurement_imports_no_scipy_signal_transformers_or_pandas_and_leaves
     code += "import scipy, scipy.signal; scipy.signal.find_peaks([0, 1, 0]); "
     code += "from torchmetrics.functional.text import bert; bert.AutoTokenizer.from_pretrained"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+class Stream(IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def test_data_that_is_used_up_ends_the_window_and_none_is_an_error():
+    rows = [(torch.ones(16),)] * 9
+    # An iterator gives its rows once, a list in every epoch.
+    run = measure_here(Regression(), DataLoader(Stream(iter(rows)), batch_size=1), steps=20)
+    assert (run.outcome, run.record.window.steps) == ("ok", 8)
+    window = measure_here(Regression(), DataLoader(Stream(rows), batch_size=1), steps=20).record.window
+    assert (window.steps, window.loader_end_count, window.loader_batches) == (20, 2, 9)
+    with pytest.raises(UsageError, match="nothing was measured"):
+        measure_here(Regression(), DataLoader(Stream([]), batch_size=1))

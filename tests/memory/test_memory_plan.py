@@ -93,6 +93,19 @@ def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits(monkeyp
     assert all(point.reserved_bytes > 150 * MIB for point in plan.points if point.work < best.work)
 
 
+def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_that_saves_nothing(monkeypatch):
+    monkeypatch.syspath_prepend(SUPPORT)
+    plan = forked(_planned, [*OWN, "--model.checkpoints=true"], 1000 * MIB)
+    assert plan.best.recipe.treatment == "none"
+    assert all("inputs" not in chain.blocks for chain in plan.chains)
+
+
+def test_a_step_with_a_backward_before_the_blocks_is_refused_in_a_line(monkeypatch):
+    monkeypatch.syspath_prepend(SUPPORT)
+    with pytest.raises(UsageError, match="several backwards"):
+        forked(_planned, [OWN[0].replace("OwnBlocks", "TwoBackwards"), *OWN[2:]], 1000 * MIB)
+
+
 # by formulas
 
 FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, work=50, adding_work=3, forward_work=11)

@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 class Layer(nn.Module):
@@ -24,8 +25,19 @@ class Layer(nn.Module):
 
 
 class OwnBlocks(LightningModule):
-    def __init__(self, width: int = 64, layers: int = 6, heads: int = 4, vocab_size: int = 256, dropout: float = 0.1):
+    """`checkpoints` recomputes the blocks in the module's own way."""
+
+    def __init__(
+        self,
+        width: int = 64,
+        layers: int = 6,
+        heads: int = 4,
+        vocab_size: int = 256,
+        dropout: float = 0.1,
+        checkpoints: bool = False,
+    ):
         super().__init__()
+        self.checkpoints = checkpoints
         self.embed, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(4096, width)
         self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
@@ -34,9 +46,27 @@ class OwnBlocks(LightningModule):
         tokens, targets = batch
         x = self.embed(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x)
         logits = self.norm(x) @ self.embed.weight.T
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+
+class TwoBackwards(OwnBlocks):
+    """An embedding is updated before the blocks are called."""
+
+    def __init__(self, width: int = 64):
+        super().__init__(width)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        for loss in (
+            lambda: self.embed.weight.square().mean(),
+            lambda: super(TwoBackwards, self).training_step(batch, 0),
+        ):
+            optimizer.zero_grad()
+            self.manual_backward(loss())
+            optimizer.step()
