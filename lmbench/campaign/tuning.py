@@ -49,7 +49,7 @@ from lmbench.tune.search import (
     spread_of,
     standing,
 )
-from lmbench.tune.space import LEAST_SHARE_FRACTION, Axis, applicable, share_of, with_arguments
+from lmbench.tune.space import LEAST_SHARE_FRACTION, MICRO_BATCH, Axis, applicable, share_of, with_arguments
 
 #: Fractions of the budget after which a stage starts no further run: search, finals, verdict on the last two.
 _SEARCH, _FINALS, _VERDICT = 0.55, 0.72, 0.8
@@ -214,6 +214,9 @@ class Stages:
         narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):
             left_out.append("fp8 and CUDA graphs: they are for a GPU")
+        if ended.record.unseen_phases and any(axis.name == MICRO_BATCH for axis in narrowed):
+            narrowed = [axis for axis in narrowed if axis.name != MICRO_BATCH]
+            left_out.append("micro-batches: the module optimizes by hand, and Lightning accumulates nothing for it")
         for axis in axes:
             if axis.is_users and axis.name not in [other.name for other in narrowed]:
                 left_out.append(f"{axis.name}: this configuration has no such option, or the value already")

@@ -57,8 +57,8 @@ class OwnBlocks(LightningModule):
 class TwoBackwards(OwnBlocks):
     """An embedding is updated before the blocks are called."""
 
-    def __init__(self, width: int = 64):
-        super().__init__(width)
+    def __init__(self, width: int = 64, vocab_size: int = 256):
+        super().__init__(width, vocab_size=vocab_size)
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):

@@ -190,6 +190,14 @@ def test_other_tokens_a_step_are_another_training(tune):
     assert not [*Path("results/tune-smoke").glob("finals-*")]
 
 
+def test_micro_batches_of_a_module_that_optimizes_by_hand_are_left_out_with_the_reason(tune):
+    Path("manual.yaml").write_text(OWN.replace("OwnBlocks", "TwoBackwards"))
+    space = "only: true\naxes: {micro_batch: [], model.width: [32]}\n"
+    _, answer, err = tune(space, "manual.yaml", *WORDS)
+    assert "tune: left out: micro-batches: the module optimizes by hand" in err
+    assert [row["choice"] for row in answer["tables"]["choices"]] == ["as given", "width 32"]
+
+
 def test_a_configuration_that_does_not_run_is_one_line(tune):
     code, answer, err = tune(SPACE, "given.yaml", "--model.breaks=true", "--name=broken")
     assert (code, answer) == (2, None)
