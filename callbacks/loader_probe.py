@@ -23,6 +23,7 @@ from lmbench.errors import UsageError, message_of
 from lmbench.instruments.host import host_state, read_host
 from lmbench.instruments.input_pipeline import (
     BAND,
+    GOOD,
     LEAD_STEPS,
     STEPS,
     ModelAlone,
@@ -40,8 +41,6 @@ from lmbench.records.input_pipeline import InputPipeline
 #: Steps of each kind that do not count; and those of the model alone, before and after the fed ones.
 _LEAD = {ProbeKind.RESIDENT: 2, ProbeKind.FED: LEAD_STEPS}
 _ALONE = (ProbeKind.RESIDENT,) * 12
-#: Steps that are longer than the model alone by this factor wait for their batches.
-_NOTABLE = 1.02
 #: Copies of a batch to the device, of which the fastest counts.
 _COPIES = 3
 
@@ -167,4 +166,4 @@ class LoaderProbe(Observer):
         steps_s = [record.step_s for record in self.session.records if record.stage == "window" and record.step_s]
         micro_batches = self.session.run.window.micro_batches or 1
         alone_s = (self._facts.resident_step_s or 0.0) + micro_batches * self._copy_s
-        return not steps_s or fmean(steps_s) > _NOTABLE * alone_s
+        return not steps_s or fmean(steps_s) > GOOD * alone_s

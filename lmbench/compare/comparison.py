@@ -386,10 +386,7 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
     repeats, least = min(ratio.n_a, ratio.n_b), LEAST_ROUNDS if by_rounds else MIN_REPEATS
     if adjusted_p is None or repeats < least:
-        few = f"repeats: A has {ratio.n_a}, B has {ratio.n_b}; a verdict takes {least}"
-        if by_rounds:
-            few = f"rounds: {ratio.n_a}; `same` takes {least}, a change {LEAST_OF_CHANGE}"
-        return Decision(UNDECIDED, f"{few} ({change} so far)")
+        return Decision(UNDECIDED, f"{_too_few(ratio)} ({change} so far)")
     if busy and is_time:
         return Decision(UNDECIDED, f"{change}, and {busy}")
     if ratio.lies_within(tolerance):
@@ -420,6 +417,13 @@ def decide(  # noqa: PLR0911 (one return for each verdict and reason)
         return Decision(UNDECIDED, unclear)
     smallest = smallest_change(math.hypot(ratio.std_a, ratio.std_b) / math.sqrt(2), repeats)
     return Decision(UNDECIDED, f"{unclear}; at this spread {repeats} repeats can only show a change {smallest} or more")
+
+
+def _too_few(ratio: Ratio) -> str:
+    """How many rounds or repeats there are, and how many a verdict takes."""
+    if ratio.differences:
+        return f"rounds: {ratio.n_a}; `same` takes {LEAST_ROUNDS}, a change {LEAST_OF_CHANGE}"
+    return f"repeats: A has {ratio.n_a}, B has {ratio.n_b}; a verdict takes {MIN_REPEATS}"
 
 
 def smallest_change(std: float, repeats: int) -> str:

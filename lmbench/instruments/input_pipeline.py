@@ -34,8 +34,8 @@ _SAMPLING_S, _LINES = 0.004, 3
 _WORKERS, _PREFETCHED = range(1, 33), (2, 4, 8)
 #: How far off a prediction may be on a quiet machine.
 BAND = 0.05
-#: Settings that are slower than the best by a smaller factor are as good.
-_GOOD = 1.02
+#: Steps that are slower than the best by a smaller factor are as good.
+GOOD = 1.02
 #: Starting workers takes some 0.1 s, which matters where an epoch is shorter than this.
 _SHORT_EPOCH_S = 10.0
 
@@ -242,7 +242,7 @@ def best_settings(loader: DataLoader[Any], made: Production, model: ModelAlone) 
     # Settings are for the machine, whatever other processes take at present.
     predicted_s = {choice: predicted_batch_s(made, model, *choice)[0] for choice in choices}
     best_s = min(predicted_s.values())
-    workers, prefetched = next(choice for choice, batch_s in predicted_s.items() if batch_s <= _GOOD * best_s)
+    workers, prefetched = next(choice for choice, batch_s in predicted_s.items() if batch_s <= GOOD * best_s)
     is_short = made.epoch is not None and made.epoch * predicted_s[workers, prefetched] < _SHORT_EPOCH_S
     return {
         "num_workers": workers,

@@ -65,11 +65,12 @@ def given_names() -> dict[str, Path]:
 
 
 def find_result(text: str) -> str:
-    """The path of a result that is named by `last`, `last~1` or a name of the user's; any other text unchanged.
+    """The path of a result that is named by `last`, `last~1`, a name of the user's or its folder's name in `results`;
+    any other text unchanged.
 
-    `last` is the newest run or sweep in `results`, `FOLDER/last` the newest in another folder. The name of a folder in
-    `results` stands for it, too. A part of a sweep may follow, as in `last/CELL` and `baseline@precision=bf16-mixed`. A
-    text that is an existing path stays as it is, and so does the name of a shipped configuration or study.
+    `last` is the newest run or sweep in `results`, `FOLDER/last` the newest in another folder. A part of a sweep may
+    follow, as in `last/CELL` and `baseline@precision=bf16-mixed`. A text that is an existing path stays as it is, and
+    so does the name of a shipped configuration or study.
 
     Raises:
         UsageError: there are not so many results, or the result with that name is gone.
@@ -84,11 +85,12 @@ def find_result(text: str) -> str:
             raise UsageError(f"{text[:80]!r}: {str(folder)!r} holds {len(results)} results; `lmbench list` shows them")
         return shown_path(results[int(back)].path) + (match["rest"] or "")
     match, names = _NAME.fullmatch(text), given_names()
-    if match is None or match["name"] not in names:
+    if match is None:
+        return text
+    if match["name"] not in names:
         # The name of a run or sweep may be that of a shipped file, which some commands take too.
-        shipped = shipped_configs() | shipped_studies()
-        is_inside = match is not None and match["name"] not in shipped and (RESULTS / match["name"]).is_dir()
-        return str(RESULTS / text) if is_inside else text
+        is_shipped = match["name"] in shipped_configs() or match["name"] in shipped_studies()
+        return str(RESULTS / text) if (RESULTS / match["name"]).is_dir() and not is_shipped else text
     path = RESULTS / names[match["name"]]
     if not path.is_dir():
         raise UsageError(f"{match['name']!r} was the name of {path}, which is gone; give the name to another result")

@@ -30,7 +30,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
@@ -72,8 +72,9 @@ def import_everything() -> str:
     return str(Path(str(cli.__file__)).parent)
 
 
+@cache
 def import_inductor() -> None:
-    """Import Inductor where there is a GPU, in time that is spare: most runs do without.
+    """Import Inductor where there is a GPU, once, in time that is spare: most runs do without.
 
     On the host of an H200 this takes 2 to 4 s, in each run that compiles or records kernels. Without a GPU it takes
     1 s, beside half a minute of a C++ compiler.
@@ -109,13 +110,11 @@ def _has_gpu_after_fork() -> bool:
 def serve(sweep: Connection, tie: int) -> list[str]:
     """Fork for each request. Returns only in a fork, with the words of its command line. The server never returns."""
     pids: list[int] = []
-    has_inductor = False
     while True:
         try:
-            if not has_inductor and not sweep.poll(_IDLE_S):
+            if not sweep.poll(_IDLE_S):
                 # This server waits for its round.
                 import_inductor()
-                has_inductor = True
             request = sweep.recv()
             pipes = [recv_handle(sweep) if has_pipe else None for *_, has_pipe in request]
         except EOFError:
@@ -137,9 +136,8 @@ def serve(sweep: Connection, tie: int) -> list[str]:
         for fd in filter(None, pipes):
             os.close(fd)
         sweep.send(pids)
-        if not has_inductor and not any("--print_config" in words for words, *_ in request):
+        if not any("--print_config" in words for words, *_ in request):
             import_inductor()
-            has_inductor = True
         # Processes stay zombies until the next request: the sweep kills their groups by their ids, which stay taken.
         ends = [os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) for pid in pids]
         sweep.send([end.si_status if end.si_code == os.CLD_EXITED else -end.si_status for end in filter(None, ends)])
