@@ -71,7 +71,9 @@ class HostOwners(Observer):
         loader = trainer.val_dataloaders if trainer.train_dataloader is None else trainer.train_dataloader
         yield self.module, "log", ""
         yield _DataFetcher, "__iter__", "restart of the loader"
-        yield _DataFetcher, "__next__", reader_of(loader)
+        # Workers read beside the step, which waits for them alone.
+        waits = "workers with " if getattr(loader, "num_workers", 0) else ""
+        yield _DataFetcher, "__next__", f"{waits}{reader_of(loader)}"
         if isinstance(loader, DataLoader) and not loader.num_workers and trainer.training:
             # The iterator that is in use has a reference of its own to the function.
             iterators = trainer.fit_loop._combined_loader._iterator.iterators

@@ -53,7 +53,8 @@ class LoaderProbe(Observer):
 
     Recorded under `input_pipeline`:
 
-    - `resident_step_s`, `loader_step_s`, `first_batch_s`, `turn_s`: the model alone and the loader alone.
+    - `waited_s`, `resident_step_s`, `loader_step_s`, `first_batch_s`, `turn_s`: what a step waited, the model alone and
+      the loader alone.
     - `reader`, `reader_s`, `idle_fraction`, `collate_s`, `slowest_lines`: who makes a batch, in one worker.
     - `fix`, `predicted_step_s`, `predicted_interval`, `fixed_step_s`: settings that end the waiting, if steps wait.
     - `reason`: why the loader was not measured.
@@ -162,8 +163,13 @@ class LoaderProbe(Observer):
         self._feed(endless(changed(loader, **facts.fix)), ProbeKind.FED)
 
     def _waits(self) -> bool:
-        """Whether the window's steps took notably longer than the model alone and the copy of its batches."""
-        steps_s = [record.step_s for record in self.session.records if record.stage == "window" and record.step_s]
+        """Whether the window's steps took notably longer than the model alone and the copy of its batches, and waited
+        for their batches as notably. On a busy machine the model alone may have had a better moment."""
+        steps = [record for record in self.session.records if record.stage == "window" and record.step_s]
+        if not steps:
+            return True
+        step_s = fmean(record.step_s or 0.0 for record in steps)
+        self._facts.waited_s = fmean((record.data_s or 0.0) + (record.transfer_s or 0.0) for record in steps)
         micro_batches = self.session.run.window.micro_batches or 1
         alone_s = (self._facts.resident_step_s or 0.0) + micro_batches * self._copy_s
-        return not steps_s or fmean(steps_s) > GOOD * alone_s
+        return step_s > GOOD * alone_s and step_s > GOOD * (step_s - self._facts.waited_s)

@@ -22,7 +22,7 @@ from lmbench.callbacks.logger_sink import LoggerSink
 from lmbench.device import synchronize
 from lmbench.errors import UsageError
 from lmbench.instruments.originals import replaced_functions
-from lmbench.instruments.phases import BorderProfiler, PhaseTrack, watch_bypasses
+from lmbench.instruments.phases import BorderProfiler, PhaseTrack, watch_bypasses, watch_restarts
 from lmbench.instruments.training import logged_values, loss_scaler
 from lmbench.instruments.window import (
     MAX_SETTLE_STEPS,
@@ -101,7 +101,7 @@ class MeasurementSession(LeanCallback):
         self._profiler: BorderProfiler | None = None
         self._has_started = False
         self._attached: list[Events] = []
-        self._bypass, self._collector = ExitStack(), ExitStack()
+        self._bypass, self._collector, self._restarts = ExitStack(), ExitStack(), ExitStack()
         self._window_start_ns = 0
         #: Seconds of the window in which another process measured.
         self.paused_s = 0.0
@@ -164,6 +164,7 @@ class MeasurementSession(LeanCallback):
             return
         self.track.listeners.clear()
         self._bypass.close()
+        self._restarts.close()
         if self._profiler is not None and trainer.profiler is self._profiler:
             trainer.profiler = self._profiler.inner
         attached: list[Callback] = [*self._attached, *([self] if self._is_attached else [])]
@@ -243,6 +244,7 @@ class MeasurementSession(LeanCallback):
         if not pl_module.automatic_optimization:
             self.track.watch_manual_optimization()
             watch_bypasses(self._bypass, pl_module, trainer.optimizers, self.track)
+        watch_restarts(self._restarts, self.track)
         self._optimizer_steps_seen = trainer.global_step
         self.run.window.micro_batches = trainer.accumulate_grad_batches
         self._start(trainer)

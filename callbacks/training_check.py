@@ -23,7 +23,7 @@ from lmbench.instruments.training import (
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
-#: Steps that the fp16 scaler may skip before one of them is checked.
+#: Steps that may be skipped before one of them is checked.
 _MOST_SKIPPED = 5
 
 
@@ -48,7 +48,8 @@ class TrainingCheck(Observer):
     - `has_new_batch`: whether this step had another batch than the step before it.
     - `depends_on_batch`: whether the weights give both batches different losses; null with manual optimization, on
       several ranks, or if `training_step` cannot be called outside of the loop.
-    - `is_skipped`: whether the fp16 scaler skipped the step, and the steps that were then checked in its place.
+    - `is_skipped`: whether the fp16 scaler skipped the step, or `training_step` returned no loss, in all of the steps
+      that were checked.
     """
 
     def prepare(self) -> None:
@@ -74,6 +75,7 @@ class TrainingCheck(Observer):
         #: Norms of parameters before their optimizer stepped.
         self._norms_before: dict[str, float] = {}
         self._stepped: set[str] = set()
+        self._has_backward = False
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         training = self.session.run.probe.training
@@ -88,6 +90,7 @@ class TrainingCheck(Observer):
     def on_after_backward(self, *_: Any) -> None:
         # Without an optimizer's step (mode forward_backward) this is the last moment at which gradients exist.
         if self._is_probing:
+            self._has_backward = True
             self._check([name for name in self._trainable if name not in self._stepped], self._loss_scale())
         else:
             self._record_warmup_norm(self._loss_scale)
@@ -131,12 +134,16 @@ class TrainingCheck(Observer):
 
     def step_ended(self) -> None:
         training = self.session.run.probe.training
-        if not self._is_probing or not self._norms_before or training is None:
+        if not self._is_probing or training is None:
+            return
+        # Without a loss, Lightning skips the backward pass.
+        has_loss = self._has_backward or not self.module.automatic_optimization
+        if has_loss and not self._norms_before:
             return
         after = norms({name: self._trainable[name].detach() for name in self._norms_before}, torch.float64)
         training.unmoved_parameters = [name for name, norm in self._norms_before.items() if after[name] == norm]
         # The scaler lowers its scale exactly when it found an infinity and skipped the update.
-        training.is_skipped = self._loss_scale() < self._scale
+        training.is_skipped = not has_loss or self._loss_scale() < self._scale
         if training.is_skipped and self._left:
             self._left -= 1
             self._begin()

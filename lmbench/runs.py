@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lmbench.records import load as _load
 from lmbench.records.codec import as_dict
 from lmbench.records.named import find_result
-from lmbench.records.schema import recorded
+from lmbench.records.schema import fields, recorded
 from lmbench.records.vocabulary import DAMAGED, KILLED, RUNNING
 from lmbench.report.answer import Answer, Line, labelled
 from lmbench.report.page import notebook_html
@@ -79,7 +79,7 @@ def to_frame(runs: _load.StoredRun | Iterable[_load.StoredRun], *, steps: bool =
     """Runs as a `pandas.DataFrame`, with a row for each run or, with `steps`, for each step.
 
     Columns are the record's fields by their dotted names (`throughput.tokens_per_s`, `config.data.batch_size`), in SI
-    units. Lists are left out of the rows of runs.
+    units. Lists are left out of the rows of runs. A field of the schema that no run has is empty.
     """
     import pandas as pd
 
@@ -90,4 +90,7 @@ def to_frame(runs: _load.StoredRun | Iterable[_load.StoredRun], *, steps: bool =
         {"run_id": run.run_id} | {name: v for name, v in recorded(run.record).items() if not isinstance(v, list)}
         for run in runs
     ]
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    columns = [*frame]
+    missing = [name for name in fields("run") if not any(f"{column}.".startswith(f"{name}.") for column in columns)]
+    return frame.reindex(columns=[*columns, *missing])

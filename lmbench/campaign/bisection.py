@@ -61,7 +61,8 @@ class Bisection:
         step = ends.step
         if step is None or ends.verdict in (SAME, UNDECIDED, INVALID) or not step.ratio.lies_beyond(self.tolerance):
             return self._without_search(ends)
-        tell(f"bisect: {bad.name} is {_shown(ends)} than {good.name}")
+        apart = f"the bad end is {_shown(ends)} than the good one"
+        tell(f"bisect: {apart}")
         self._differences = {suspect: self._read(suspect) for suspect in self.row}
         self._differences[bad] = list(step.ratio.differences)
         change = math.log(step.ratio.point)
@@ -75,7 +76,7 @@ class Bisection:
             self._measure(measured[index])
         rounds = sum(map(len, self._differences.values())) - len(step.ratio.differences)
         share = percent_short(float(probabilities[first]))
-        lines = [Line("certainty", f"{share} after {rounds} rounds"), Line("ends", f"{bad.name} is {_shown(ends)}")]
+        lines = [Line("certainty", f"{share} after {rounds} rounds"), Line("ends", apart)]
         figures = {"first": measured[first].name, "probability_fraction": float(probabilities[first]), "rounds": rounds}
         if index is not None:
             headline = Line("not certain", f"most likely {measured[first].name}; the same command goes on")
@@ -123,7 +124,8 @@ class Bisection:
             configs = [a.config or str(self.options[CONFIG]), b.config or str(self.options[CONFIG])]
             others = {option: value for option, value in self.options.items() if option != CONFIG}
             path, file = find_sides(configs, others, sides, is_elsewhere=False)
-        return Rounds(path, file, self.tolerance, max(1.0, self._ends_s - time.monotonic()), more=more)
+        budget_s = max(1.0, self._ends_s - time.monotonic())
+        return Rounds(path, file, self.tolerance, budget_s, more=more, is_part=True)
 
     def _folder(self, suspect: Suspect) -> str:
         """The name of the folder that has the suspect's rounds against the good end."""

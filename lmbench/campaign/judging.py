@@ -89,7 +89,9 @@ class Judge:
         return self._conclude(comparison), comparison
 
     def _measure(self, budget_s: float) -> Comparison:
-        return Rounds(self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits).measure()
+        return Rounds(
+            self.path, self.file, self.tolerance, budget_s, self.about, limits=self._limits, is_part=True
+        ).measure()
 
     @staticmethod
     def _sides(path: Path) -> list[list[StoredRun]]:

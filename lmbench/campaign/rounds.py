@@ -23,7 +23,7 @@ from lmbench.sweep.file import SweepFile
 from lmbench.sweep.plan import make_plan
 
 #: Seconds and steps of the first rounds' windows, and the longest window.
-_FIRST_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 1.0, 5, 30.0
+_FIRST_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 1.0, 6, 30.0
 #: Longer windows leave the budget time for so many rounds in all, and so many more.
 _PLANNED_ROUNDS, _LEAST_LEFT = 8, 4
 #: Without a given budget, comparisons may take this many times the rounds that a change of the gate's size takes.
@@ -46,6 +46,7 @@ class Rounds:
         limits: limits of single runs, and their compile cache.
         more: rounds to measure beside those that were measured before, whatever the verdict; None measures until it
             stands.
+        is_part: the rounds are a part of a command whose budget is for more than them.
         advice: a sentence on the rounds and the time that are needed, after the first round.
     """
 
@@ -57,6 +58,7 @@ class Rounds:
     engine: Engine | None = None
     limits: Pace = field(default_factory=Pace)
     more: int | None = None
+    is_part: bool = False
     advice: str = ""
 
     def __post_init__(self) -> None:
@@ -130,18 +132,18 @@ class Rounds:
         budget = f"{math.ceil(total_s)}s" if total_s < _MOST_TOLD_IN_S else f"{math.ceil(total_s / 60)}m"
         return (
             f"a round takes {duration(round_s)}; +{percent_short(change)} takes {about} {needed} rounds: "
-            f"{duration(more_s)} more, --budget {budget}"
+            f"{duration(more_s)} more{'' if self.is_part else f', --budget {budget}'}"
         )
 
     def _lengthen_window(self, cell: CellComparison, round_s: float, rest_s: float) -> None:
         """Lengthen the window as the noise needs it, and as the rest of the budget has time for enough rounds.
 
-        The noise of a round falls with the square root of its window. It has to be below a third of the change so far,
-        or as small as the gate.
+        The noise of a window falls with the square root of its length. It has to be below a third of the change so far,
+        or half of the gate, which `same` takes about eight rounds of.
         """
         step = cell.metrics[0]
-        target = max(math.log1p(self.tolerance), abs(math.log(step.ratio.point)) / 3)
-        needed_s = self._window_s * ((cell.round_std or 0.0) / target) ** 2
+        target = max(math.log1p(self.tolerance) / 2, abs(math.log(step.ratio.point)) / 3)
+        needed_s = self._window_s * ((cell.window_std or 0.0) / target) ** 2
         windows_s = sum(max(self._window_s, _WINDOW_STEPS * step_s) for step_s in (step.a, step.b))
         rounds = max(_LEAST_LEFT, _PLANNED_ROUNDS - len(cell.used_a))
         affordable_s = (rest_s / rounds - (round_s - windows_s)) / 2

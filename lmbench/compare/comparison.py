@@ -118,8 +118,8 @@ class CellComparison(Struct):
     `verdict` is the finding on the step time. `metrics` begins with the step time, and is empty where no run of a side
     counts. `by_rounds`: runs are paired by the round in which they were measured. `busy`: why the load of the machine
     may explain a change, or None. `is_apart`: one side was measured before the other, and no floor is of several days.
-    `shares_servers`: one server forked several rounds. `round_std`: standard deviation of a round's difference, None
-    while that is unknown.
+    `shares_servers`: one server forked several rounds. `round_std`: standard deviation of a round's difference, and
+    `window_std` the part of it that a longer window lessens; None while that is unknown.
     """
 
     name: str
@@ -138,6 +138,7 @@ class CellComparison(Struct):
     is_apart: bool = False
     shares_servers: bool = False
     round_std: float | None = None
+    window_std: float | None = None
 
 
 class Comparison(Struct):
@@ -261,7 +262,9 @@ def _measure(
     if cell.by_rounds:
         # Both sides of a round run under the same load, and no side runs before the other one.
         cell.slow, cell.shares_servers = slow_processes(a, b, step.ratio), share_servers(a)
-        cell.round_std = round_std(a, b, step.ratio.differences)
+        cell.window_std = window_std(a[-1], b[-1])
+        is_known = len(step.ratio.differences) >= _SLOW_ROUNDS
+        cell.round_std = robust_std(step.ratio.differences) if is_known else cell.window_std
         return
     has_drift = all(any(entry.facts == of_side and entry.days > 1 for entry in known) for of_side in facts)
     cell.busy = busy_reason({"runs of A": a, "runs of B": b})
@@ -332,13 +335,10 @@ def slow_processes(a: Sequence[StoredRun], b: Sequence[StoredRun], ratio: Ratio)
     return slow
 
 
-def round_std(a: Sequence[StoredRun], b: Sequence[StoredRun], differences: Sequence[float]) -> float | None:
-    """The standard deviation of a round's difference: from the rounds, and before there are `_SLOW_ROUNDS` from the
-    turns of the last one, as the standard error of their median. None without turns."""
-    if len(differences) >= _SLOW_ROUNDS:
-        return robust_std(differences)
-    turns = turn_differences(a[-1], b[-1])
-    return float(math.sqrt(math.pi / 2 / turns.size) * turns.std()) if turns.size >= _SLOW_ROUNDS else None
+def window_std(a: StoredRun, b: StoredRun) -> float | None:
+    """The standard error of a round's difference, which is the median of its turns; None for fewer than three."""
+    turns = turn_differences(a, b)
+    return float(math.sqrt(math.pi / 2 / turns.size) * turns.std(ddof=1)) if turns.size > 2 else None
 
 
 def one_sided(slow: Sequence[SlowProcess]) -> str | None:

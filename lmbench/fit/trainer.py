@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
@@ -88,7 +89,11 @@ class BenchTrainer(Trainer):
             callbacks.append(Fp8Tokens())
             # torchao's tensors cannot be cast in inference mode.
             kwargs["inference_mode"] = False
-        kwargs["callbacks"] = [*callbacks, *as_list(kwargs.get("callbacks"))]
+        own = as_list(kwargs.get("callbacks"))
+        if any(isinstance(callback, Checkpoint) for callback in own):
+            # Lightning's default, which lmbench's would refuse the callback by.
+            kwargs["enable_checkpointing"] = True
+        kwargs["callbacks"] = [*callbacks, *own]
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
         devices = str(kwargs.get("devices", 1))
         if devices.isdecimal():

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torch import nn
 from torch.optim import Optimizer
@@ -277,6 +279,23 @@ class BorderProfiler(Profiler):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["inner"], name)
+
+
+def watch_restarts(undo: ExitStack, track: PhaseTrack) -> None:
+    """Count making the loader's iterator at the begin of an epoch as `data`, until `undo` is closed.
+
+    Lightning announces only the batches that it takes from the iterator.
+    """
+    begin = _DataFetcher.__iter__
+
+    def restart(fetcher: _DataFetcher) -> _DataFetcher:
+        track.enter("data")
+        try:
+            return begin(fetcher)
+        finally:
+            track.leave()
+
+    undo.enter_context(patch.object(_DataFetcher, "__iter__", restart))
 
 
 def watch_bypasses(undo: ExitStack, module: nn.Module, optimizers: Iterable[Any], track: PhaseTrack) -> None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from lmbench.kernels.ceiling import attained_bus, roofline
-from lmbench.kernels.events import take
-from lmbench.kernels.findings import KernelFindings, examine
+from lmbench.kernels.findings import KernelFindings
 from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.pieces import DATA, HOST_CODE
@@ -22,6 +20,7 @@ from lmbench.kernels.sums import STEP
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
+from lmbench.records.intervals import take
 from lmbench.report.answer import Answer, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
@@ -44,16 +43,8 @@ _SETTINGS = (
 _LONG_FRACTION = 0.005
 
 
-def kernels_answer(source: str | Path) -> Answer:
-    """The answer for one trace.
-
-    Args:
-        source: a run's folder or a trace file.
-
-    Raises:
-        UsageError: the file is missing, damaged or no trace.
-    """
-    findings = examine(source)
+def kernels_answer(findings: KernelFindings) -> Answer:
+    """The answer for one trace."""
     timeline = findings.trace.timeline
     roof = roofline(findings)
     path = Line("trace", str(findings.trace.path), is_whole=True)

@@ -69,7 +69,7 @@ def _strategy(run: RunRecord) -> str:
 
 def _tokens(run: RunRecord) -> float:
     """Tokens of a rank in a step."""
-    return (run.window.step_tokens or 0.0) / (run.world_size or 1)
+    return (run.window.step_tokens or 0.0) / (run.data_parallel_size or run.world_size or 1)
 
 
 def _rows(run: RunRecord, ceiling: CeilingRecord, ranks: int) -> list[Values]:

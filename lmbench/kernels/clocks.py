@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import take
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.pieces import GAPS, LAUNCHING
 from lmbench.kernels.trace import NO_PHASE, OUTSIDE, PHASE_ORDER
-from lmbench.records.intervals import NONE, Integers, cut, locate, paint, union
+from lmbench.records.intervals import NONE, Integers, cut, locate, paint, take, union
 
 # `outside` and `unlinked` get no row if they have no kernel and at most this share of the window. Such slivers lie
 # between two ranges of the host.

@@ -14,11 +14,11 @@ from itertools import pairwise, takewhile
 
 import pandas as pd
 
-from lmbench.kernels.events import starting, take
+from lmbench.kernels.events import starting
 from lmbench.kernels.host import HostEvents
 from lmbench.kernels.names import joined, part_of
 from lmbench.kernels.trace_notes import GraphNotes
-from lmbench.records.intervals import NONE
+from lmbench.records.intervals import NONE, take
 
 TRITON = "triton_"
 _GRAPH_CALL = "## Call CompiledFxGraph "

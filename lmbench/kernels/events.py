@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 from lmbench.errors import UsageError
 from lmbench.files import Unreadable, read_file
 from lmbench.kernels.trace_notes import NOTES, TraceNotes
-from lmbench.records.intervals import NONE, Flags, Integers
+from lmbench.records.intervals import NONE, Flags
 
 #: Events as an np.recarray, whose columns a type checker does not know. The columns are `name`, `category`, `thread`,
 #: `device`, all `arguments`, and `start_ns` and `end_ns` since the first event. The numbers `correlation`, `sequence`
@@ -118,15 +118,6 @@ def each(words: Sequence[str], function: Callable[[str], Any]) -> Any:
 def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
     """A flag for each word: whether it passes the test."""
     return np.asarray(each(words, test), dtype=np.bool_)
-
-
-def take(column: Any, index: Integers, default: Any) -> Any:
-    """The column's value at each index; where the index is NONE the default, of which there may be one for each row."""
-    column = np.asarray(column)
-    values = np.full(len(index), default, dtype=column.dtype if column.dtype.kind in "bi" else object)
-    is_known = index != NONE
-    values[is_known] = column[index[is_known]]
-    return values
 
 
 def starting(words: Sequence[str], beginning: str | tuple[str, ...]) -> Flags:

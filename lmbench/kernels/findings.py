@@ -196,7 +196,8 @@ def summarize(findings: KernelFindings) -> KernelSummary:
 def examine_run(folder: Path) -> tuple[KernelSummary, list[Guard]]:
     """The summary and the guards of the trace in a run's folder. Raises UsageError for a trace that cannot be read."""
     findings = examine(folder)
-    if len(traces_at([folder])) == findings.trace.events.distributed.world_size:
+    paths = traces_at([folder])
+    if len(paths) > 1 and len(paths) == findings.trace.events.distributed.world_size:
         # The other ranks have written their traces: a collective is then told from the wait for the last rank.
         return summarize(replace(findings, graph=graph_of([folder]))), findings.guards
     return summarize(findings), findings.guards

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lmbench.kernels.events import take, where
+from lmbench.kernels.events import where
 from lmbench.kernels.trace import Trace
-from lmbench.records.intervals import NONE, Integers, covered, union
+from lmbench.records.intervals import NONE, Integers, covered, take, union
 from lmbench.report.answer import Line
 from lmbench.report.units import milliseconds
 

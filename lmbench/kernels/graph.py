@@ -18,7 +18,7 @@ import pandas as pd
 from lmbench.kernels.links import find_links, moment_times
 from lmbench.kernels.pieces import link_pieces
 from lmbench.kernels.trace import Trace
-from lmbench.records.intervals import NONE, Integers
+from lmbench.records.intervals import NONE, Integers, take
 
 # The simulation repeats the steps until two repetitions differ by at most this share, and no more often than this.
 _STEADY_FRACTION, _MAX_LAPS = 1e-3, 8
@@ -159,12 +159,10 @@ class Graph:
             lengths = np.diff(ends_ns)
             if len(lengths) > 1 and abs(lengths[-1] - lengths[-2]) <= _STEADY_FRACTION * lengths[-1]:
                 break
-        # A moment without a link has the binding NONE, which reads the last entry.
-        links, moments = np.append(rows, NONE), np.append(from_moments, NONE)
-        before = [moments[binding] + (lap - 1) * number for lap, binding in enumerate(bindings)]
+        before = [take(from_moments, binding, NONE) + (lap - 1) * number for lap, binding in enumerate(bindings)]
         return Solution(
             np.concatenate(times[1:]).tolist(),
-            links[np.concatenate(bindings)].tolist(),
+            take(rows, np.concatenate(bindings), NONE).tolist(),
             np.concatenate(before).tolist(),
             (len(bindings) - 1) * number + end,
             ends_ns[-1] - ends_ns[-2],

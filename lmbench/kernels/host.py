@@ -15,9 +15,9 @@ import pandas as pd
 
 from lmbench.code_owners import is_users_function
 from lmbench.errors import UsageError
-from lmbench.kernels.events import MODULE_CALL, Events, is_range, starting, take, users_ranges, where
+from lmbench.kernels.events import MODULE_CALL, Events, is_range, starting, users_ranges, where
 from lmbench.kernels.names import module_path, operator_part, part_of
-from lmbench.records.intervals import NONE, Flags, Integers
+from lmbench.records.intervals import NONE, Flags, Integers, take
 from lmbench.records.vocabulary import MODULE
 
 #: The prefix of events in which autograd's engine runs a node.

@@ -68,7 +68,8 @@ WHAT_IF, NOTHING_CHANGED = "measure.what_if", "nothing"
 def _predicted_s(frame: Frame, cell: int) -> float | None:
     """The step of a cell that makes a what-if true, predicted from the step and the trace of the unchanged cell.
 
-    A change counts as a share of the step by the trace. Without launches what is left is the device's time.
+    A change counts as a share of the step by the trace. Without launches what is left is the device's time, which a
+    profiler lengthens a little.
     """
     unchanged = [other for other, facts in frame.facts.items() if facts.get(WHAT_IF) == NOTHING_CHANGED]
     if not unchanged:
@@ -80,7 +81,8 @@ def _predicted_s(frame: Frame, cell: int) -> float | None:
     change_s, steps_s = (changes or {}).get(words), frame.numbers(base, STEP.expression)
     if change_s is None or not steps_s:
         return None
-    return float(path_s + change_s if words == "launches=0" else fmean(steps_s) * (1 + change_s / path_s))
+    step_s = fmean(steps_s)
+    return float(min(path_s + change_s, step_s) if words == "launches=0" else step_s * (1 + change_s / path_s))
 
 
 def _prediction_error(frame: Frame, cell: int) -> float | None:

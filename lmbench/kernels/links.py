@@ -159,7 +159,9 @@ class _RankGraph:
         at_ns = [self._begin_ns, self._finish_ns]
         marks = pd.DataFrame({"name": "", "thread": self._trace.events.main_thread, "start_ns": at_ns, "end_ns": at_ns})
         rows = pd.concat([marks[:1], launches.assign(launch=launches.index), calls.assign(is_sync=True), marks[1:]])
-        rows = rows[rows.start_ns <= self._finish_ns].fillna({"launch": NONE, "is_sync": False})
+        # Clocks that disagree may place the last kernel before its own launch, which is kept.
+        rows = rows[(rows.start_ns <= self._finish_ns) | rows.launch.notna()]
+        rows = rows.fillna({"launch": NONE, "is_sync": False})
         return rows.astype({"launch": np.int64, "is_sync": bool}).sort_values(
             "start_ns", kind="stable", ignore_index=True
         )
@@ -291,7 +293,7 @@ class _RankGraph:
         is_held &= is_waiting | is_full
         least_ns[is_held] = np.where(is_full, usual_ns, 0)[is_held]
         ends = self._kernel + 1
-        is_return, is_full = is_held & is_waiting, is_held & ~is_waiting
+        is_return = is_held & is_waiting
         self._add("return", ends[last[is_return]], number[is_return] + 1)
         self._add("return", ends[newest[is_idle]], number[is_idle] + 1, 0)
         self._add("queue", ends[last[is_full]], number[is_full] + 1)

@@ -16,7 +16,8 @@ from lmbench.kernels.graph import Graph
 from lmbench.kernels.matching import graph_of
 from lmbench.kernels.names import short_name
 from lmbench.kernels.pieces import LAUNCHING, UNEXPLAINED, places
-from lmbench.kernels.what_if import USUAL, GraphChange, WhatIf, checked_fraction, read_changes
+from lmbench.kernels.what_if import GraphChange, WhatIf, checked_fraction, read_changes
+from lmbench.records.examined import WHAT_IFS
 from lmbench.records.intervals import covered, union
 from lmbench.report.answer import Answer, Line, Table
 from lmbench.report.described import table
@@ -117,8 +118,8 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     calls = path[(path.link == path.after) & path.after.isin(launching.after)].drop_duplicates("link")
     place_of = dict[int, str]()
     for rank, rows in calls.groupby("rank"):
-        words = zip(rows.name, places(graph.traces[rank], rows), strict=True)
-        place_of |= zip(rows.link, (f"{name} {place}".rstrip() for name, place in words), strict=True)
+        under = places(graph.traces[rank], rows).reindex(rows.index, fill_value="")
+        place_of |= zip(rows.link, (rows.name + " " + under).str.rstrip(), strict=True)
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
     if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
         return []
@@ -150,7 +151,7 @@ def _slack_lines(simulation: WhatIf) -> list[Line]:
 
 def _what_if_table(simulation: WhatIf, changes: Sequence[GraphChange] | None) -> Table:
     """Each change alone and all together; without changes the usual ones that the trace has something of."""
-    sets = [[change] for change in changes] if changes else [read_changes(words) for words in USUAL]
+    sets = [[change] for change in changes] if changes else [read_changes(words) for words in WHAT_IFS]
     rows = []
     for together in [*sets, *([changes] if changes and len(changes) > 1 else [])]:
         try:
@@ -175,9 +176,8 @@ def _link_table(simulation: WhatIf, pieces: pd.DataFrame) -> Table:
     for rank, rows in pieces.groupby("rank"):
         trace = simulation.graph.traces[rank]
         modules = each([*map(trace.host.module, rows.around.astype(int))], lambda path: re.sub(r"\d+", "*", path))
-        under = places(trace, rows)
-        where.append(pd.Series(modules, rows.index))
-        where[-1].update(under[under != ""])
+        under = places(trace, rows).reindex(rows.index, fill_value="")
+        where.append(under.where(under != "", pd.Series(modules, rows.index)))
     rows = pieces.assign(where=pd.concat(where), name=[*map(short_name, pieces.name)])
     groups = rows.groupby(["rank", "cause", "phase", "name", "where"]).s
     links = groups.agg(step_s="sum", longest_s="max", count="size").sort_values("step_s", ascending=False)

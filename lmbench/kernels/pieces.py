@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 
 from lmbench.code_owners import is_users_function
-from lmbench.kernels.events import each, is_range, starting, take, where
+from lmbench.kernels.events import each, is_range, starting, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
 from lmbench.kernels.names import NAMES, kind_of, module_path
 from lmbench.kernels.trace import OUTSIDE, Trace
-from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, union
+from lmbench.records.intervals import NONE, Integers, covered, cut, locate, paint, take, union
 
 # Links in which the host does something. Those that end a wait for the device overlap the others.
 _HOST, _RETURNS = ("program", "call", "return", "queue"), ("return", "queue")

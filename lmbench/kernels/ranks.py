@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pandas as pd
 
 from lmbench.errors import UsageError
 from lmbench.kernels.answer import communication_table, kernels_answer, per_what, run_lines
-from lmbench.kernels.findings import KernelFindings, examine_trace
+from lmbench.kernels.findings import KernelFindings, examine, examine_trace
 from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.matching import load_ranks, match_collectives, traces_at
 from lmbench.kernels.verdicts import verdict_of
@@ -36,14 +37,14 @@ def ranks_answer(sources: Iterable[str | Path]) -> Answer:
     """
     paths = traces_at(sources)
     if len(paths) == 1:
-        return kernels_answer(paths[0])
+        return kernels_answer(examine(paths[0]))
     traces, matches = match_collectives(load_ranks(paths))
     findings = {rank: examine_trace(trace) for rank, trace in traces.items()}
     if without_kernels := [rank for rank in findings.values() if rank.why_no_kernels]:
         path, why = without_kernels[0].trace.path, without_kernels[0].why_no_kernels
         if len(without_kernels) < len(findings):
             raise UsageError(f"{str(path)!r} has no kernels: {why}; give the traces of ranks with a GPU")
-        answer = kernels_answer(path)
+        answer = kernels_answer(without_kernels[0])
         text = "without kernels: gloo's collectives run on the host, and their waits are not told; the first rank:"
         return replace(answer, headline=[Line("ranks", f"{len(findings)}, {text}"), *answer.headline])
     return _answer(findings, matches)
@@ -93,7 +94,7 @@ def _answer(findings: dict[int, KernelFindings], matches: pd.DataFrame) -> Answe
         Line("lost", f"{percent(exposed)} of it is exposed communication: {division}"),
         *framework_lines([result.trace for result in findings.values()]),
         *lines,
-        Line("one rank", f"`lmbench kernels {first.trace.path}` shows its kernels", is_whole=True),
+        Line("one rank", f"`lmbench kernels {shlex.quote(str(first.trace.path))}` shows its kernels", is_whole=True),
     ]
     return Answer(headline, tables, figures=figures, first=("ranks", "communication"))
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lmbench.kernels.events import is_range, take
+from lmbench.kernels.events import is_range
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.host import Nesting
 from lmbench.kernels.names import MATMUL, precision_of, short_name
 from lmbench.kernels.trace import PHASE_ORDER, Trace
 from lmbench.records.examined import AttentionTimes
-from lmbench.records.intervals import NONE
+from lmbench.records.intervals import NONE, take
 from lmbench.records.run import Model
 from lmbench.records.vocabulary import Phase
 

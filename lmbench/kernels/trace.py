@@ -18,11 +18,11 @@ import pandas as pd
 from lmbench.errors import UsageError
 from lmbench.kernels.communication import describe_communication
 from lmbench.kernels.compiled import parts_in_graphs, read_graphs
-from lmbench.kernels.events import Events, TraceEvents, is_range, read_trace, take
+from lmbench.kernels.events import Events, TraceEvents, is_range, read_trace
 from lmbench.kernels.host import HostEvents, settled
 from lmbench.kernels.names import NAMES, UNCLASSIFIED, kind_of, reader
 from lmbench.kernels.trace_notes import TRACE_FILE, TraceNotes
-from lmbench.records.intervals import NONE, Flags, Integers, locate, paint
+from lmbench.records.intervals import NONE, Flags, Integers, locate, paint, take
 from lmbench.records.load import StoredRun, is_run_folder, load_run
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUN_FILE

@@ -25,6 +25,5 @@ class TraceNotes(Struct):
 
     schema_version: Literal[1] = 1
     steps: int | None = None
-    device_type: str | None = None
     module_classes: dict[str, str] = field(default_factory=dict)
     compiled_graphs: list[GraphNotes] = field(default_factory=list)

@@ -6,6 +6,7 @@ Several changes at once are simulated together, since what one saves another may
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,18 +21,20 @@ import pandas as pd
 from lmbench.errors import UsageError, unknown
 from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph
-from lmbench.kernels.names import KINDS, PARTS
+from lmbench.kernels.names import KINDS, PARTS, UNCLASSIFIED
 from lmbench.kernels.pieces import DATA, LAUNCHING, UNEXPLAINED
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import FUSED_OPTIMIZER
+from lmbench.records.examined import WHAT_IFS
 from lmbench.records.intervals import NONE
+from lmbench.report.units import percent
 
-#: The changes that are tried where none is named, where the trace has what they change.
-USUAL: Final = ("collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused")
 #: The changes whose effect is kept in run.json, for reports and for the tuner.
-RECORDED: Final = (*USUAL, "layers=0.5", "attention=0", "part:loss=0", "phase:optimizer=0")
+RECORDED: Final = (*WHAT_IFS, "layers=0.5", "attention=0", "part:loss=0", "phase:optimizer=0")
 # Parts that are outside of the blocks, which `layers` does not change.
 _OUTSIDE_BLOCKS = ("", "embedding", "head", "loss", "data", "comm", "optimizer", "unclassified")
+# Half the layers are no known change where a larger share of the work has no part.
+_MOST_UNKNOWN = 0.1
 # AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2,
 # add 2, addcdiv 4, decay 2); fused, it reads weight, gradient and both moments, and writes all but the gradient.
 _FUSED_FRACTION = 7 / 20
@@ -78,8 +81,8 @@ def _read_change(words: str) -> GraphChange:
     if words in _WORDED:
         return GraphChange(words, axis, "fused" if axis == "attention" else "")
     match = _NUMBERED.fullmatch(words)
-    number, unit = (float(match["number"]), match["unit"]) if match else (0.0, "")
-    if match is None or (unit and not number) or (unit == "GB/s" and axis != "collectives"):
+    number, unit = (float(match["number"]), match["unit"]) if match else (math.inf, "")
+    if number == math.inf or (unit and not number) or (unit == "GB/s" and axis != "collectives"):
         raise UsageError(f"--what_if {words[:60]!r} is no change; give {_FORMS}")
     if unit == "GB/s":
         return GraphChange(words, axis, gb_per_s=number)
@@ -174,11 +177,21 @@ class WhatIf:
         return np.bincount(self.graph.pieces.link, piece_ns, len(self.graph.links)).astype(np.float64)
 
     def _block_fraction(self) -> float:
-        """The share of the blocks in the parameters; 0 if the trace has no run of lmbench's model."""
-        model = next(iter(self.graph.traces.values())).record.model
-        if not (model.parameter_count and model.vocab_size and model.d_model):
-            return 0.0
-        return 1 - 2 * model.vocab_size * model.d_model / model.parameter_count
+        """The share of the blocks in the parameters.
+
+        Raises:
+            UsageError: the trace does not tell what is in the blocks.
+        """
+        model, pieces = next(iter(self.graph.traces.values())).record.model, self.graph.pieces
+        work = pieces[~pieces.kind.isin(["", "comm"]) & ~pieces.phase.isin(_UPDATE_PHASES)]
+        unknown = work.ns[work.part.isin(["", UNCLASSIFIED])].sum() / (work.ns.sum() or 1)
+        if unknown > _MOST_UNKNOWN or not (model.parameter_count and model.vocab_size and model.d_model):
+            raise UsageError(
+                f"--what_if layers: what is in the blocks is unknown: {percent(unknown)} of the work has no known "
+                "part, or vocab_size and d_model are in no run.json; name modules as Llama does, or give part:NAME=F"
+            )
+        # Weights of embedding and head may be one.
+        return max(0.0, 1 - 2 * model.vocab_size * model.d_model / model.parameter_count)
 
     def _factors(self, change: GraphChange) -> Any:
         """The factor that a change has on the time of each piece of a link."""

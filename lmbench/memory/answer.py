@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from msgspec.structs import asdict
 
+from lmbench.errors import ExitCode
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
@@ -204,9 +205,9 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
     if best is None:
         smallest = min(plan.points, key=lambda point: point.reserved_bytes)
         least = f"{gib(smallest.reserved_bytes)} reserved, beside {gib(CONTEXT_BYTES)} of the process itself"
-        lines = [
-            Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give a shorter context, or try `--also`")
-        ]
+        is_own = "data.batch_size" not in smallest.options
+        shorter = "shorter context or a smaller batch, which your own loader makes" if is_own else "shorter context"
+        lines = [Line("plan", f"nothing fits on {gpu_text}; the least is {least}; give a {shorter}, or try `--also`")]
     else:
         recipe = best.recipe
         step = f"{milliseconds(best.work)} ms a step, " if plan.is_timed else ""
@@ -216,13 +217,16 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
             Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]
+    # A point that just misses the memory, and is near the plan, took its place among the points.
+    is_apart = best is not None and all(point.recipe != best.recipe for point in plan.points)
+    points = sorted([*plan.points, best], key=lambda point: point.work) if best and is_apart else plan.points
     rows = pd.DataFrame(
         {
             **_point_row(point),
             **({"step_s": point.work} if plan.is_timed else {}),
             "note": "" if best is None or point.recipe != best.recipe else "the plan",
         }
-        for point in plan.points
+        for point in points
     )  # fmt: skip
     shown = rows
     if len(rows) > _MOST_POINTS:
@@ -242,6 +246,7 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
         ],
         charts=lambda: [_frontier_chart(rows, plan)],
         figures={"gpu": gpu, "is_timed": plan.is_timed, "fitting": plan.fitting},
+        exit_code=ExitCode.OK if best else ExitCode.OUT_OF_MEMORY,
         data=lambda: table("memory/plan", rows, gpu=gpu_text, time=time),
     )  # fmt: skip
 

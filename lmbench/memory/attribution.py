@@ -33,7 +33,7 @@ from lmbench.memory.blocks import (
     NotedBlock,
 )
 from lmbench.memory.snapshot import NO_STACK, Annotation, Replay, Snapshot, Stack
-from lmbench.records.intervals import Integers, locate, paint
+from lmbench.records.intervals import Integers, locate, paint, take
 from lmbench.records.vocabulary import MODULE, PHASE, PHASES, STEP
 
 #: The role that a frame (as "file function") gives its stack: a category of memory, or a phase. The innermost frame
@@ -176,7 +176,7 @@ class Ranges:
 
     def at(self, time_us: Integers) -> Any:
         """The name of the innermost range around each moment; empty outside of all ranges."""
-        return np.array([*self._owners, ""], object)[locate(self._start, self._end, time_us)]
+        return take(np.array(self._owners, object), locate(self._start, self._end, time_us), "")
 
 
 def bands_of(annotations: Iterable[Annotation], device: int) -> dict[str, Ranges]:

@@ -57,7 +57,8 @@ def difference_answer(a: MemoryPeak, b: MemoryPeak) -> Answer:
     changes = changes[changes != 0].sort_values(key=abs, ascending=False)
     grown = ", ".join(f"{name} {'+' if size > 0 else '-'}{gib(abs(size))}" for name, size in changes[:3].items())
     total = int(categories["change_bytes"].sum())
-    headline = f"B holds {gib(abs(total))} {'more' if total > 0 else 'less'}: {grown}" if grown else "no difference"
+    words = f"{gib(abs(total))} {'more' if total > 0 else 'less'}" if total else "as much, but of other kinds"
+    headline = f"B holds {words}: {grown}" if grown else "no difference"
     categories = categories.rename(CATEGORY_LABELS)
     categories.loc["peak"] = categories.sum()
     phases = _beside(a.phases, b.phases).rename_axis("phase")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from msgspec import Struct
 
 from lmbench.code_owners import Owner, recorded_folders
 from lmbench.errors import UsageError
@@ -41,18 +40,6 @@ from lmbench.report.units import gib, percent
 
 #: The name, in place of a block of the model, for modules outside of all blocks.
 OUTSIDE = "outside of blocks"
-
-
-class SavedPerBlock(Struct):
-    """Consecutive blocks of the model that save equally many bytes for the backward.
-
-    `first` and `last` are paths of modules, `each_bytes` is the size for one block.
-    """
-
-    first: str
-    last: str
-    count: int
-    each_bytes: int
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,14 @@ def segments_at(played: Replay, entry: int) -> list[tuple[int, int]]:
                 ends[start] = first
             if first + size < end:
                 ends[first + size] = end
-    return sorted(ends.items())
+    segments, is_expandable = list[tuple[int, int]](), played.segments["is_expandable"].any()
+    for start, end in sorted(ends.items()):
+        # A part that was unmapped is the end of the expandable segment before it.
+        if is_expandable and segments and segments[-1][1] == start:
+            segments[-1] = segments[-1][0], end
+        else:
+            segments.append((start, end))
+    return segments
 
 
 def gaps(findings: Findings) -> Any:

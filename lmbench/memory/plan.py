@@ -306,11 +306,14 @@ def predicted_work(chain: Chain, recipe: Recipe) -> float:
 
 
 class BlockTime(Struct):
-    """The measured seconds of a step of few blocks: of the micro-batch, of its forward, and of the optimizer."""
+    """The measured seconds of a step of few blocks: of the micro-batch, of its forward, and of the optimizer.
+
+    `batch_size` is None for loaders of the user's own, which have one size.
+    """
 
     treatment: str
     blocks: int
-    batch_size: int
+    batch_size: int | None
     is_chunked: bool
     micro_batch_s: float
     forward_s: float
@@ -354,7 +357,7 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
     fewer, more = FEW_BLOCKS
     seconds = defaultdict[tuple[int, bool], dict[tuple[str, int], BlockTime]](dict)
     for row in times:
-        seconds[row.batch_size, row.is_chunked][row.treatment, row.blocks] = row
+        seconds[row.batch_size or chains[0].batch_size, row.is_chunked][row.treatment, row.blocks] = row
     known = defaultdict[bool, list[Chain]](list)
     for chain in chains:
         whole, own = (seconds[chain.batch_size, is_chunked] for is_chunked in (False, chain.is_chunked))
@@ -478,9 +481,11 @@ def times_of(folder: Path | None) -> list[BlockTime]:
         if blocks is None or record.outcome != "ok":
             continue
         kept = {name: value for name, value in (recompute or {}).items() if name in ("keep", "offload") and value}
-        treatment = next(name for name, settings in TREATMENTS.items() if settings == kept)
+        treatment = next((name for name, settings in TREATMENTS.items() if settings == kept), None)
+        if treatment is None or (recompute or {}).get("group", 1) != 1:
+            continue
         update_s = medians["optimizer"] + medians["clip"] + medians["zero_grad"]
-        batch_size, loss = record.data.batch_size or 1, value_at(record, "config.model.loss")
+        batch_size, loss = record.data.batch_size, value_at(record, "config.model.loss")
         micro_batch_s = sum(medians.values()) - update_s
         times.append(
             BlockTime(treatment, blocks, batch_size, loss == "chunked", micro_batch_s, medians["forward"], update_s)

@@ -169,7 +169,7 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
 FRAGMENTATION_FRACTION = 0.025
 #: Contexts are tried in multiples of this.
 CONTEXT_UNIT = 64
-MAX_BATCH, MAX_CONTEXT = 2**16, 2**22
+MAX_BATCH, MAX_CONTEXT = 2**24, 2**22
 #: The largest error of the highest peak for which a prediction from few blocks is used.
 ALIKE_FRACTION = 0.01
 #: The largest error of the other phases' peaks, which is wider: rounding by the allocator is not linear in the blocks.
@@ -281,8 +281,8 @@ class Predictor:
             return lambda value: float(np.polyval(polynomials, value).max())
 
         far = largest_that_fits(through([start, 4 * start]), max(rooms), start, unit, limit) or start
-        far = max(far, 4 * start)
-        peak = through([start, far // unit // 2 * unit, far])
+        far = max(far, 4 * start, 4 * unit)
+        peak = through([start, max(2 * start, far // unit // 2 * unit), far])
         ends = [peak(value) for value in (start, far)]
         beyond = [self._bytes_beyond_peak(*shape_of(value)) for value in (start, far)]
 

@@ -246,6 +246,8 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
     log = log.assign(stack=index[: len(log)], start=log.index, size_bytes=log["requested_bytes"])
     if not log["time_us"].any():
         log["time_us"] = log.index
+    # Clocks of a damaged snapshot may go back.
+    log["time_us"] = log["time_us"].cummax()
     held = pieces.assign(stack=index[len(log) :])[pieces["state"] == "active_allocated"]
     blocks, holes = _blocks(log, held.drop(columns=["state", "history"]).astype(np.int64))
     reserved = pd.DataFrame(

@@ -3,7 +3,7 @@ peak, dtypes."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Struct
 
@@ -22,6 +22,9 @@ from lmbench.records.field import (
     part,
     record,
 )
+
+#: The what-ifs that a run can make true.
+WHAT_IFS: Final = ("collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused")
 
 
 class TopKernel(Struct):

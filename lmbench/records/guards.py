@@ -226,7 +226,9 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
         # Where the step waits for the host, Lightning's own work is no fault of the user's.
         other_share = sum(owned.host_s for owned in hooks) / step.mean_s
     yield make_guard("other_share", other_share, where=f", most of it in {hooks[0]}" if hooks else "")
-    yield make_guard("data_share", run.phases.data.share_fraction if run.phases.data else None)
+    # Where the loader was timed, its verdict tells more.
+    was_timed = run.input_pipeline is not None and not run.input_pipeline.reason
+    yield make_guard("data_share", run.phases.data.share_fraction if run.phases.data and not was_timed else None)
     count = len(syncs) if syncs is not None and run.is_on_gpu else None
     yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 

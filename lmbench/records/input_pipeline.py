@@ -11,6 +11,7 @@ class InputPipeline:
     """Input pipeline: the loader and the model, alone and together, after the window."""
 
     reason: Text = about("Why the loader was not measured; null where it was.")
+    waited_s: Seconds = lower("Mean time in which a step of the window waited for its batch: `data_s` + `transfer_s`.")
     resident_step_s: Seconds = lower("Mean step on one batch that is already on the device.", "model alone")
     loader_step_s: Seconds = lower("Time in which the loader alone makes the batches of a step.", "loader alone")
     first_batch_s: Seconds = lower("Time from the loader's start to its first batch.", "first batch")

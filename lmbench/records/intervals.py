@@ -6,6 +6,7 @@ All times are int64 in any one unit. An interval includes its start and excludes
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,15 @@ Flags = npt.NDArray[np.bool_]
 
 #: The index for a moment outside all intervals.
 NONE = -1
+
+
+def take(column: Any, index: Integers, default: Any) -> Any:
+    """The column's value at each index; where the index is NONE the default, of which there may be one for each row."""
+    column = np.asarray(column)
+    values = np.full(len(index), default, dtype=column.dtype if column.dtype.kind in "bi" else object)
+    is_known = index != NONE
+    values[is_known] = column[index[is_known]]
+    return values
 
 
 def union(start: Integers, end: Integers) -> tuple[Integers, Integers]:

@@ -65,12 +65,12 @@ class Window:
 
     warmup_steps: Count = about("Steps before the window, which no statistic includes.")
     loader_end_count: Count = about(
-        "Steps of the window before which the training loader ended; its restart is in `data` and `other`."
+        "Steps of the window before which the training loader ended; its restart is in `data`."
     )
     loader_batches: Count = about("Batches after which the loader ends; null if it did not.")
     loader_restart_s: Seconds = lower(
-        "What a restart of the loader adds to a step: mean of `data_s` + `other_s` of steps that follow the loader's "
-        "end, less their least sum in any step."
+        "What a restart of the loader adds to a step: mean `data_s` of steps that follow the loader's end, less the "
+        "median of the others."
     )
     pace_steps: Count = about(
         "Further steps of the warm-up, until the pace of several ranks was steady; null on one rank."
@@ -111,7 +111,8 @@ class Window:
         factory=list,
     )
     turn_steps_s: Annotated[list[float] | None, "s"] = about(
-        "Median `step_s` of each turn, where the process of another side measured in between; null elsewhere."
+        "Median `step_s` of each turn, without the first step of a turn of several; null where no other process "
+        "measured in between."
     )
     replaced_functions: list[str] | None = about(
         "Clocks and synchronizes of Python, PyTorch and lmbench that were not the original functions when the window "
@@ -435,7 +436,7 @@ class TrainingFacts:
     depends_on_batch: Flag = about(
         "Whether the loss of the batch before is another one with the same weights; null if that was not tried."
     )
-    is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step.")
+    is_skipped: Flag = about("Whether the fp16 scaler skipped the update of the checked step, or it had no loss.")
 
 
 @record

@@ -85,7 +85,7 @@ class StepRecord:
     step_s: Seconds = lower(
         "Time from the end of the previous step's last batch to the end of this step's last batch, less `excluded_s`."
     )
-    data_s: Seconds = lower("Time spent waiting for the data loader.")
+    data_s: Seconds = lower("Time spent waiting for the data loader, its restart included.")
     transfer_s: Seconds = lower("Time to copy the batch from host to device.")
     forward_s: Seconds = lower(
         "Time of `training_step`, including the loss. Over several ranks it includes communication. In each "
@@ -104,9 +104,9 @@ class StepRecord:
     optimizer_s: Seconds = lower("Time of the parameter update.")
     zero_grad_s: Seconds = lower("Time to zero the gradients.")
     other_s: Seconds = lower(
-        "Remainder of `step_s`: time between the phases, in hooks of callbacks and of the module, in loggers, in the "
-        "loader's restart and in Lightning's own loop; `host_time.owners` says whose it is. Over several ranks it "
-        "includes Lightning's broadcast in each micro-batch."
+        "Remainder of `step_s`: time between the phases, in hooks of callbacks and of the module, in loggers and in "
+        "Lightning's own loop; `host_time.owners` says whose it is. Over several ranks it includes Lightning's "
+        "broadcast in each micro-batch."
     )
     step_host_s: Seconds = _host_time()
     data_host_s: Seconds = _host_time()

@@ -46,6 +46,8 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     turns: dict[int | None, list[float]] = {}
     for step in selected.used:
         turns.setdefault(step.turn, []).append(step.step_s or math.nan)
+    # A turn of several steps, as on a GPU, begins on an idle device, where its first step waits for the host.
+    turns = {turn: times_s[1:] for turn, times_s in turns.items() if times_s[1:]} or turns
     # A turn whose steps were all skipped would shift the turns after it.
     is_complete = turns and [*turns] == [*range(len(turns))]
     window.turn_steps_s = [*map(statistics.median, turns.values())] if is_complete else None
@@ -54,11 +56,11 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         window.wall_s = raw_wall_s - window.excluded_s
         window.identity_error_fraction = (window.steps_sum_s - window.wall_s) / window.wall_s
         window.goodput_fraction = window.wall_s / raw_wall_s
-    waits_s = [(step.data_s or 0.0) + (step.other_s or 0.0) for step in measured]
-    restarts_s = [wait_s for step, wait_s in zip(measured, waits_s, strict=True) if step.follows_loader_end]
+    restarts_s = [step.data_s or 0.0 for step in measured if step.follows_loader_end]
     window.loader_end_count = len(restarts_s)
     if restarts_s:
-        window.loader_restart_s = statistics.fmean(restarts_s) - min(waits_s)
+        usual_s = [step.data_s or 0.0 for step in measured if not step.follows_loader_end]
+        window.loader_restart_s = statistics.fmean(restarts_s) - statistics.median(usual_s or [0.0])
     window.checkpoint_s = math.fsum(_values(measured, "checkpoint_s"))
     window.validation_s = math.fsum(_values(measured, "validation_s"))
     timed = [step for step in measured if (step.step_s or 0.0) > 0]

@@ -222,9 +222,7 @@ ENVIRONMENT = {"torch", "commit", "host"}
 CONSEQUENCES = {"optimizer"}
 
 #: The fact that each option sets.
-_FACT_OF: Mapping[str, str] = {
-    option: fact.name for fact in reversed([*FACT.values()]) for option in fact.settings.split()
-}
+_FACT_OF: Mapping[str, str] = {option: fact.name for fact in FACT.values() for option in fact.settings.split()}
 
 #: Axes that repeat a cell with other weights or other data.
 SEEDS = ("seed_everything", "data.seed")

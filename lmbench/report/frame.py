@@ -137,6 +137,8 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
         elif value_at(run.record, "sweep.search") != "trial":
             seen.add(identity)
             groups[home].rows.append(_row(run, groups[home]))
+            # The facts cover these large fields, without which thousands of runs fit into memory.
+            run.record.config = run.record.argv = None
     return sorted(groups.values(), key=lambda group: (not group.name, group.name))
 
 
@@ -160,7 +162,7 @@ def _row(run: StoredRun, group: Group) -> RunRow:
     row_axes = {axis: value for axis, value in axes.items() if axis not in NO_ROWS}
     seeds = [planned(plan, seed) for seed in SEEDS]
     profiler = planned(plan, "trainer.profiler")
-    row = RunRow(
+    return RunRow(
         run,
         read_facts(record, plan) | (other_axes(axes) if group.home else other_settings(config)),
         as_text(row_axes) if axes else cell,
@@ -169,9 +171,6 @@ def _row(run: StoredRun, group: Group) -> RunRow:
         is_profiled=bool(profiler if record.is_profiled is None else record.is_profiled),
         is_shown=pass_of(record, axes).name == TIMING,
     )
-    # Drop the large fields, which the facts now cover, so that thousands of runs fit into memory.
-    record.config = record.argv = None
-    return row
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +295,7 @@ class Frame:
         """
         if not baseline:
             return self
-        ignored = dict.fromkeys(CONSEQUENCES)
+        ignored = dict.fromkeys(CONSEQUENCES - baseline.keys())
         compared = {cell: dict(facts, **ignored) for cell, facts in self.facts.items()}
         candidates = [cell for cell, facts in compared.items() if baseline.items() <= facts.items()]
         base = {}
@@ -320,7 +319,8 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     # A run that died before it recorded its device counts for the only device that there is.
     default_gpu = gpus.pop() if len(gpus) == 1 else "device unknown"
     cells = dict[Any, int]()
-    rows, cell_facts = defaultdict[int, list[RunRow]](list), defaultdict[int, dict[str, Value]](dict)
+    rows = defaultdict[int, list[RunRow]](list)
+    planned, recorded = defaultdict[int, dict[str, Value]](dict), defaultdict[int, dict[str, Value]](dict)
     for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
         facts = {"gpu": default_gpu, **row.facts}
         identity = row.row if group.home else as_text(facts)
@@ -328,8 +328,10 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
         rows[cell].append(row._replace(is_shown=row.is_profiled) if is_profiled else row)
         # Within a sweep, runs on another host or commit belong to the same cell.
         stated = {name: fact for name, fact in facts.items() if not group.home or name not in ENVIRONMENT}
-        cell_facts[cell] = stated | cell_facts[cell]
-    return Frame(rows, cell_facts)
+        known = recorded if row.run.outcome == "ok" else planned
+        known[cell] = stated | known[cell]
+    # A run that died early has facts as they were planned, such as `auto`.
+    return Frame(rows, {cell: planned[cell] | recorded[cell] for cell in rows})
 
 
 def frame_of(runs: Iterable[StoredRun], home: Path | None) -> Frame:

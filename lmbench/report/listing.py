@@ -54,8 +54,10 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     for age, result in enumerate(newest):
         runs = []
         for run in map(load_known, result.runs):
-            options, facts = leaves(run.record.config or {}), read_facts(run.record)
-            values = {**recorded(run.record), **dict(options), **facts, "outcome": run.outcome}
+            options, facts = dict(leaves(run.record.config or {})), read_facts(run.record)
+            # `--model zoo.Tied` is `model.class_path` in the configuration.
+            classes = {name.removesuffix(".class_path"): value for name, value in options.items()}
+            values = {**recorded(run.record), **classes, **options, **facts, "outcome": run.outcome}
             # `highest` matches `highest (fp32)`.
             if all(f"{plain(values.get(name))} ".startswith(f"{value} ") for name, value in conditions.items()):
                 runs.append(run)

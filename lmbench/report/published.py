@@ -107,8 +107,9 @@ def _report(name: str) -> dict[str, list[_Row]]:
         for row in reader:
             stated = {fact: row[fact] for fact in FACT.keys() - _CIRCUMSTANCES if row.get(fact)}
             numbers = {column: _number(row.get(column)) for column in _COMPARED}
-            stds = {column: _number(row.get(f"{column.removesuffix('_s')}_std_s")) for column in _COMPARED}
-            figures = {column: Cell(value, stds[column]) for column, value in numbers.items() if value is not None}
+            figures = {column: Cell(value) for column, value in numbers.items() if value is not None}
+            if STEP.name in figures:
+                figures[STEP.name] = Cell(numbers[STEP.name], _number(row.get("step_std_s")))
             # Rows of other commands' answers state no configuration.
             if stated and figures:
                 rows[row["gpu"] or "no GPU named"].append(_Row(stated, figures))

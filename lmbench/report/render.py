@@ -66,7 +66,9 @@ def give(answer: Answer, output: Output) -> int:
     """
     chosen = _chosen(answer, output)
     if output.output is not None:
-        is_trace = answer.trace is not None and output.output.name.endswith(".json.gz")
+        is_trace = output.output.name.endswith(".json.gz")
+        if is_trace and answer.trace is None:
+            raise UsageError(f"--output {str(output.output)!r} is a trace, which this answer has not; `--path` has one")
         content = answer.trace() if answer.trace and is_trace else render(chosen, output.form).encode()
         try:
             output.output.write_bytes(content)
@@ -217,7 +219,8 @@ def _csv(answer: Answer) -> str:
         records = table.records()
         keys = [key for key in records[0] if any(record[key] is not None for record in records)] if records else []
         writer.writerow(map(csv_field, keys or [column.key for column in table.columns]))
-        writer.writerows([csv_field(record[key]) for key in keys] for record in records)
+        if keys:
+            writer.writerows([csv_field(record[key]) for key in keys] for record in records)
     return stream.getvalue()
 
 

@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 from lmbench.records.codec import as_dict
-from lmbench.records.examined import KernelSummary, MemoryHistoryRecord
+from lmbench.records.examined import WHAT_IFS, KernelSummary, MemoryHistoryRecord
 from lmbench.records.measured import PhaseSummary, RefusedAllocation, RunError
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of, recording_of
@@ -334,14 +334,10 @@ def _cost(run: RunRecord) -> list[Line]:
     return labelled("cost", f"{1e9 * price:,.2f} for 10^9 tokens", devices)
 
 
-# The what-ifs that a run can make true. The record has others, which bound what the tuner's axes can save.
-_POSSIBLE = ("collectives=0", "rank=median", "launches=0", "data=0", "optimizer=fused", "attention=fused")
-
-
 def what_sets(kernels: KernelSummary) -> str:
     """One sentence on what takes most of the chain that sets the step, and on the change that saves most of it.
 
-    Empty without a path. Half the layers, or no attention, is no change that leaves the model as it is.
+    Empty without a path. Other recorded what-ifs, such as half the layers, bound what the tuner's axes can save.
     """
     if not kernels.path or not kernels.path_s:
         return ""
@@ -349,7 +345,7 @@ def what_sets(kernels: KernelSummary) -> str:
     cause = name.removesuffix("_s").replace("_", " ")
     taken = f"{milliseconds(time_s)} of {milliseconds(kernels.path_s)} ms"
     text = f"{cause} takes {taken} of the chain that sets the step"
-    changes = [(change_s, words) for words, change_s in kernels.what_if.items() if words in _POSSIBLE]
+    changes = [(change_s, words) for words, change_s in kernels.what_if.items() if words in WHAT_IFS]
     change_s, words = min(changes, default=(0.0, ""))
     return f"{text}; {words} would save {milliseconds(-change_s)} ms" if change_s < 0 else text
 

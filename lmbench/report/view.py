@@ -92,7 +92,7 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
     charts: tuple[ChartSpec, ...] = ()
     question: str = ""
     answers: tuple[AnswerSpec, ...] = ()
-    baseline: dict[str, Value] = {}
+    baseline: dict[str, Value | bool] = {}
     is_profiled: bool = False
     name: str = ""
 

@@ -96,7 +96,7 @@ def line_of(function):
         (Collecting, [], "other", "garbage collection"),
         (partial(Loading, SlowRows()), [], "data", f"SlowRows.__getitem__ {line_of(SlowRows.__getitem__)}"),
         (partial(Loading, ROWS, collate_fn=slow_collate), [], "data", f"collate_fn {line_of(slow_collate)}"),
-        (partial(Loading, ROWS, num_workers=1), [], "other", "restart of the loader"),
+        (partial(Loading, ROWS, num_workers=1), [], "data", "restart of the loader"),
     ],
 )  # fmt: skip
 def test_the_work_that_a_step_waits_for_is_named_with_its_line(module, callbacks, phase, owner):
@@ -124,6 +124,16 @@ def test_a_users_own_trainer_is_watched_in_its_warm_up_and_left_as_it_was(tmp_pa
     assert times["other", "SlowLogger.log_metrics"].host_s >= SLEEP_S
     assert not {"log", "log_metrics"} & (vars(module).keys() | vars(logger).keys())
     assert [callback for callback in gc.callbacks if "HostLedger" in str(callback)] == []
+
+
+def test_what_an_epochs_end_does_is_not_the_restart_of_the_loader():
+    class EpochEnd(Loading):
+        def on_train_epoch_end(self):
+            time.sleep(5 * SLEEP_S)
+
+    window = measure_here(EpochEnd(ROWS), steps=8, probe_steps=0).record.window
+    assert window.loader_end_count
+    assert window.loader_restart_s < SLEEP_S
 
 
 @pytest.mark.parametrize(("batches", "restarts"), [(3, 4), (100, 0)])

@@ -7,6 +7,7 @@ from paths import TRACES
 from trace_events import HandWritten
 
 from lmbench.kernels.answer import kernels_answer
+from lmbench.kernels.findings import examine
 
 NOTE = {"Collective name": "broadcast", "dtype": "Long", "In msg nelems": 1}
 CHECK = "Lightning's SIGTERM check synchronizes each batch: training_epoch_loop.py, {} ms"
@@ -48,12 +49,12 @@ def checked(note=NOTE, then="aten::item", at=100, steps=2, inside="forward"):
 def test_the_sigterm_check_is_a_read_broadcast_of_one_element_in_each_step_outside_of_the_phases(
     trace, texts, tmp_path
 ):
-    assert words(kernels_answer(trace.write(tmp_path / "t.json")), "cost") == texts
+    assert words(kernels_answer(examine(trace.write(tmp_path / "t.json"))), "cost") == texts
 
 
 def test_a_real_rank_has_lightnings_check_and_copies_of_gradients():
     """On two H200s by lmbench's `ddp`, in Lightning's default: 25 gradients, copied into buckets by 25 products."""
-    assert words(kernels_answer(TRACES / "two_gpus" / "trace.json.gz"), "cost") == [
+    assert words(kernels_answer(examine(TRACES / "two_gpus" / "trace.json.gz")), "cost") == [
         CHECK.format("0.138"),
         "gradients are copied into buckets: 0.239 ms; gradient_as_bucket_view=True spares it",
     ]
@@ -75,7 +76,7 @@ def test_compilation_in_a_trace_is_told_and_is_the_cause_of_its_wait(cat, name, 
     trace.op("aten::mm", 700_000, 30)
     trace.launched(700_010, "sgemm", 700_020, 268_000)
     path = trace.write(tmp_path / "t.json")
-    answer = kernels_answer(path)
+    answer = kernels_answer(examine(path))
     assert words(answer, "compiling") == ["676.00 of 969.00 ms: warm up before recording"]
     assert words(answer, "idle")[0].startswith("676.00 of 700.00 ms in compiling")
     assert "ms in compiling; warm up before recording" in words(answer, "outside")[0]

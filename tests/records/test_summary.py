@@ -11,7 +11,7 @@ from lmbench.records.measured import RankRecord
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.statistics import median_interval, trend
 from lmbench.records.step import StepRecord, select_window
-from lmbench.records.summary import late_rank, summarize, summarize_steps
+from lmbench.records.summary import complete_run, late_rank, summarize, summarize_steps
 from lmbench.records.vocabulary import Stage
 
 
@@ -74,6 +74,25 @@ def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
     summary = summarize_steps(records)
     assert (summary.step.n, summary.step.max_s) == (2, 1.0)
     assert summarize_steps([warmup]) == PerPhase()
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ([0, 0, 0, 1, 1, 1, 2], [2.5, 5.5]),
+        ([0, 1, 2], [1.0, 2.0, 3.0]),
+        # A turn of which nothing is left would shift those after it.
+        ([0, 0, 1, 2, 2], None),
+        ([None, None], None),
+    ],
+)
+def test_a_turn_of_several_steps_counts_without_its_first(turns, expected):
+    steps = [_step(step, step_s=float(step)) for step in range(1, len(turns) + 1)]
+    for step, turn in zip(steps, turns, strict=True):
+        step.turn = turn
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    complete_run(run, steps)
+    assert run.window.turn_steps_s == expected
 
 
 def test_moments_and_quantiles_have_their_own_fields():

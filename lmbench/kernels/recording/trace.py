@@ -112,7 +112,7 @@ class Recording:
             # Once prepared, Kineto only stops after it was started.
             profiler.start_trace()
         classes = modules.classes if modules else {}
-        notes = TraceNotes(1, self.steps, self._device.device.type, classes, self._origins.graphs)
+        notes = TraceNotes(1, self.steps, classes, self._origins.graphs)
         profiler.add_metadata_json(NOTES, json.dumps(msgspec.to_builtins(notes)))
         profiler.stop_trace()
         return _write(profiler, file) if self.steps else None
