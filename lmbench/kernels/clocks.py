@@ -80,7 +80,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
     from its first kernel to its last.
     """
-    (trace,) = graph.traces.values()
+    trace = graph.first
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
@@ -179,10 +179,11 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
 
 def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     """The idle time of all devices in pieces, by the chain of links that the kernel behind each pause waited for."""
-    (trace,), activities = graph.traces.values(), graph.activities
+    trace, activities = graph.first, graph.activities
     ends = activities[activities.kind.isin(("kernel", "steps"))]
-    # The moments at which kernels start, and the one at which the steps end.
-    moments = 2 * ends.index.to_series(index=ends.kernel)[pauses.after] + (pauses.after == NONE).to_numpy()
+    activity = ends.index.to_series(index=ends.kernel)[pauses.after]
+    # The moment at which the kernel starts; at the end there is none, and the steps end.
+    moments = np.where(pauses.after == NONE, 2 * activity + 1, 2 * activity)
     begins_ns = pauses.start_ns + trace.shift_ns
     at = zip(moments.tolist(), begins_ns.tolist(), strict=True)
     pieces = graph.chain_pieces([graph.measured.chain(moment, begin_ns) for moment, begin_ns in at])

@@ -118,7 +118,7 @@ def _parts_between(calls: Sequence[Launch], kernels: Sequence[Launch]) -> list[s
     leads = [
         index
         for index, ((_, before), (name, kind)) in enumerate(pairwise([("", ""), *kernels]))
-        if (kind == "gemm" and not _SPLIT_SUM.search(name)) or (kind == "attention" != before)
+        if (kind == "gemm" and not _SPLIT_SUM.search(name)) or (kind == "attention" and before != "attention")
     ]
     # Another call may run any kernels: "" equals no kind, so that no parts are given.
     expected = ["gemm" if _PRODUCT_CALL.match(n) else "attention" if "attention" in n else "" for n, _ in calls]

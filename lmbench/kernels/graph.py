@@ -76,6 +76,11 @@ class Graph:
     links: pd.DataFrame
     steps: int
 
+    @property
+    def first(self) -> Trace:
+        """The trace of the first rank."""
+        return next(iter(self.traces.values()))
+
     @cached_property
     def time_ns(self) -> npt.NDArray[np.int64]:
         """The recorded time of each moment."""

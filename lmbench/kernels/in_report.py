@@ -34,8 +34,9 @@ def _share(kind: str, span: Span, name: str) -> Expression:
 
     def share_of(run: RunRecord) -> float | None:
         times = value_at(run, f"kernels.phases.{span}.{kind}s") or {}
-        named_s = [time_s for field, time_s in times.items() if name == (FUSED if "+" in field else field[:-2])]
         total_s = math.fsum(times.values())
+        names = {field: FUSED if "+" in field else field.removesuffix("_s") for field in times}
+        named_s = [time_s for field, time_s in times.items() if names[field] == name]
         return math.fsum(named_s) / total_s if named_s and total_s else None
 
     return share_of

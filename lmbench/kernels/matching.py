@@ -107,7 +107,7 @@ def match_collectives(traces: Mapping[int, Trace]) -> tuple[dict[int, Trace], pd
         frames.append(kernels.assign(order=kernels.groupby(_STAGE).cumcount()))
     matches = pd.concat(frames, ignore_index=True)
     sequences = matches.groupby([*_STAGE, "rank"]).collective.agg(" ".join).groupby(_STAGE)
-    is_matched = sequences.agg(lambda ranks: len({*ranks}) == 1 < len(ranks)).rename("is_matched")
+    is_matched = sequences.agg(lambda ranks: len(ranks) > 1 and len({*ranks}) == 1).rename("is_matched")
     matches = matches[matches.join(is_matched, on=_STAGE).is_matched.astype(bool)]
     members = matches.groupby([*_STAGE, "order"], sort=False)
     matches = matches.assign(kind=matches.collective, collective=members.ngroup())

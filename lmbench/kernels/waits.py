@@ -30,7 +30,7 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     If a short pause began while the host synchronized or copied, this is its cause rather than the launches that
     followed: nothing else was queued.
     """
-    (trace,) = graph.traces.values()
+    trace = graph.first
     if clocks.waits.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
     waits = clocks.waits.rename(columns={"name": "call"}).astype({"cause": object})
@@ -80,7 +80,9 @@ def remedy(waits: pd.DataFrame, cause: str, is_data: bool = False) -> str:
 
 def _function_of(waits: pd.DataFrame, cause: str) -> str:
     """The Python function with most of the time of the host's own code; empty for other causes, or if unknown."""
-    under_s = waits[(waits.cause == cause) & (cause == HOST_CODE)].groupby("under").wait_s.sum()
+    if cause != HOST_CODE:
+        return ""
+    under_s = waits[waits.cause == cause].groupby("under").wait_s.sum()
     largest = "" if under_s.empty else under_s.idxmax().removeprefix("in ")
     return largest if is_users_function(largest) else ""
 

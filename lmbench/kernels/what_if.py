@@ -102,7 +102,7 @@ class WhatIf:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         if not graph.measured.length_ns > 0:
-            path = next(iter(graph.traces.values())).path
+            path = graph.first.path
             raise UsageError(f"the steps of {str(path)!r} take no time; give a trace as torch.profiler wrote it")
         recorded = self._base = graph.simulate(graph.links.ns.to_numpy(np.float64))
         #: How much longer the simulation of the recording is than the recording, as a share of it.
@@ -147,7 +147,7 @@ class WhatIf:
         traced_s, launching_s = (
             float(pieces.ns[rows].sum() / 1e9 / steps) for rows in (works, works & (pieces.cause == LAUNCHING))
         )
-        profile = next(iter(self.graph.traces.values())).record.profile
+        profile = self.graph.first.record.profile
         host_s = profile.host_step_s if profile and profile.host_step_s else traced_s
         saved_s = traced_s - host_s
         if not 0 < saved_s < launching_s:
@@ -182,7 +182,7 @@ class WhatIf:
         Raises:
             UsageError: the trace does not tell what is in the blocks.
         """
-        model, pieces = next(iter(self.graph.traces.values())).record.model, self.graph.pieces
+        model, pieces = self.graph.first.record.model, self.graph.pieces
         work = pieces[~pieces.kind.isin(["", "comm"]) & ~pieces.phase.isin(_UPDATE_PHASES)]
         unknown = work.ns[work.part.isin(["", UNCLASSIFIED])].sum() / (work.ns.sum() or 1)
         if unknown > _MOST_UNKNOWN or not (model.parameter_count and model.vocab_size and model.d_model):

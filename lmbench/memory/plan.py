@@ -17,6 +17,7 @@ from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lmbench.configs import may_run, read_yaml
 from lmbench.errors import UsageError
@@ -126,7 +127,8 @@ class Chain(Struct):
             for name, facts in self.blocks.items()
             if name in other.blocks
         }
-        return Chain(batch_size, self.is_chunked, self.count, between(self.facts, other.facts, share), blocks)
+        facts = between(self.facts, other.facts, share)
+        return replace(self, batch_size=batch_size, facts=facts, blocks=blocks)
 
     def no_faster_than(self, other: Chain) -> Chain:
         """The facts with the work of another chain where that is more."""
@@ -137,7 +139,7 @@ class Chain(Struct):
             work=max(self.facts.work, other.facts.work),
             forward_work=max(self.facts.forward_work, other.facts.forward_work),
         )
-        return Chain(self.batch_size, self.is_chunked, self.count, facts, blocks)
+        return replace(self, facts=facts, blocks=blocks)
 
 
 class ChainSample(NamedTuple):
@@ -343,7 +345,7 @@ def with_works(chain: Chain, works: Works, whole: Works, forward_work: float | N
         work=works["none", fewer] - per_block * fewer,
         forward_work=per_block / 3 if forward_work is None else forward_work,
     )
-    return Chain(chain.batch_size, chain.is_chunked, chain.count, facts, blocks)
+    return replace(chain, facts=facts, blocks=blocks)
 
 
 def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
@@ -352,7 +354,7 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
     Below them no size is faster than the smaller one: launching its kernels takes as long.
 
     Raises:
-        UsageError: no size has times of blocks that are not recomputed.
+        UsageError: no size has times of blocks that are not recomputed, or more blocks took less time.
     """
     fewer, more = FEW_BLOCKS
     seconds = defaultdict[tuple[int, bool], dict[tuple[str, int], BlockTime]](dict)
@@ -365,13 +367,18 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
             continue
         works, own_works = ({key: row.micro_batch_s for key, row in rows.items()} for rows in (whole, own))
         few, many = (whole["none", count] for count in FEW_BLOCKS)
+        if many.micro_batch_s <= few.micro_batch_s:
+            raise UsageError(
+                f"{more} blocks took no longer than {fewer}, so that the time of one is unknown: the machine was busy; "
+                "measure them again, in another --results_dir"
+            )
         forward_s = (many.forward_s - few.forward_s) / (more - fewer)
         timed, none = with_works(chain, own_works, works, forward_s), chain.blocks["none"]
         facts = timed.facts._replace(
             adding_work=chain.facts.adding_work * timed.blocks["none"].work / none.work,
             update_work=few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
         )
-        known[chain.is_chunked].append(Chain(chain.batch_size, chain.is_chunked, chain.count, facts, timed.blocks))
+        known[chain.is_chunked].append(replace(timed, facts=facts))
     if not known:
         raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
     sizes = dict.fromkeys(chain.batch_size for chain in chains)

@@ -92,9 +92,9 @@ def banner(run: RunRecord) -> list[Line]:
     compiled = listed(run.compile.mode, run.compile.regional and "regional", _SHAPES[run.compile.dynamic])
     processor = environment.gpu.name or environment.host.cpu_model or "CPU"
     power_w, peak = environment.gpu.power_limit_w, run.flops.peak_flops_per_s
-    duration = f"{window.requested_steps or window.steps or 'all'} steps"
-    duration += f" and {window.requested_s:g} s" if window.requested_s else ""
-    duration += " at least" if run_pass.has_timing else f", {run_pass.label}: in no timing table"
+    length = f"{window.requested_steps or window.steps or 'all'} steps"
+    length += f" and {window.requested_s:g} s" if window.requested_s else ""
+    length += " at least" if run_pass.has_timing else f", {run_pass.label}: in no timing table"
     return [
         *labelled(
             "model",
@@ -128,7 +128,7 @@ def banner(run: RunRecord) -> list[Line]:
             f"{run.world_size} x {processor}" if (run.world_size or 1) > 1 else processor,
             power_w and f"power limit {whole(power_w)} W",
         ),
-        *labelled("window", duration, window.warmup_steps and f"after {window.warmup_steps} of warm-up"),
+        *labelled("window", length, window.warmup_steps and f"after {window.warmup_steps} of warm-up"),
     ]
 
 

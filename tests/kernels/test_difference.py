@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from paths import GOLDEN, TRACES
+from runs import make_run
 from trace_events import HandWritten
 
 from lmbench.kernels.difference import compared, difference_answer
@@ -39,6 +42,14 @@ def test_each_change_has_its_word_and_times_are_per_step(tmp_path):
 def test_the_answer_is_the_golden_file():
     text = render(difference_answer(EAGER, COMPILED), "markdown").replace(str(TRACES), "TRACES")
     assert text == (GOLDEN / "kernels_difference.md").read_text(encoding="utf-8")
+
+
+def test_an_option_that_changed_is_named(tmp_path):
+    for name, choice in (("a", False), ("b", True)):
+        make_run(tmp_path / name, {"trainer.compile": choice})
+        shutil.copy(EAGER / "trace.json.gz", tmp_path / name)
+    lines = difference_answer(tmp_path / "a", tmp_path / "b").headline
+    assert [line.text for line in lines if line.label == "differs"] == ["trainer.compile: false -> true"]
 
 
 def test_work_that_moves_to_another_phase_is_on_the_first_screen(tmp_path):

@@ -186,6 +186,8 @@ def test_on_real_traces_the_path_sums_to_the_clocked_step_and_no_change_saves_mo
         (two_streams, "collectives=2GB", "is no change; give collectives=F or =NGB/s"),
         (two_streams, "kind:gem=0", "did you mean gemm?"),
         (two_streams, "device=-1", "is no change"),
+        (two_streams, "host=1e400", "is no change"),
+        (two_streams, "layers=0.5", "what is in the blocks is unknown: 100.0 % of the work has no known part"),
         (two_streams, "rank=median", "needs the traces of several ranks"),
         (two_streams, "optimizer=fused", "changes nothing"),
         (already_fused, "attention=fused", "changes nothing"),
@@ -195,6 +197,23 @@ def test_a_change_that_is_none_is_one_line(trace, change, problem, tmp_path, cap
     assert main(["kernels", str(trace().write(tmp_path / "t.json")), "--what_if", change]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line
+
+
+def clocks_apart():
+    """The last kernel ends before its own launch, and the one before it just after the call that waited for it."""
+    trace = step(90)
+    trace.launched(10, "sgemm", 17, 30.4, MAIN)
+    trace.add("cuda_runtime", "cudaDeviceSynchronize", 16, 31)
+    trace.launched(86, "softmax", 80, 2, MAIN)
+    return trace
+
+
+@pytest.mark.parametrize("words", [[], ["--path"]])
+def test_clocks_that_disagree_are_read(words, tmp_path, capsys):
+    whole, steps = clocks_apart(), clocks_apart()
+    whole.events = [event for event in whole.events if "lmbench.step" not in event["name"]]
+    for trace in (whole, steps):
+        assert answer(capsys, trace.write(tmp_path / "t.json"), *words)
 
 
 def test_a_report_has_the_step_predicted_from_the_unchanged_runs_trace_beside_the_measured_one(tmp_path):

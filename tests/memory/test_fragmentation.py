@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import lzma
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from paths import MEMORY
 
@@ -28,6 +30,16 @@ def test_gaps_fill_what_the_segments_of_the_peak_leave(name, tmp_path):
         assert expandable is None
     else:
         assert peak["allocated_bytes"] <= expandable < 0.97 * peak["reserved_bytes"]
+
+
+def test_an_expandable_segment_that_shrank_later_is_one():
+    later = {"action": ["segment_unmap"], "address": [20 * MIB], "size_bytes": [20 * MIB]}
+    first = {"action": ["segment_map"], "address": [0], "size_bytes": [40 * MIB]}
+    segments = {"address": [0], "total_bytes": [20 * MIB], "is_expandable": [True]}
+    entries = pd.concat([pd.DataFrame(first), pd.DataFrame(later)], ignore_index=True)
+    played = SimpleNamespace(entries=entries, segments=pd.DataFrame(segments))
+    assert segments_at(played, 0) == [(0, 40 * MIB)]
+    assert segments_at(played, 1) == [(0, 20 * MIB)]
 
 
 def test_expandable_segments_join_what_separate_ones_leave_apart():

@@ -157,6 +157,20 @@ def test_times_of_few_blocks_become_times_of_a_step():
     assert all(set(chain.blocks) == {"none"} for chain in with_times(chains, times[:-1]))
     with pytest.raises(UsageError, match="no times of blocks"):
         with_times(chains, times[2:3])
+    # Loaders of the user's own have one size, which their runs do not tell.
+    own = [replace(row, batch_size=None) for row in times if row.batch_size == 4]
+    (chain,) = with_times([CHAIN], own)
+    assert predicted_work(chain, Recipe(4, 1, "inputs", 10)) == pytest.approx(1 + 12.5 + 0.1)
+    with pytest.raises(UsageError, match="blocks took no longer than"):
+        with_times([CHAIN], [time_of("none", fewer, 4, 9), time_of("none", more, 4, 8)])
+
+
+def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
+    near = [PlanPoint(Recipe(4, 1, "inputs", first), {}, 0.0, size, work, size) for first, size, work in
+            ((None, 1000, 1.0), (9, 995, 1.1), (5, 500, 2.0))]  # fmt: skip
+    plan = MemoryPlan(frontier(near), near[1:], TargetGpu("a budget", 999 + CONTEXT_BYTES, 0), False, [CHAIN], 3)
+    notes = [row[-1] for row in plan_answer(plan, []).tables[0].rows]
+    assert notes == ["", "the plan", ""]
 
 
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():

@@ -115,6 +115,11 @@ def test_the_first_screen_names_the_tables_that_wait(capsys):
         give(ANSWER, Output(table="kind"))
 
 
+def test_an_answer_without_a_trace_is_not_written_as_one(tmp_path):
+    with pytest.raises(UsageError, match=r"`--path` has one"):
+        give(ANSWER, Output(output=tmp_path / "t.json.gz"))
+
+
 def test_the_ending_of_a_file_says_its_format(tmp_path):
     for name, start in {"a.md": "## Kernels", "a.tex": r"\begin{table}", "a.html": "<!DOCTYPE html>"}.items():
         give(ANSWER, Output(output=tmp_path / name))

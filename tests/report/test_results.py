@@ -41,6 +41,22 @@ def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_
     assert runs == {(4, 0.1, False): 3, (8, 0.1, False): 1, (4, 0.5, False): 1, (4, 0.1, True): 1}
 
 
+def test_what_a_run_recorded_goes_before_what_was_planned_for_one_that_died(tmp_path):
+    def change(run, repeat):
+        run["config"]["trainer"]["devices"] = "auto" if repeat == 0 else 1
+        return {"outcome": "timeout", "world_size": None, "phases": None} if repeat == 0 else {"world_size": 1}
+
+    (row,) = rows_of(make_sweep(tmp_path / "s", {"data.batch_size": [4]}, repeats=2, change=change))
+    assert row["ranks"] == 1
+
+
+def test_a_baseline_may_name_what_follows_from_other_facts(tmp_path):
+    home = make_sweep(tmp_path / "s", {"model.optimizer_variant": ["fused", "loop"]})
+    names = {row["optimizer"] for row in rows_of(home)}
+    rows = rows_of(home, baseline=f"optimizer={min(names)}")
+    assert [row["speedup"] for row in rows] == [pytest.approx(1.0)] * 2
+
+
 def test_a_copy_of_a_run_is_noted_and_does_not_count(tmp_path):
     make_run(tmp_path / "a", {}, {"pid": 7})
     shutil.copytree(tmp_path / "a", tmp_path / "b")

@@ -77,10 +77,11 @@ def _be_rank(rank: int, ranks: int, budget_s: float, folder: str) -> None:
     with progress("collectives", len(counts) * len(_COLLECTIVES), is_measured_here=True) as task:
         for count in counts:
             group = dist.new_group(range(count), backend=backend)
-            for kind in _COLLECTIVES if rank < count else ():
-                if rank == 0:
-                    task.begin(f"{kind} between {count} ranks")
-                rates += _Timing(kind, group, count, device).rates(cell_s)
+            if rank < count:
+                for kind in _COLLECTIVES:
+                    if rank == 0:
+                        task.begin(f"{kind} between {count} ranks")
+                    rates += _Timing(kind, group, count, device).rates(cell_s)
             _largest(0.0)
     if rank == 0:
         Path(folder, "rates.json").write_bytes(msgspec.json.encode(rates))
@@ -101,11 +102,14 @@ class _Timing:
     def rates(self, cell_s: float) -> list[CollectiveRate]:
         """The rates by size of message, up to the size that would take much longer than `cell_s`."""
         rates = []
-        _, product_s = (self._seconds(None, 1, 20) for _ in range(2))
+        # Warm up.
+        self._seconds(None, 1, 20)
+        product_s = self._seconds(None, 1, 20)
         for message_bytes in MESSAGES_BYTES:
             elements = message_bytes // 4 // self._count * self._count
             begin = self._collective(elements)
-            _, once_s = (self._seconds(begin, 0, 2) for _ in range(2))
+            self._seconds(begin, 0, 2)
+            once_s = self._seconds(begin, 0, 2)
             calls = int(min(max(cell_s / (3 * _STRETCHES * once_s), 1), _MOST_CALLS))
             products = max(1, round(once_s / product_s))
             # Alternate, so that a busy moment does not fall on one of the three alone.
