@@ -84,7 +84,7 @@ def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_
     assert float(windows_s[-1]) >= 2
     names = ("A0", "B0", "A1", "B1")
     assert ["--measure.probe_steps=0" in servers.launches[name].words for name in names] == [0, 0, 1, 1]
-    quiet = compare_run(noisy(), "a.yaml", "--name=d")
+    quiet = compare_run(noisy(0.001), "a.yaml", "--name=d")
     assert {*map(quiet.window_s, quiet.started)} == {"1"}
     chosen = compare_run(noisy(), "a.yaml", "--measure.steps=7", "--name=e", "--budget=0.001s")
     assert "--measure.steps=7" in chosen.launches["A0"].words
