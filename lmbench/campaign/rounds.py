@@ -145,8 +145,8 @@ class Rounds:
         target = max(math.log1p(self.tolerance) / 2, abs(math.log(step.ratio.point)) / 3)
         # Without turns nothing tells the window's part of the noise.
         std = cell.round_std if cell.window_std is None else cell.window_std
-        needed_s = self._window_s * ((std or 0.0) / target) ** 2
         windows_s = sum(max(self._window_s, _WINDOW_STEPS * step_s) for step_s in (step.a, step.b))
+        needed_s = windows_s / 2 * ((std or 0.0) / target) ** 2
         rounds = max(_LEAST_LEFT, _PLANNED_ROUNDS - len(cell.used_a))
         affordable_s = (rest_s / rounds - (round_s - windows_s)) / 2
         self._window_s = max(self._window_s, min(needed_s, affordable_s, _MOST_WINDOW_S))
