@@ -46,8 +46,9 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     turns: dict[int | None, list[float]] = {}
     for step in selected.used:
         turns.setdefault(step.turn, []).append(step.step_s or math.nan)
-    # A turn of several steps, as on a GPU, begins on an idle device, where its first step waits for the host.
-    turns = {turn: times_s[1:] for turn, times_s in turns.items() if times_s[1:]} or turns
+    if turns and all(len(times_s) > 1 for times_s in [*turns.values()][:-1]):
+        # Turns of several steps, as on a GPU, begin on an idle device, where the first step waits for the host.
+        turns = {turn: times_s[1:] for turn, times_s in turns.items() if times_s[1:]}
     # A turn whose steps were all skipped would shift the turns after it.
     is_complete = turns and [*turns] == [*range(len(turns))]
     window.turn_steps_s = [*map(statistics.median, turns.values())] if is_complete else None

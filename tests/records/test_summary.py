@@ -80,9 +80,8 @@ def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
     ("turns", "expected"),
     [
         ([0, 0, 0, 1, 1, 1, 2], [2.5, 5.5]),
-        ([0, 1, 2], [1.0, 2.0, 3.0]),
-        # A turn of which nothing is left would shift those after it.
-        ([0, 0, 1, 2, 2], None),
+        # Single steps in turn, and the rest of the window without the other process.
+        ([0, 1, 2, 2, 2], [1.0, 2.0, 4.0]),
         ([None, None], None),
     ],
 )
