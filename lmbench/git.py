@@ -23,7 +23,7 @@ def git(folder: Path, *words: str, problem: str, timeout_s: float = _TIMEOUT_S) 
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
-            env=variables,
+            env=variables, errors="surrogateescape",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{problem}: git: {error}") from error

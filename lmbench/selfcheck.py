@@ -175,14 +175,18 @@ def _work_of(length_s: float, device: torch.device) -> Work:
     return spin
 
 
-def _synchronized_s(work: Work, device: torch.device, repeats: int = 10) -> float:
-    """Seconds that a kernel takes, by the host's clock around `repeats` queued kernels between two synchronizes."""
-    for count in (1, repeats):
+#: Kernels between two synchronizes.
+_QUEUED = 10
+
+
+def _synchronized_s(work: Work, device: torch.device) -> float:
+    """Seconds that a kernel takes, by the host's clock around queued kernels between two synchronizes."""
+    for count in (1, _QUEUED):
         start = time.perf_counter()
         for _ in range(count):
             work()
         synchronize(device)
-    return (time.perf_counter() - start) / 10
+    return (time.perf_counter() - start) / _QUEUED
 
 
 def clocks_agree(device: torch.device) -> Iterator[Truth]:

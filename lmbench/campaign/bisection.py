@@ -24,6 +24,8 @@ from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Line, labelled
 from lmbench.report.units import change_percent, percent_short
 from lmbench.sweep.file import CONFIG, Options
+from lmbench.sweep.folder import FolderTaken
+from lmbench.sweep.plan import digest
 
 #: Rounds without a result after which a suspect counts as one that does not run.
 _MOST_FAILURES = 2
@@ -109,17 +111,21 @@ class Bisection:
         headline = [Line("answer", why), Line("ends", f"{ends.verdict}: {reason}")]
         return Answer(headline, figures={"first": None, "why": why}, exit_code=code)
 
-    def _rounds(self, a: Suspect, b: Suspect, name: str, more: int | None = None) -> Rounds:
+    def _folder(self, a: Suspect, b: Suspect, name: str = "") -> Path:
+        """The folder of the rounds of two suspects. Its name has their digest: a new commit shifts the row."""
+        return self.path / f"{name or f'suspect-{self.row.index(b)}'}-{digest(a.identity(), b.identity())}"
+
+    def _rounds(self, a: Suspect, b: Suspect, name: str = "", more: int | None = None) -> Rounds:
         """The rounds of two suspects, which go on if they were begun before."""
-        path = self.path / name
+        path = self._folder(a, b, name)
+        pythons = a.python(), b.python()
         if (path / SWEEP_FILE).is_file():
             path, file = find_sides([str(path)], {}, SideOptions(), is_elsewhere=False)
         else:
-            pythons = a.python(), b.python()
             sides = SideOptions(
                 revision=(a.revision, b.revision) if a.revision and b.revision else None,
                 python=(pythons[0], pythons[1]) if pythons[0] and pythons[1] else None,
-                results_dir=self.path, name=name,
+                results_dir=self.path, name=path.name,
             )  # fmt: skip
             configs = [a.config or str(self.options[CONFIG]), b.config or str(self.options[CONFIG])]
             others = {option: value for option, value in self.options.items() if option != CONFIG}
@@ -127,22 +133,19 @@ class Bisection:
         budget_s = max(1.0, self._ends_s - time.monotonic())
         return Rounds(path, file, self.tolerance, budget_s, more=more, is_part=True)
 
-    def _folder(self, suspect: Suspect) -> str:
-        """The name of the folder that has the suspect's rounds against the good end."""
-        return f"suspect-{self.row.index(suspect)}"
-
     def _read(self, suspect: Suspect) -> list[float]:
         """The differences of the rounds that were measured earlier."""
-        name = self._folder(suspect)
-        if not (self.path / name / SWEEP_FILE).is_file():
+        if not (self._folder(self.row[0], suspect) / SWEEP_FILE).is_file():
             return []
-        return _differences(self._rounds(self.row[0], suspect, name).compare())
+        return _differences(self._rounds(self.row[0], suspect).compare())
 
     def _measure(self, suspect: Suspect) -> None:
         """Measure one more round of a suspect, or leave it out if it, or its environment, cannot be made to run."""
         try:
-            rounds = self._rounds(self.row[0], suspect, self._folder(suspect), more=1)
+            rounds = self._rounds(self.row[0], suspect, more=1)
             differences = _differences(rounds.measure())
+        except FolderTaken:
+            raise
         except UsageError as error:
             # The ends ran with the same options, so that the fault is the suspect's own.
             del self._differences[suspect]

@@ -24,6 +24,7 @@ from lmbench.compare.sides import by_round, read_side
 from lmbench.convergence.judgement import MAX_STEPS, MIN_STEPS, Curves, curves_of, judge
 from lmbench.errors import ExitCode, UsageError
 from lmbench.records.load import StoredRun
+from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
 from lmbench.report.columns import first_steps
 from lmbench.report.units import change_percent, percent_short
@@ -76,7 +77,8 @@ class Judge:
         with result_alone():
             # A budget of nothing is over after the first round.
             comparison = self._measure(0.0)
-            a, b = self._sides(self.path)
+            # A later round may have failed by accident, and is then left out.
+            a, b = self._sides(self.path, 1)
             doubts = "; ".join([*_worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
             good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
             self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
@@ -94,9 +96,9 @@ class Judge:
         ).measure()
 
     @staticmethod
-    def _sides(path: Path) -> list[list[StoredRun]]:
-        """The runs of both sides, in the order of their rounds. Raises UsageError where one did not end well."""
-        sides = [[*by_round(read_side(f"{path}@{SIDE}={side}").runs).values()] for side in "AB"]
+    def _sides(path: Path, rounds: int | None = None) -> list[list[StoredRun]]:
+        """The runs of both sides in the first rounds, in their order. Raises UsageError where one did not end well."""
+        sides = [[*by_round(read_side(f"{path}@{SIDE}={side}").runs).values()][:rounds] for side in "AB"]
         for run in chain(*sides):
             if run.outcome != "ok":
                 message = run.record.error and run.record.error.message
@@ -110,7 +112,7 @@ class Judge:
         options = training_options(max(MIN_STEPS, steps), is_random=is_random)
         path = self.path.with_name(f"{self.path.name}-training")
         # Trainings that were begun go on with as many steps.
-        file = read_sweep_folder(path) if path.is_dir() else self.file.changed(options, len(SEEDS))
+        file = read_sweep_folder(path) if (path / SWEEP_FILE).is_file() else self.file.changed(options, len(SEEDS))
         pace = replace(self._limits, window_options=lambda seed: [f"--seed_everything={seed}"])
         Sweep(make_plan(path.name, file), path, "judge", pace=pace).carry_out()
         return [curves_of(dict(enumerate(runs))) for runs in self._sides(path)]
@@ -150,7 +152,10 @@ def _numerics(a: Curves, b: Curves) -> Decision:
     if a.keys() != b.keys() or not a:
         return Decision("unknown", "no losses were recorded")
     first_a, first_b = (np.array([(side[seed].losses[0], side[seed].norms[0]) for seed in a]) for side in (a, b))
-    distance = np.abs(first_b / first_a - 1).max(axis=0)
+    # Equal losses may be 0, and a module that optimizes by hand may have no norms.
+    is_equal = (first_a == first_b) | (np.isnan(first_a) & np.isnan(first_b))
+    with np.errstate(all="ignore"):
+        distance = np.where(is_equal, 0.0, np.abs(first_b / first_a - 1)).max(axis=0)
     words = [word for word, limits in (("same", _SAME), ("rounded", _ROUNDED)) if (distance <= limits).all()]
     loss, norm = map(percent_short, distance)
     return Decision([*words, "other"][0], f"first losses of a seed differ by {loss}, first gradient norms by {norm}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from lmbench.campaign.sides import read_settings
@@ -11,8 +11,17 @@ from lmbench.campaign.tuning import LONG, SHORT, Stages
 from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanRequest, Recipe, ask_plan, option_words, times_of
-from lmbench.records.store import write_whole
+from lmbench.memory.plan import (
+    FEW_BLOCKS,
+    MemoryPlan,
+    PlanRequest,
+    Recipe,
+    ask_plan,
+    block_times,
+    option_words,
+    times_of,
+)
+from lmbench.records.store import write_or_refuse
 from lmbench.sweep.file import Options
 from lmbench.tune.answer import tuned_config
 from lmbench.tune.proof import ProvenPoint
@@ -47,8 +56,7 @@ def write_plan(
         check_options(each)
     plan = ask_plan(words, PlanRequest(gpu, times_of(run)))
     if plan.best is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, tuned_config({**options, **plan.best.options}))
+        write_or_refuse(path, tuned_config({**options, **plan.best.options}), "give another --results_dir")
     return plan, {change: ask_plan(each, PlanRequest(gpu)) for change, each in changed.items()}
 
 
@@ -71,8 +79,8 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     words = option_words(stages.base)
     with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
-        stages.measure("blocks", {**SHORT, **stages.base}, few_blocks(plan), _BLOCKS)
-        times = times_of(stages.path)
+        runs = stages.measure("blocks", {**SHORT, **stages.base}, few_blocks(plan), _BLOCKS)
+        times = block_times(chain.from_iterable(runs))
         plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, _POINTS))
         if not plan.fitting:
             raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -66,13 +67,13 @@ def find_sides(
     """
     variables = {key: (a, b) for key, a, b in options.variable or ()}
     first = Path(sides[0]) if len(sides) == 1 else None
-    if first is not None and (first / SWEEP_FILE).is_file():
+    if first is not None and os.path.isfile(first / SWEEP_FILE):  # noqa: PTH113
         if settings or variables or options.revision or options.python or options.name:
             raise UsageError(f"{first} is a comparison to go on with; it has its options already")
         file = read_sweep_folder(first)
         if not file.sides:
             raise UsageError(f"{first} is a sweep without sides; `lmbench compare` compares it, without --run")
-        return first, file.changed({}, None, options.timeout_s)
+        return first.absolute(), file.changed({}, None, options.timeout_s)
     name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_name("--name", name)
     file = _two_sides(sides, settings, options, variables)
@@ -122,7 +123,9 @@ def _two_sides(
         parts = ["here" if revision == "." else revision, name, *map("=".join, values.items())]
         if environment := " ".join(filter(None, parts)):
             commit = None if revision in (None, ".") else resolve_revision(str(revision))[1]
-            environments[environment] = {"revision": commit, "python": python, "variables": values}
+            spec = {"revision": commit, "python": python, "variables": values}
+            if environments.setdefault(environment, spec) != spec:
+                raise UsageError(f"both sides would be called {environment!r}; give the revision as a commit")
             sides[side][ENVIRONMENT] = environment
     content = {"base": {**_DEFAULTS, **settings}, "sides": sides, "environments": environments, "repeats": MOST_ROUNDS}
     return sweep_from({**content, "coin_seed": secrets.randbits(32)})
@@ -137,7 +140,9 @@ def _apart(a: str, b: str) -> tuple[str, str]:
 
 def _config_of(text: str) -> tuple[str, Options]:
     """The configuration and the settings of a side, given as `CONFIG[@NAME=VALUE,NAME=VALUE...]`."""
-    config, mark, words = (text, "", "") if Path(text).is_file() else text.partition("@")
+    # `Path.is_file` raises where a name is too long for a file.
+    is_file = os.path.isfile(text)  # noqa: PTH113
+    config, mark, words = (text, "", "") if is_file else text.partition("@")
     if not config:
         raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
     return config, read_settings(words) if mark else {}

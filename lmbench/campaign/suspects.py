@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import site
@@ -17,8 +18,9 @@ import yaml
 
 from lmbench.configs import read_yaml
 from lmbench.errors import UsageError
-from lmbench.files import cache_folder
+from lmbench.files import cache_folder, short_digest
 from lmbench.masking import leaves
+from lmbench.records.store import write_or_refuse
 from lmbench.sweep.environments import commits_between
 
 _VERSION = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)")
@@ -35,11 +37,15 @@ class Suspect:
     requirement: str | None = None
     constraints: Path | None = None
 
+    def identity(self) -> tuple[str | None, ...]:
+        """What sets it apart, whatever its name and its place in the row."""
+        return self.revision, self.requirement, self.config and Path(self.config).read_text(encoding="utf-8")
+
     def python(self) -> str | None:
         """The Python of an environment with the requirement, made when it is first asked for; None without one.
 
         Raises:
-            UsageError: pip fails.
+            UsageError: pip fails, or the environment cannot be written.
         """
         return None if self.requirement is None else _environment(self.requirement, self.constraints)
 
@@ -57,7 +63,8 @@ def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -
         UsageError: the ends are of different kinds, are equal, or nothing lies between them.
     """
     versions = [_VERSION.fullmatch(end) for end in (good, bad)]
-    if Path(good).is_file() and Path(bad).is_file():
+    # `Path.is_file` raises where a name is too long for a file.
+    if os.path.isfile(good) and os.path.isfile(bad):  # noqa: PTH113
         what, row = "option", _between_files(Path(good), Path(bad), folder)
     elif versions[0] and versions[1]:
         what, row = "version", _between_versions(versions[0], versions[1], constraints)
@@ -76,13 +83,12 @@ def _between_files(good: Path, bad: Path, folder: Path) -> list[Suspect]:
     before, after = (dict(leaves(tree)) for tree in trees)
     changed = [name for name in {**after, **before} if before.get(name) != after.get(name) or name not in before]
     settings, row = dict(before), [Suspect("as-given", config=str(good))]
-    folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(changed, start=1):
         settings.pop(name, None)
         if name in after:
             settings[name] = after[name]
         path = folder / f"{number}.yaml"
-        path.write_text(yaml.safe_dump(_nested(settings), sort_keys=False))
+        write_or_refuse(path, yaml.safe_dump(_nested(settings), sort_keys=False), "give another --results_dir")
         text = f"{name}={after[name]}" if name in after else f"without {name}"
         row.append(Suspect(text, config=str(path)))
     return row
@@ -95,7 +101,10 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         *groups, last = name.split(".")
         place = tree
         for group in groups:
-            place = place.setdefault(group, {})
+            if not isinstance(place.get(group), dict):
+                # Of `compile: true` on one side and `compile: {mode: ...}` on the other, the later one stays.
+                place[group] = {}
+            place = place[group]
         place[last] = value
     return tree
 
@@ -121,26 +130,35 @@ def _between_versions(good: re.Match[str], bad: re.Match[str], constraints: Path
 
 def _environment(requirement: str, constraints: Path | None) -> str:
     """The Python of an environment that has this requirement, and everything else from the present one; made once."""
-    folder = cache_folder() / "environments" / f"{requirement}-py{sys.version_info[0]}.{sys.version_info[1]}"
-    python = folder / "bin" / "python"
-    if (folder / "made").is_file():
-        return str(python)
-    shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    # Python imports from these folders after the environment's own; `addsitedir` also takes their editable installs.
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
-    (packages / "present.pth").write_text("".join(lines))
-    # What the requirement needs is taken from these folders where they have it.
-    limits = ["--constraint", str(constraints)] if constraints else []
-    _pip(str(python), "install", "--quiet", requirement, *limits)
-    (folder / "made").touch()
+    present = site.getsitepackages()
+    try:
+        known = short_digest(f"{present} {constraints.read_text() if constraints else ''}", 6)
+        version = f"py{sys.version_info[0]}.{sys.version_info[1]}"
+        folder = cache_folder() / "environments" / f"{requirement}-{version}-{known}"
+        python = folder / "bin" / "python"
+        if (folder / "made").is_file():
+            return str(python)
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        # Python imports from these folders after the environment's own, and `addsitedir` takes their editable installs.
+        lines = [f"import site; site.addsitedir({path!r})\n" for path in present]
+        (packages / "present.pth").write_text("".join(lines))
+        # What the requirement needs is taken from these folders where they have it.
+        limits = ["--constraint", str(constraints)] if constraints else []
+        _pip(str(python), "install", "--quiet", requirement, *limits)
+        (folder / "made").touch()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"no environment with {requirement} can be made: {error}") from error
     return str(python)
 
 
 def _pip(python: str, *words: str) -> str:
     command = [python, "-m", "pip", *words, "--disable-pip-version-check"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"pip {' '.join(words)}: {error}") from error
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:] or ["pip failed"]
         raise UsageError(f"pip {' '.join(words)}: {last[0]}")

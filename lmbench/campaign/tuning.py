@@ -15,6 +15,7 @@ from textwrap import shorten
 from lmbench.campaign.rounds import Rounds
 from lmbench.campaign.sweep import Sweep
 from lmbench.campaign.trainings import affordable_steps, training_options
+from lmbench.compare.comparability import differences_within
 from lmbench.compare.comparison import FASTER, SAME, SLOWER
 from lmbench.compare.rounds import LEAST_ROUNDS
 from lmbench.configs import MAX_YAML_BYTES, parse_yaml
@@ -22,12 +23,12 @@ from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, read_file, short_digest
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
-from lmbench.python_process import ProcessFailed
+from lmbench.python_process import SWEEP, ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.field import Bytes
 from lmbench.records.load import StoredRun, is_run_folder, load_known
 from lmbench.records.schema import value_at
-from lmbench.records.store import RUNS_FOLDER, write_whole
+from lmbench.records.store import RUNS_FOLDER, write_or_refuse
 from lmbench.records.vocabulary import GATE_FRACTION, Values
 from lmbench.report.units import duration, percent_short, times
 from lmbench.standard_output import result_alone
@@ -83,10 +84,13 @@ class Stages:
     budget_s: float
     most_bytes: int | None
     cache: CompileCache = field(default_factory=CompileCache)
-    executor: LastingExecutor = field(default_factory=LastingExecutor)
     #: All settings of the given configuration, and its tokens per step; known once it has run.
     settings: Values = field(default_factory=dict)
     step_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        # With the mark of a sweep, a run leaves it to the server to end what it started.
+        self.executor = LastingExecutor({SWEEP: str(self.path)})
 
     def tune(self, axes: Sequence[Axis], trusts: bool = False) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.
@@ -134,10 +138,7 @@ class Stages:
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder. Raises UsageError where that fails."""
-        try:
-            write_whole(self.path / name, text)
-        except OSError as error:
-            raise UsageError(f"{self.path / name} cannot be written: {error.strerror}; remove it") from error
+        write_or_refuse(self.path / name, text, "remove it")
 
     def costs_s(self, *stages: str) -> list[float]:
         """The device time of every run so far, or of those in stage folders that match these patterns."""
@@ -177,7 +178,10 @@ class Stages:
         # A trial's value that the command line refuses is that trial's failure.
         Sweep(plan, path, f"tune: {stage}", names, pace, is_checked=stage == _GIVEN).carry_out()
         folders = [[path / RUNS_FOLDER / Job(cell, repeat).name for repeat in range(repeats)] for cell in plan.cells]
-        return [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
+        measured = [[load_known(run) for run in runs if is_run_folder(run)] for runs in folders]
+        if changed := differences_within([*self.runs(f"{_GIVEN}-*"), *chain.from_iterable(measured)], ()):
+            raise UsageError(f"{self.path} has runs of other code: {changed[0]}; begin anew with another --name")
+        return measured
 
     def pace(self, path: Path, until: float) -> Pace:
         """The pace of a stage's runs: none starts that would end after this part of the budget.
@@ -400,6 +404,9 @@ class Stages:
             candidate = next(matching, Candidate(trial, Trial()))
             if candidate not in tuning.finalists:
                 self.run(f"fallback-{number}", {**LONG, **self.base}, [candidate], 1.0, _ROUNDS)
+                if candidate.problem == _NO_TIME:
+                    tuning.untrained = candidate
+                    return
                 if candidate not in tuning.candidates:
                     tuning.candidates.append(candidate)
             if candidate.cost(self.goal) > tuning.baseline.cost(self.goal) * (1 - LEAST_GAIN_FRACTION):

@@ -102,6 +102,10 @@ def memory(
         source, settings = None, [f"--config={source}", *settings]
     if also and fit is None:
         raise UsageError("--also belongs to --fit")
+    if run is not None and fit is None:
+        raise UsageError("--run, with times of blocks, belongs to --fit")
+    if gpus is not None and fit is not None:
+        raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")
     if fit is not None:
         return _planned(source, fit, gpu, also or [], run, results_dir, settings)
     if source is None and settings:

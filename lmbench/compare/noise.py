@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,6 +35,7 @@ from lmbench.records.statistics import (
     CONFIDENCE,
     detectable_fraction,
     logs_of,
+    ratio_from,
     std_of_logs,
 )
 from lmbench.records.store import write_whole
@@ -93,7 +93,7 @@ def measure_noise(values: Sequence[float]) -> Noise:
     splits = shuffled[:, :half].mean(axis=1) - shuffled[:, half : 2 * half].mean(axis=1)
     drift = float(logs[-half:].mean() - logs[:half].mean())
     limit = float(np.quantile(np.abs(splits), CONFIDENCE))
-    return Noise(len(values), std_of_logs(logs) or 0.0, math.expm1(drift), math.expm1(max(limit, abs(drift))))
+    return Noise(len(values), std_of_logs(logs) or 0.0, ratio_from(drift) - 1, ratio_from(max(limit, abs(drift))) - 1)
 
 
 def noise_facts(record: RunRecord) -> dict[str, str]:

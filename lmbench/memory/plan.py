@@ -27,7 +27,7 @@ from lmbench.memory.forecast import TargetGpu, ask, gpu_of
 from lmbench.memory.predictor import Allocation, frame_of
 from lmbench.progress import progress
 from lmbench.python_process import ProcessFailed
-from lmbench.records.load import find_runs, load_known
+from lmbench.records.load import StoredRun, find_runs, load_known
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import PHASES, Values, recompute_words
@@ -480,9 +480,17 @@ def times_of(folder: Path | None) -> list[BlockTime]:
     Raises:
         UsageError: no run of the folder has such times.
     """
+    times = block_times(map(load_known, find_runs([folder]))) if folder is not None else []
+    if folder is not None and not times:
+        raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
+    return times
+
+
+def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
+    """The times of blocks that runs measured."""
     times = []
-    for run in find_runs([folder]) if folder is not None else ():
-        record = load_known(run).record
+    for run in runs:
+        record = run.record
         blocks, recompute = (value_at(record, f"config.{name}") for name in ("measure.blocks", "trainer.recompute"))
         medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
         if blocks is None or record.outcome != "ok":
@@ -497,8 +505,6 @@ def times_of(folder: Path | None) -> list[BlockTime]:
         times.append(
             BlockTime(treatment, blocks, batch_size, loss == "chunked", micro_batch_s, medians["forward"], update_s)
         )
-    if folder is not None and not times:
-        raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
     return times
 
 

@@ -143,9 +143,9 @@ def check_same_work(measurements: list[ArmMeasurement]) -> None:
     first, last = measurements[0], measurements[-1]
     if last["steps"] != first["steps"]:
         raise ProcessFailed(f"{last['arm']}: took {last['steps']} steps where {first['arm']} took {first['steps']}")
-    # None, a loss that is not finite, is close to nothing.
-    first_loss, last_loss = (window["first_loss"] or math.nan for window in (first, last))
-    if not math.isclose(first_loss, last_loss, rel_tol=LOSS_TOLERANCE_FRACTION):
+    first_loss, last_loss = first["first_loss"], last["first_loss"]
+    # A loss that is not finite is None.
+    if None in (first_loss, last_loss) or not math.isclose(first_loss, last_loss, rel_tol=LOSS_TOLERANCE_FRACTION):
         raise ProcessFailed(f"{last['arm']}: its first loss is {last_loss}, that of {first['arm']} {first_loss}")
 
 

@@ -229,8 +229,12 @@ def _with_nonfinite(plain: Any) -> Any:
     for path, name in _typed(plain, _Head).nonfinite.items():
         container: Any = None
         value: Any = plain
+        rest: str = path
         try:
-            for part in path.split("."):
+            while rest:
+                # A name may have dots, as an option has; it is then the last part.
+                has_all = isinstance(value, dict) and rest in value
+                part, _, rest = (rest, "", "") if has_all else rest.partition(".")
                 container, key = value, int(part) if isinstance(value, list) else part
                 value = container[key]
             if value is not None:

@@ -112,8 +112,10 @@ def name_result(name: str, path: Path) -> Path | None:
     earlier = given_names().get(name)
     try:
         RESULTS.mkdir(exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(path, RESULTS))
+        # An interruption in between leaves the name as it was.
+        temporary = link.with_name(f".{name}.{os.getpid()}")
+        temporary.symlink_to(os.path.relpath(path, RESULTS))
+        temporary.replace(link)
     except OSError as error:
         raise UsageError(
             f"{link} cannot be written: {error.strerror}; names need a {RESULTS} folder that you may write to"

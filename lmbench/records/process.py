@@ -36,12 +36,12 @@ def process_start_s(pid: int) -> float | None:
     The source is field 22 of /proc/PID/stat (proc(5)). A zombie, which ended but was not waited for, counts as gone.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The second field is the program's name in brackets; the name may contain spaces and brackets.
-    fields = stat.rpartition(")")[2].split()
-    if fields[0] in "ZX":
+    fields = stat.rpartition(b")")[2].split()
+    if fields[0] in b"ZX":
         return None
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 

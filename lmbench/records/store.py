@@ -157,6 +157,15 @@ class RunFolder:
             self._file = None
 
 
+def write_or_refuse(path: Path, text: str, advice: str) -> None:
+    """Write a file whole, in a folder that is made if there is none. Raises UsageError where that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; {advice}") from error
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace a file atomically: a reader sees either the old or the new one, even after a crash.
 

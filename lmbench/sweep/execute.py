@@ -313,6 +313,7 @@ def check_cells(
                 if cell.config is not None:
                     config.write_text(plan.configs[cell.config], encoding="utf-8")
                 words = cell.words(None if cell.config is None else config)
+                log.unlink(missing_ok=True)
                 launch = Launch([*words, "--print_config"], log, cell.environment, {})
                 (end,) = executor.run([launch], _CHECK_TIMEOUT_S, lambda: None)
                 if end.cause is not None:

@@ -91,7 +91,9 @@ def oom_kill_count() -> int:
 
     The count is that of this process's control group (version 2), or else of the whole machine.
     """
-    group = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+    group = ""
+    with suppress(OSError):
+        group = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
     for path in (Path("/sys/fs/cgroup", group, "memory.events"), Path("/proc/vmstat")):
         with suppress(OSError):
             if count := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
@@ -137,7 +139,7 @@ def judge(record: RunRecord, steps: Sequence[StepRecord], end: End, log: Path) -
         ending = "timeout", "Timeout", str(end.lost)
     elif end.by == "task" and outcome in ("", "interrupted"):
         ending = "interrupted", "TaskEnded", str(end.lost)
-    elif memory and outcome == "error":
+    elif memory and outcome == "error" and "worker" in (error.message or ""):
         # The kernel may have killed a loader's process, which the main process could not know.
         ending = "oom", "OutOfMemoryKill", f"{memory}; {error.message}"
     elif outcome:

@@ -115,9 +115,13 @@ class Plan:
 
     def ranks(self, cell: GridCell) -> tuple[int, int]:
         """The number of nodes of a cell, and of ranks on each; 1 rank where devices are `auto` or -1 (all)."""
-        devices = self.option(cell, "trainer.devices")
+        devices, nodes = self.option(cell, "trainer.devices"), self.option(cell, "trainer.num_nodes") or 1
+        if isinstance(devices, str) and "," in devices:
+            devices = list(filter(None, devices.split(",")))
         count = str(len(devices) if isinstance(devices, list) else devices)
-        return int(self.option(cell, "trainer.num_nodes") or 1), int(count) if count.isdecimal() else 1
+        if not str(nodes).isdecimal():
+            raise UsageError(f"trainer.num_nodes is {nodes!r}; give a whole number")
+        return int(nodes), int(count) if count.isdecimal() else 1
 
     def jobs(self) -> list[Job]:
         """The jobs of all rounds that are measured here, round by round."""

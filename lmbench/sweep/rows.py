@@ -22,6 +22,8 @@ from lmbench.sweep.progress import SweepProgress
 
 # A run's record needs this much space.
 _LEAST_FREE_BYTES = 2**20
+#: Of a longer log of a process the end is kept.
+_MOST_LOG_BYTES = 2**18
 #: Exit codes of runs that become the sweep's own. Others, such as those of signals, say nothing about the sweep.
 _FAILURES = {ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.USER_CODE}
 
@@ -118,8 +120,9 @@ class Rows:
             cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
         )
         log = self.folder.log_path(job)
-        with suppress(FileNotFoundError), log.open(errors="replace") as lines:
-            write_whole(folder.path / CHILD_LOG, "".join(map(masked_message, lines)))
+        with suppress(FileNotFoundError), log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _MOST_LOG_BYTES))
+            write_whole(folder.path / CHILD_LOG, masked_message(file.read().decode(errors="replace")))
             log.unlink()
         folder.write_run(record)
         return record

@@ -140,7 +140,7 @@ class TaskExecution:
 
     def _watch(self, alive: dict[str, int], is_enough: Callable[[int], bool]) -> None:
         """Wait until all tasks are over, or enough of them. Tasks that are over are removed from `alive`."""
-        progress, submitted, states = self.rows.progress, len(alive), dict[str, TaskState]()
+        progress, states = self.rows.progress, dict[str, TaskState]()
         if alive:
             progress.keep(f"tasks: {', '.join(alive)}")
             progress.begin("")
@@ -152,7 +152,7 @@ class TaskExecution:
             for task, repeat in [*alive.items()]:
                 if repeat not in open_rounds or self._is_settled(task, repeat, states.get(task)):
                     del alive[task]
-                    if is_enough(submitted - len(alive)):
+                    if is_enough(len(self._plan.chosen) - len(alive)):
                         self.engine.cancel([*alive], self._path)
                         return
             states = dict(self.engine.states([*alive], self._path))

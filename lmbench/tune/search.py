@@ -16,6 +16,7 @@ from lmbench.records.run import RunRecord
 from lmbench.records.statistics import geometric_mean, logs_of, pooled_std, ratio_from, student_quantile
 from lmbench.report.units import GIB, UNITS, Unit, whole
 from lmbench.sweep.file import Options
+from lmbench.sweep.plan import as_json
 from lmbench.tune.space import Axis
 
 #: The least gain for which a choice is taken. One run cannot show a smaller gain, and the simpler trial stays.
@@ -103,12 +104,13 @@ class Trial:
 
     @property
     def key(self) -> frozenset[str]:
-        """Equal for trials with the same choices in any order."""
-        return frozenset(map(str, self.choices))
+        """Equal for trials with the same options."""
+        return frozenset(f"{name}={as_json(value)}" for name, value in self.options.items())
 
     def with_choice(self, choice: Choice) -> Trial:
-        """This trial with a choice added, in place of another one of the same axis."""
-        return Trial((*(kept for kept in self.choices if kept.axis != choice.axis), choice))
+        """This trial with a choice added, in place of another one of the same axis, or of the same options."""
+        others = [other for other in self.choices if other.axis != choice.axis]
+        return Trial((*(other for other in others if not other.options.keys() <= choice.options.keys()), choice))
 
     def fallbacks(self) -> Iterator[Trial]:
         """The trials without one choice, then without two, and so on. Choices of a dtype are dropped first, then the
@@ -184,7 +186,8 @@ def search(
         if number >= len(axes):
             trials.append(Trial(tuple(choice for choice in best.trial.choices if choice.axis != axis.name)))
         known = {candidate.trial.key for candidate in candidates}
-        added = [Candidate(trial, best.trial) for trial in trials if trial.key not in known]
+        new = {trial.key: trial for trial in trials if trial.key not in known}
+        added = [Candidate(trial, best.trial) for trial in new.values()]
         if not added:
             continue
         measure(axis, added)

@@ -14,6 +14,7 @@ from lmbench.errors import UsageError, unknown
 from lmbench.precision import find_precision
 from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
+from lmbench.records.store import check_name
 from lmbench.records.vocabulary import Values
 from lmbench.sweep.file import Options
 
@@ -69,6 +70,8 @@ def read_space(path: Path | None) -> list[Axis]:
     for name, values in space.axes.items():
         if values is None:
             continue
+        # The runs of an axis have a folder of its name.
+        check_name("axis", name)
         is_option = "." in name
         if not is_option and not all(isinstance(value, dict) for value in values):
             raise UsageError(f"{path}: axis {name} is no option, and its values are no mappings of options")
@@ -151,5 +154,7 @@ def micro_batches(batch_size: int, accumulated: int) -> list[Options]:
 def share_of(axis: Axis, profiled: RunRecord | None) -> float | None:
     """The largest fraction of the step that an axis can save, by the what-if of a trace; None where it is unknown."""
     kernels = profiled.kernels if profiled else None
-    change_s = kernels.what_if.get(axis.acts_on or "") if kernels else None
-    return None if kernels is None or change_s is None or not kernels.path_s else max(-change_s / kernels.path_s, 0.0)
+    if kernels is None or not kernels.path_s:
+        return None
+    change_s = kernels.what_if.get(axis.acts_on or "")
+    return None if change_s is None else max(-change_s / kernels.path_s, 0.0)

@@ -32,7 +32,7 @@ class Row(SimulatedServers):
 
     def end(self, name, launch, folder, options):
         comparison = folder.parent.parent.name
-        number = int(re.search(r"\d+", comparison)[0]) if comparison != "ends" else self.last
+        number = self.last if comparison.startswith("ends") else int(re.search(r"\d+", comparison)[0])
         side_a = number - 1 if comparison.startswith("found") else 0
         index = number if name.startswith("B") else side_a
         self.measured.add(index)
