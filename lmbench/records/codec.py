@@ -232,9 +232,10 @@ def _with_nonfinite(plain: Any) -> Any:
         rest: str = path
         try:
             while rest:
-                # A name may have dots, as an option has; it is then the last part.
-                has_all = isinstance(value, dict) and rest in value
-                part, _, rest = (rest, "", "") if has_all else rest.partition(".")
+                # A name may have dots, as an option has.
+                names = [name for name in value if f"{rest}.".startswith(f"{name}.")] if isinstance(value, dict) else []
+                part = max(names, key=len, default=rest.partition(".")[0])
+                rest = rest[len(part) + 1 :]
                 container, key = value, int(part) if isinstance(value, list) else part
                 value = container[key]
             if value is not None:

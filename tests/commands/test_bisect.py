@@ -72,6 +72,13 @@ def test_the_option_that_made_it_slower_is_found_and_compared_with_the_one_befor
     assert servers.figures["probability_fraction"] >= 0.99
 
 
+def test_rounds_of_other_suspects_do_not_count(bisect):
+    bisect()
+    bad = Path("bad.yaml")
+    bad.write_text(bad.read_text().replace("option_1: 1", "option_1: 100"))
+    assert {0, 16} <= bisect().measured
+
+
 def test_ends_that_are_the_same_cost_no_suspect(bisect):
     servers = bisect(change=1.0, noise=0.002)
     assert (servers.code, servers.figures["first"], servers.measured) == (0, None, {0, 16})

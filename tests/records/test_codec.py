@@ -62,7 +62,7 @@ def test_what_a_user_logs_or_sets_comes_back_also_where_it_is_larger_than_a_read
 
 
 def test_nonfinite_numbers_are_stored_as_null_and_come_back():
-    run = RunRecord(SCHEMA_VERSION, "ok", config={"limits": [1.0, -math.inf], "1": {"2": math.nan}})
+    run = RunRecord(SCHEMA_VERSION, "ok", config={"limits": [1.0, -math.inf], "1": {"2": math.nan}, "a.b": [math.inf]})
     run.loss.first = math.nan
     run.guards = [Guard("finite_loss", "fail", math.inf)]
 
@@ -71,11 +71,12 @@ def test_nonfinite_numbers_are_stored_as_null_and_come_back():
 
     stored = encode_run(run)
     assert json.loads(stored, parse_constant=refuse)["nonfinite"] == {
-        "config.limits.1": "-inf", "config.1.2": "nan", "loss.first": "nan", "guards.0.value": "inf",
+        "config.limits.1": "-inf", "config.1.2": "nan", "config.a.b.0": "inf", "loss.first": "nan",
+        "guards.0.value": "inf",
     }  # fmt: skip
     back = decode_run(stored)
     assert math.isnan(back.loss.first)
-    assert back.config["limits"] == [1.0, -math.inf]
+    assert (back.config["limits"], back.config["a.b"]) == ([1.0, -math.inf], [math.inf])
     assert (back.guards[0].value, back.nonfinite) == (math.inf, {})
     step = decode_step(encode_step(StepRecord(step=1, loss=-math.inf)))
     assert (step.loss, step.nonfinite) == (-math.inf, {})

@@ -72,6 +72,15 @@ def test_a_second_pass_finds_the_best_where_choices_interact_mildly(monkeypatch)
     assert hits >= 13
 
 
+def test_a_choice_takes_the_place_of_those_whose_options_it_sets():
+    whole, regional = (
+        Choice(name, {"trainer.compile": value}) for name, value in (("whole", True), ("parts", {"regional": True}))
+    )
+    other = Choice("fused", {"model.optimizer_variant": "fused"})
+    assert Trial((regional, other)).with_choice(whole) == Trial((other, whole))
+    assert Trial((other, whole)).key == Trial((whole, other)).key
+
+
 def test_an_interval_is_that_of_student_with_the_pooled_spread():
     groups = [[1.0, 1.02, 0.99], [2.0, 2.1], [0.5]]
     spread = spread_of(groups)
