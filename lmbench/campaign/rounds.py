@@ -102,7 +102,9 @@ class Rounds:
         reason = cell.reasons[0] if cell else "no run counts"
         self._sweep.progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
         if cell is None or comparison.verdict == INVALID:
-            return True
+            # A round whose sides ran on two hosts is no pair, but the next one is.
+            runs = (*comparison.a.runs, *comparison.b.runs)
+            return cell is not None or any(run.outcome != "ok" for run in runs)
         if not cell.metrics:
             # A run with outcome ok was left out for a failed guard. That may be an accident, so measure again.
             left_out = (*cell.left_out_a, *cell.left_out_b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,8 @@ _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
 #: The problem of a candidate for which the budget has no time.
 _NO_TIME = "no time left"
+#: A file of a tuning's folder that no other folder has.
+_TOKEN = ".begun"
 #: The stage of the configuration as it was given.
 _GIVEN = "given"
 
@@ -119,15 +122,20 @@ class Stages:
         Raises:
             UsageError: the folder is another user's, or cannot be written.
         """
+        token = self.path / _TOKEN
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             names = sorted(path.name for path in self.path.iterdir())
+            if not names:
+                # Another folder may get the inode of one that was removed.
+                token.write_text(secrets.token_hex())
+            contents = {_TOKEN: token.read_bytes()} if token.is_file() else {}
         except OSError as error:
             raise UsageError(f"{str(self.path)!r} cannot be written: {error.strerror}; give another --name") from error
-        if not is_trusted(self.path, {}, adds=trusts or not names) and names:
-            contents = shorten(", ".join(names), 200, placeholder=" ...")
+        if not is_trusted(self.path, contents, adds=trusts or not names) and names:
+            its_files = shorten(", ".join(names), 200, placeholder=" ...")
             raise UsageError(
-                f"{self.path} was not begun here by you: it would take {contents} for its own; nothing was run; "
+                f"{self.path} was not begun here by you: it would take {its_files} for its own; nothing was run; "
                 "--trust takes it over, another --name begins anew"
             )
         try:

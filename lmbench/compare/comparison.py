@@ -229,7 +229,8 @@ def _compare_cell(
         if in_rounds and len(ended) >= MIN_REPEATS and len(failed) > _ACCIDENTS_FRACTION * len(ended):
             invalid += failed_guards(side, ended)
         if not sample:
-            cell.reasons.append(f"no run of {side} counts: {', '.join(sorted({run.reason for run in left_out}))}")
+            why = ", ".join(sorted({run.reason for run in left_out})) or "the sides of its round ran on two hosts"
+            cell.reasons.append(f"no run of {side} counts: {why}")
     if a and b:
         invalid += invalid_reasons(a, b, about, by_rounds)
         _measure(cell, a, b, floors, is_invalid=bool(invalid))

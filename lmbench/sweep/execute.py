@@ -144,10 +144,13 @@ class Execution:
 
         first = self.predict(cell, spec.option) or int(cell.options.get(spec.option, 1))
         # The result is a run in any case: one that failed for another reason, or that of value 1 if nothing fits.
-        job, record = tried[seek(first, spec.most, fits)]
-        if record.sweep is not None and record.sweep.search != "largest":
-            record.sweep.search = "largest"
-            RunFolder(self.folder.runs / job.name).write_run(record)
+        largest = seek(first, spec.most, fits)
+        for value, (job, record) in tried.items():
+            # With a higher `most`, the largest one of before is a trial.
+            if record.sweep is not None and (record.sweep.search == "largest") != (value == largest):
+                record.sweep.search = "largest" if value == largest else "trial"
+                RunFolder(self.folder.runs / job.name).write_run(record)
+        job, record = tried[largest]
         if record.outcome == "ok":
             self._largest[cell.id] = job.cell
 
