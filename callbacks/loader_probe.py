@@ -67,13 +67,10 @@ class LoaderProbe(Observer):
         self.own_probes = (*_ALONE, *(ProbeKind.FED,) * STEPS, *_ALONE)
         self._alone = list[ModelAlone]()
         self._made: Production | None = None
-        reason = None
         if self.trainer.state.fn != "fit":
-            reason = "only training is examined"
+            self._facts.reason, self.own_probes = "only training is examined", ()
         elif not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
-            reason = "only a training_step that takes batches can be fed by other ones"
-        if reason is not None:
-            self._facts.reason, self.own_probes = reason, ()
+            self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         # In the window, and in the steps that look at memory, a batch that is kept would raise the peak.
