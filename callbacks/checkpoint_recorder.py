@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
@@ -43,8 +44,7 @@ class CheckpointRecorder(Observer):
             self._path = Path(path)
             self._written_s.append(time.perf_counter() - began_s)
 
-        writer.save_checkpoint = write
-        self.undo.callback(delattr, writer, "save_checkpoint")
+        self.undo.enter_context(patch.object(writer, "save_checkpoint", write))
 
     def step_ended(self) -> None:
         self.session.step.is_saving = self._was_writing or None

@@ -52,15 +52,17 @@ class Compiler(Observer):
         if self.options is None:
             return
         self.options.check(self.trainer.accumulate_grad_batches)
+        # Code that was compiled earlier in this process would be taken, and count against Dynamo's limit of graphs.
+        torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         if self.options.cache == "private":
             # The folder is removed with this object, at the latest when the process ends.
             self._cache = ScratchFolder("compile")
-            use_cache(empty_cache() or self._cache.name)
+            use_cache(empty_cache() or self._cache.name, self.undo)
         for name, value in vars(self.options).items():
             setattr(facts, name, value)
         self.undo.enter_context(self.options.splitting())
-        facts.targets = compile_in_place(self.module, self.options)
+        facts.targets = compile_in_place(self.module, self.options, self.undo)
         if self.options.backend == "inductor":
             # Its import is no part of compiling: the process of a sweep's run may have it already.
             import_module("torch._inductor.compile_fx")

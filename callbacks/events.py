@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch import Callback
 
@@ -22,21 +22,21 @@ STEP_HOOKS = (
 
 
 class LeanCallback(Callback):
-    """A callback that sets every step hook its class does not define to None, which Lightning skips.
+    """A callback whose instances have None for every step hook that their class lacks, which Lightning skips.
 
     Lightning would otherwise call the empty hooks through its profiler, 54 times a step for lmbench's nine callbacks.
     """
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        for hook in STEP_HOOKS:
-            if getattr(cls, hook) is getattr(Callback, hook):
-                setattr(cls, hook, None)
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        callback = super().__new__(cls)
+        callback.listen(True)
+        return callback
 
     def listen(self, is_on: bool) -> None:
         """Have Lightning call the step hooks of this callback, or skip them like those that its class lacks."""
         for hook in STEP_HOOKS:
-            if is_on:
+            # The class keeps the empty hooks, which a subclass may call.
+            if is_on and getattr(type(self), hook) is not getattr(Callback, hook):
                 vars(self).pop(hook, None)
             else:
                 setattr(self, hook, None)

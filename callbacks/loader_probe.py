@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
@@ -67,7 +67,9 @@ class LoaderProbe(Observer):
         self.own_probes = (*_ALONE, *(ProbeKind.FED,) * STEPS, *_ALONE)
         self._alone = list[ModelAlone]()
         self._made: Production | None = None
-        if not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
+        if self.trainer.state.fn != "fit":
+            self._facts.reason, self.own_probes = "only training is examined", ()
+        elif not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
             self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
@@ -77,13 +79,13 @@ class LoaderProbe(Observer):
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.RESIDENT:
+            self._micro_batches = self.session.run.window.micro_batches or 1
             self._feed(repeat(self._batch), kind)
         elif kind is ProbeKind.FED:
             try:
                 self._examine(self.trainer.train_dataloader)
             except Exception as error:
-                # The window is complete, and a dataset that only its own workers can read is no fault of the run.
-                self._facts.reason = f"{type(error).__name__}: {message_of(error)}"
+                self._give_up(error)
 
     def step_ended(self) -> None:
         if self.session.probe_kind in self.own_probes and self.session.steps_done == self._lead:
@@ -97,7 +99,7 @@ class LoaderProbe(Observer):
         synchronize(self.session.device)
         cpu_s, ended = time.process_time() - self._began_cpu_s, read_host()
         step_s = (ended.read_at_s - self._began.read_at_s) / steps
-        facts, batches = self._facts, steps * (self.session.run.window.micro_batches or 1)
+        facts, batches = self._facts, steps * self._micro_batches
         if kind is ProbeKind.FED:
             facts.fixed_step_s = step_s if facts.fix else None
             return
@@ -112,6 +114,21 @@ class LoaderProbe(Observer):
             steps_s = [batch_s * batches / steps for batch_s in chain(*predictions)]
             facts.predicted_step_s = fmean(steps_s)
             facts.predicted_interval = [(1 - BAND) * min(steps_s), (1 + BAND) * max(steps_s)]
+
+    def _give_up(self, error: Exception) -> None:
+        """Record why the loader was not measured.
+
+        The window is complete, and a dataset that only its own workers can read is no fault of the run.
+        """
+        self._facts.reason, self._facts.fix = f"{type(error).__name__}: {message_of(error)}", {}
+
+    def _as_far_as_it_goes(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, and after an error of theirs the one that stays."""
+        try:
+            yield from batches
+        except Exception as error:
+            self._give_up(error)
+        yield from repeat(self._batch)
 
     def _with_copy(self, model: ModelAlone) -> ModelAlone:
         return model._replace(batch_s=model.batch_s + self._copy_s)
@@ -151,25 +168,23 @@ class LoaderProbe(Observer):
         # More workers than cores are right where they wait for a disk.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         facts, run = self._facts, self.session.run
-        micro_batches = run.window.micro_batches or 1
         self._made = time_production(loader, facts, run.window.loader_batches)
         self._copy_s = self._time_copy()
-        facts.loader_step_s = micro_batches * time_alone(loader, facts)
+        facts.loader_step_s = self._micro_batches * time_alone(loader, facts)
         fix = best_settings(loader, self._made, self._with_copy(self._alone[0]))
         self._choice = fix["num_workers"], fix["prefetch_factor"] or 0
         fix["pin_memory"] = loader.pin_memory or device_of(self.session.device).pins_memory
         if self._waits():
             facts.fix = {name: value for name, value in fix.items() if getattr(loader, name) != value}
-        self._feed(endless(changed(loader, **facts.fix)), ProbeKind.FED)
+        self._feed(self._as_far_as_it_goes(endless(changed(loader, **facts.fix))), ProbeKind.FED)
 
     def _waits(self) -> bool:
         """Whether the window's steps took notably longer than the model alone and the copy of its batches, and waited
         for their batches as notably. On a busy machine the model alone may have had a better moment."""
-        steps = [record for record in self.session.records if record.stage == "window" and record.step_s]
+        steps = [record for record in self.session.window_records if record.step_s]
         if not steps:
             return True
         step_s = fmean(record.step_s or 0.0 for record in steps)
         self._facts.waited_s = fmean((record.data_s or 0.0) + (record.transfer_s or 0.0) for record in steps)
-        micro_batches = self.session.run.window.micro_batches or 1
-        alone_s = (self._facts.resident_step_s or 0.0) + micro_batches * self._copy_s
+        alone_s = (self._facts.resident_step_s or 0.0) + self._micro_batches * self._copy_s
         return step_s > GOOD * alone_s and step_s > GOOD * (step_s - self._facts.waited_s)

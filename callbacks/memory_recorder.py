@@ -85,7 +85,7 @@ class MemoryRecorder(Observer):
 
     def _look_for_keepers(self) -> None:
         """Begin to watch containers where the window's memory grew, unless most of that was garbage in cycles."""
-        steps = [step for step in self.session.records if step.stage == Stage.WINDOW]
+        steps = self.session.window_records
         growths = [growth_of(steps, name).low_bytes_per_step or 0.0 for name in ("host_bytes", "reserved_bytes")]
         self._growth = max(growths)
         if not steps or self._growth <= leak_limit(len(steps)):

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from lightning.pytorch import LightningModule, Trainer
 
 from lmbench.callbacks.events import Events
-from lmbench.callbacks.session import MeasurementSession
+from lmbench.callbacks.session import RUNS, MeasurementSession
 
 
 class Observer(Events):
@@ -15,7 +15,7 @@ class Observer(Events):
 
     In a Trainer without a session the first observer attaches one that only watches: 5 warm-up steps, then a window
     until training ends. It takes no probe steps, stops nothing, and is removed when the run is over. Every further
-    `fit`, `validate` or `test` is a new run; facts and records are those of the latest.
+    `fit` or `validate` is a new run; facts and records are those of the latest. `test` and `predict` are not measured.
     """
 
     trainer: Trainer
@@ -28,6 +28,8 @@ class Observer(Events):
         return self._session
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage not in RUNS:
+            return
         self.trainer, self.module, self.undo = trainer, pl_module, ExitStack()
         self._session = MeasurementSession.of(trainer)
         if self not in self.session.observers:

@@ -148,7 +148,7 @@ class PhaseTimer(Observer):
 
     def probe_begins(self, kind: ProbeKind) -> None:
         if kind is ProbeKind.SETTLE:
-            window = [record for record in self.records if record.stage == "window"]
+            window = self.session.window_records
             self._window_lag_s = median([r.lag_step_s for r in window if r.lag_step_s is not None] or [0.0])
             self._window_step_s = median([r.step_s for r in window if r.step_s is not None] or [0.0])
             synchronize(self.session.device)

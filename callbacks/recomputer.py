@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -27,4 +28,8 @@ class Recomputer(Callback):
         self._undo = recompute_in_place(pl_module, self.options)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._undo.close()
+
+    def on_exception(self, *_: Any) -> None:
+        # Lightning then leaves out `teardown`.
         self._undo.close()

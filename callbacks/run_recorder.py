@@ -24,6 +24,7 @@ from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
+from lmbench.callbacks.session import RUNS
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COLLECTIVE_FAILED,
@@ -100,6 +101,8 @@ class RunRecorder(Observer):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        if stage not in RUNS:
+            return
         of_ranks = [CommunicationProbe] if trainer.world_size > 1 else []
         for kind in (PhaseTimer, HostOwners, CheckpointRecorder, *of_ranks):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
@@ -203,7 +206,7 @@ class RunRecorder(Observer):
         self._fail(exception)
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        # Nothing was measured by `predict`, or in a loop without a batch, of which Lightning calls no hook.
+        # Nothing was measured in a loop without a batch, of which Lightning calls no hook.
         if self.exit_code is None:
             self._discard()
 

@@ -41,6 +41,8 @@ from lmbench.records.vocabulary import RUNNING, Stage
 
 #: Events of each step, of which only observers are notified that define them.
 _STEP_EVENTS = ("batch_ended", "step_ended", "between_steps")
+#: Lightning's stages that are measured; others leave the facts of the run before them.
+RUNS = ("fit", "validate")
 #: Step records kept in memory; a training may have millions of steps.
 KEPT_RECORDS = 10_000
 
@@ -229,14 +231,20 @@ class MeasurementSession(LeanCallback):
         self.scalars[name, source] = value if isinstance(value, torch.Tensor) else float(value)
 
     @property
+    def window_records(self) -> list[StepRecord]:
+        """The records of the window, of those that are kept."""
+        return [record for record in self.records if record.stage == Stage.WINDOW]
+
+    @property
     def window_elapsed_s(self) -> float:
         """Host seconds since the window opened."""
         return (time.perf_counter_ns() - self._window_start_ns) * 1e-9
 
     # Lightning's hooks: training
 
-    def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        MeasurementSession.of(trainer)
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage in RUNS:
+            MeasurementSession.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.track.has_scaler = loss_scaler(trainer) is not None

@@ -6,6 +6,9 @@ import time
 from statistics import fmean
 from typing import Any
 
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of
 from lmbench.device.sensor import derive_device_state
@@ -60,7 +63,8 @@ class ThroughputMeter(Observer):
             step = self.session.step
             step.tokens = (step.tokens or 0) + tokens or None
             if self._sample is None and not self._has_flops and not self.session.only_watches:
-                self._sample = batch, tokens
+                # On the device it would be in the window's peak of memory.
+                self._sample = move_data_to_device(batch, torch.device("cpu")), tokens
 
         if self._padding is not None:
             self._padding.append(padding_fraction(batch))
@@ -69,8 +73,9 @@ class ThroughputMeter(Observer):
         # All steps are done, so running the module's step once more disturbs no measurement.
         stage = self.trainer.state.fn
         if exception is None and self._sample is not None and stage is not None:
-            run = self.session.run
-            count_flops(run.flops, self.module, run.mode or "train_step", stage.value, *self._sample)
+            run, (batch, tokens) = self.session.run, self._sample
+            batch = move_data_to_device(batch, self.session.device)
+            count_flops(run.flops, self.module, run.mode or "train_step", stage.value, batch, tokens)
             note_peak(run)
 
     def before_window(self) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.optim import Optimizer
 
 from lmbench.callbacks.observer import Observer
 from lmbench.instruments.training import (
+    fingerprints,
     gradient_facts,
     is_same_batch,
     loss_scaler,
@@ -72,15 +73,16 @@ class TrainingCheck(Observer):
         # Taken between two steps: inside a step `toggle_optimizer` makes parameters look frozen.
         self._trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self._gradient_norms: dict[str, float] = {}
-        #: Norms of parameters before their optimizer stepped.
-        self._norms_before: dict[str, float] = {}
+        #: Parameters as they were before their optimizer stepped.
+        self._before: dict[str, tuple[float, float]] = {}
         self._stepped: set[str] = set()
         self._has_backward = False
 
     def batch_ended(self, outputs: Any, batch: Any) -> None:
         training = self.session.run.probe.training
         if self._is_probing and training is not None and self._earlier_batch is not None:
-            training.has_new_batch = not is_same_batch(batch, self._earlier_batch)
+            is_same = is_same_batch(batch, self._earlier_batch)
+            training.has_new_batch = None if is_same is None else not is_same
             if training.has_new_batch and self.module.automatic_optimization and self.trainer.world_size == 1:
                 losses = losses_of(self.trainer, (self._earlier_batch, batch))
                 training.depends_on_batch = None if losses is None else losses[0] != losses[1]
@@ -97,25 +99,25 @@ class TrainingCheck(Observer):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not self._is_probing:
-            self._record_warmup_norm(self._remaining_scale)
+            self._record_warmup_norm(partial(self._remaining_scale, optimizer))
             return
         # Check parameters of this optimizer, and those of none, which never move: the check is there to find them.
         others = {id(p) for o in trainer.optimizers for p in _parameters(o)} - {id(p) for p in _parameters(optimizer)}
         checked = {name: p for name, p in self._trainable.items() if id(p) not in others and name not in self._stepped}
-        self._check(checked, self._remaining_scale())
+        self._check(checked, self._remaining_scale(optimizer))
         self._stepped |= checked.keys()
-        if not self._norms_before:
+        if not self._before:
             self._scale = self._loss_scale()
         weights = {name: p.detach() for name, p in checked.items() if p.grad is not None}
-        self._norms_before |= norms(weights, torch.float64)
+        self._before |= fingerprints(weights)
 
     def _loss_scale(self) -> float:
         scaler = loss_scaler(self.trainer)
         return scaler.get_scale() if scaler else 1.0
 
-    def _remaining_scale(self) -> float:
+    def _remaining_scale(self, optimizer: Optimizer) -> float:
         """The loss scale that gradients still have: a fused optimizer removes it only inside its step."""
-        return self._loss_scale() if any(map(unscales_itself, self.trainer.optimizers)) else 1.0
+        return self._loss_scale() if unscales_itself(optimizer) else 1.0
 
     def _record_warmup_norm(self, scale: Callable[[], float]) -> None:
         """Record the gradient norm in the last warm-up step; the step's last call covers all micro-batches."""
@@ -129,8 +131,9 @@ class TrainingCheck(Observer):
             session.run.warmup.gradient_norm = float(total_norm(gradients)) / scale()
 
     def _check(self, names: Iterable[str], scale: float) -> None:
-        self._gradient_norms |= norms({name: self._trainable[name].grad for name in names})
-        self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms, scale)
+        taken = norms({name: self._trainable[name].grad for name in names})
+        self._gradient_norms |= {name: norm / scale for name, norm in taken.items()}
+        self.session.run.probe.training = gradient_facts(self._trainable, self._gradient_norms)
 
     def step_ended(self) -> None:
         training = self.session.run.probe.training
@@ -138,10 +141,10 @@ class TrainingCheck(Observer):
             return
         # Without a loss, Lightning skips the backward pass.
         has_loss = self._has_backward or not self.module.automatic_optimization
-        if has_loss and not self._norms_before:
+        if has_loss and not self._before:
             return
-        after = norms({name: self._trainable[name].detach() for name in self._norms_before}, torch.float64)
-        training.unmoved_parameters = [name for name, norm in self._norms_before.items() if after[name] == norm]
+        after = fingerprints({name: self._trainable[name].detach() for name in self._before})
+        training.unmoved_parameters = [name for name, before in self._before.items() if after[name] == before]
         # The scaler lowers its scale exactly when it found an infinity and skipped the update.
         training.is_skipped = not has_loss or self._loss_scale() < self._scale
         if training.is_skipped and self._left:

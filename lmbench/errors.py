@@ -100,9 +100,9 @@ def unknown(what: str, name: str, known: Iterable[str], otherwise: str = "") -> 
 
 
 def check_at_least(limit: int, **values: float) -> None:
-    """Raises UsageError for the first value below the limit; each is passed by its name."""
+    """Raises UsageError for the first value below the limit, or nan; each is passed by its name."""
     for name, value in values.items():
-        if value < limit:
+        if not value >= limit:
             raise UsageError(f"{name} is {value}; it must be at least {limit}")
 
 

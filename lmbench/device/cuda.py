@@ -89,7 +89,7 @@ class CudaHistory(History):
         names = ("allocated", "requested", "reserved")
         return [stats.get(f"{name}_bytes.all.peak", 0) for name in names]
 
-    def write(self, path: Path) -> int:
+    def write(self, path: Path) -> None:
         snapshot = torch.cuda.memory._snapshot(self._device)
         unfinished = path.with_name(f".{path.name}")
         try:
@@ -97,7 +97,6 @@ class CudaHistory(History):
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-        return path.stat().st_size
 
     def stop(self) -> None:
         torch.cuda.memory._record_memory_history(enabled=None, device=self._device)

@@ -36,8 +36,8 @@ class History(Protocol):
         """The peaks of allocated, requested and reserved bytes by the allocator's own counters since their reset."""
         ...
 
-    def write(self, path: Path) -> int:
-        """Write the history as a pickle, whole or not at all; returns its size in bytes. Raises OSError."""
+    def write(self, path: Path) -> None:
+        """Write the history as a pickle, whole or not at all. Raises OSError."""
         ...
 
     def stop(self) -> None:

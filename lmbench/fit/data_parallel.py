@@ -45,7 +45,7 @@ class DataParallel(DDPStrategy):
         broadcast_buffers: bool = True,
         reduce_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
-        # Also its default is deprecated in torch 2.13, where it is given.
+        # torch 2.13 warns when broadcast_buffers is given, even as True, so pass it only when false.
         options: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}
         super().__init__(
             ddp_comm_hook=bf16_compress_hook if reduce_dtype == "bfloat16" else None,

@@ -27,7 +27,6 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -41,6 +40,7 @@ from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.instruments.phases import PhaseTrack
 from lmbench.instruments.recomputing import first_of
+from lmbench.instruments.subject import refuse_lazy
 from lmbench.memory.blocks import Category
 from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
@@ -165,8 +165,7 @@ class StepWatch(LeanCallback):
         if self._compile_options is not None:
             for target in compile_targets(pl_module, self._compile_options):
                 simulate_compiled(target, self._tracker)
-        if any(map(is_lazy, pl_module.parameters())):
-            raise UsageError("cannot be predicted: a lazy module has no sizes; run a batch through it in `setup`")
+        refuse_lazy(pl_module, "predicted")
         # The last list counts, since the backward reaches it first.
         for blocks in self.blocks.lists[-1:]:
             self._last_block = {id(p) for p in blocks[-1].parameters() if p.requires_grad}

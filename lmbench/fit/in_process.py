@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -36,6 +36,7 @@ from lmbench.fit.settings import MeasureSettings, check_limits
 from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, as_list, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_traceback
+from lmbench.interruption import Terminated
 from lmbench.model.attention_layer import AttentionLayer
 from lmbench.model.hugging_face import HuggingFace
 from lmbench.model.language_model import LanguageModel
@@ -67,9 +68,9 @@ def undisturbed() -> Iterator[None]:
     """Restore the state of the process at the end.
 
     Restored are random states (Python, NumPy, PyTorch with CUDA), environment variables, PyTorch's default dtype,
-    float32 matmul precision, cuDNN and determinism flags, anomaly mode, warning filters and the levels of Lightning's
-    loggers. Signal handlers and the garbage collector are restored by the code that changes them. CUDA's peak counters,
-    of which there is one set, and Dynamo's caches are not restored.
+    float32 matmul precision, cuDNN and determinism flags, anomaly mode, warning filters and the levels of loggers
+    that `quiet` sets. Signal handlers and the garbage collector are restored by the code that changes them. CUDA's peak
+    counters, of which there is one set, and Dynamo's caches are not restored.
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -93,26 +94,33 @@ def undisturbed() -> Iterator[None]:
 def untouched(module: LightningModule, data: object) -> Iterator[None]:
     """Restore a module that is trained, moved, converted, compiled or changed by a mode within.
 
-    Afterwards it has its device, its dtype, the training modes of its parts and its own methods again, and no gradients
-    that it did not have. Its weights stay trained. Tensors that it built within are moved to the CPU and the default
+    Afterwards it has its device, its dtype, the training modes of its parts, its own methods, its gradients and what of
+    it is frozen again. Its weights stay trained. Tensors that it built within are moved to the CPU and the default
     dtype. `data` gets its trainer back.
     """
     states = [(part, dict(vars(part))) for part in module.modules()]
+    # By name: a module that is moved or converted has new buffers. Gradients wait on the host, where no peak has them.
     tensor_states = {
-        tensor: (tensor.device, tensor.dtype, tensor.grad is None)
-        for tensor in (*module.parameters(), *module.buffers())
+        name: (t.device, t.dtype, t.requires_grad, t.grad if t.grad is None else t.grad.cpu())
+        for name, t in _named_tensors(module)
     }
+    for _, tensor in _named_tensors(module):
+        tensor.grad = None
     trainer = data.trainer if isinstance(data, LightningDataModule) else None
     try:
         yield
     finally:
-        for tensor in (*module.parameters(), *module.buffers()):
+        for name, tensor in _named_tensors(module):
             default_dtype = torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype
-            device, dtype, had_no_gradient = tensor_states.get(tensor, (torch.device("cpu"), default_dtype, True))
-            if had_no_gradient:
-                tensor.grad = None
+            default = torch.device("cpu"), default_dtype, tensor.requires_grad, None
+            device, dtype, requires_gradient, gradient = tensor_states.get(name, default)
+            tensor.grad = None
             if (tensor.device, tensor.dtype) != (device, dtype):
                 tensor.data = tensor.data.to(device, dtype)
+            if tensor.requires_grad != requires_gradient:
+                tensor.requires_grad_(requires_gradient)
+            if gradient is not None:
+                tensor.grad = gradient.to(device)
         for part, attributes in states:
             for name in _SET_ON_MODULE:
                 vars(part).pop(name, None)
@@ -120,6 +128,10 @@ def untouched(module: LightningModule, data: object) -> Iterator[None]:
                     vars(part)[name] = attributes[name]
         if isinstance(data, LightningDataModule):
             data.trainer = trainer
+
+
+def _named_tensors(module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
+    return chain(module.named_parameters(), module.named_buffers())
 
 
 #: How to give data, for error lines.
@@ -176,7 +188,7 @@ def measure(
         seed: the run's seed.
         trainer: further flags of Lightning's Trainer, such as accelerator, callbacks, accumulate_grad_batches.
         results_dir: folder in which to keep the result's folder; None keeps nothing on the disk.
-        copy: measure a deep copy of the module.
+        copy: measure a deep copy of the module; `blocks`, which would cut the module itself, always does.
         settings: those of `lmbench.MeasureSettings` by name: steps, warmup_steps, mode, matmul_precision, ... By
             default the mode is train_step, or forward_backward for attention by itself, which has nothing to optimize.
             With `steps` the window has just so many; without it at least 20, and 3 s, or `min_window_s`.
@@ -197,6 +209,7 @@ def measure(
     schedule = settings_of("measure", MeasureSettings, **{**defaults, **settings})
     flags = {**TRAINER_DEFAULTS, "precision": precision, "compile": compile, **(trainer or {})}
     groups = _groups(instrument, flags)
+    copy = copy or schedule.blocks is not None
     with _alone():
         run_or_failure = _run(deepcopy(module) if copy else module, data, schedule, groups, seed)
     if isinstance(run_or_failure, BaseException):
@@ -255,7 +268,8 @@ def _run(
             failure = None
         elif recorder.run.outcome == "interrupted":
             # Lightning turns a Ctrl-C into SystemExit.
-            failure = KeyboardInterrupt()
+            is_by_ctrl_c = recorder.exit_code is ExitCode.INTERRUPTED
+            failure = KeyboardInterrupt() if is_by_ctrl_c else Terminated(ExitCode.TERMINATED)
         elif failure is not None and is_usage_error(failure):
             failure = UsageError(str(failure))
         elif failure is not None:

@@ -207,9 +207,6 @@ class Measurement:
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
             apply_mode(module, self.mode, self.zero_grad)
-            if self.flags.get("compile"):
-                # Modules measured earlier in this process count against Dynamo's limit of graphs per code object.
-                torch._dynamo.reset()
             datamodule, loaders = (data, None) if isinstance(data, LightningDataModule) else (None, data)
             if self.command == "fit":
                 trainer.fit(module, loaders, datamodule=datamodule, **options)

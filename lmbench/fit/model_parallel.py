@@ -92,7 +92,8 @@ class ModelParallel(ModelParallelStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         module = self.lightning_module
         if module is not None and not self._reduces_each:
-            is_last = (batch_idx + 1) % module.trainer.accumulate_grad_batches == 0
+            # Lightning also steps on an epoch's last batch.
+            is_last = not module.trainer.fit_loop.epoch_loop._should_accumulate()
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     part.set_requires_gradient_sync(is_last, recurse=False)

@@ -27,8 +27,13 @@ from lmbench.instruments.recomputing import RecomputeOptions
 from lmbench.precision import find_precision
 from lmbench.records.vocabulary import Values
 
-#: Lightning's loggers, whose messages are about its own calls and not about the measurement.
-LOGGERS = ("lightning.pytorch", "lightning.fabric")
+#: Loggers of messages that are not about the measurement, with the level from which they are shown. torchao, which
+#: transformers imports too, warns of libraries that this machine cannot load, and torch 2.13 of the way in which
+#: torchao 0.18 registers constants.
+LOGGERS = {
+    "lightning.pytorch": logging.WARNING, "lightning.fabric": logging.WARNING, "torchao": logging.ERROR,
+    "torch.utils._pytree": logging.ERROR,
+}  # fmt: skip
 
 # Everything that adds time or a synchronize to the window is off by default.
 TRAINER_DEFAULTS: Values = {
@@ -91,7 +96,7 @@ class BenchTrainer(Trainer):
             kwargs["inference_mode"] = False
         own = as_list(kwargs.get("callbacks"))
         if any(isinstance(callback, Checkpoint) for callback in own):
-            # Lightning's default, which lmbench's would refuse the callback by.
+            # TRAINER_DEFAULTS turns checkpointing off, and Lightning then refuses a Checkpoint callback.
             kwargs["enable_checkpointing"] = True
         kwargs["callbacks"] = [*callbacks, *own]
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
@@ -156,11 +161,7 @@ def _skip_copy_to_host(strategy: Strategy) -> None:
 
 def quiet() -> None:
     """Silence tips and warnings of libraries about their own calls, which say nothing about the measurement."""
-    for name in LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    # torchao, which transformers imports too, warns of libraries that this machine cannot load, and torch 2.13 of the
-    # way in which torchao 0.18 registers constants.
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for name, level in LOGGERS.items():
+        logging.getLogger(name).setLevel(level)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", message=r".*LeafSpec.*")

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-#: Alike blocks that a list needs to be cut: for fewer, a step with few blocks saves nothing.
+#: A list is cut only from this length on; cutting a shorter one saves no time.
 LEAST_BLOCKS = 6
 
 

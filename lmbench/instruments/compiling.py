@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from lightning.pytorch import LightningModule
@@ -80,12 +81,15 @@ class CompileOptions:
         return {"mode": mode, "fullgraph": self.fullgraph, "dynamic": self.dynamic, "backend": self.backend}
 
 
-def compile_in_place(module: LightningModule, options: CompileOptions) -> list[str]:
-    """Compile the module's targets, without renaming a parameter; returns the names of the targets."""
+def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack | None = None) -> list[str]:
+    """Compile the module's targets, without renaming a parameter; returns the names of the targets.
+
+    When the stack `undo` is closed, they are as they were.
+    """
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
     targets = compile_targets(module, options)
     for target in targets:
-        _compile_call(target, options)
+        _compile_call(target, options, undo or ExitStack())
     return [names.get(id(target), type(target).__name__) for target in targets]
 
 
@@ -115,13 +119,16 @@ def empty_cache() -> str | None:
     return folder if folder and not (Path(folder).is_dir() and any(Path(folder).iterdir())) else None
 
 
-def use_cache(folder: str) -> None:
-    """Point Inductor's and Triton's caches of this process at a folder."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-    os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
+def use_cache(folder: str, undo: ExitStack) -> None:
+    """Point Inductor's and Triton's caches of this process at a folder until the stack is closed."""
+    variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
+    for name in variables:
+        undo.callback(os.environ.update, {name: os.environ[name]} if name in os.environ else {})
+        undo.callback(os.environ.pop, name, None)
+    os.environ.update(variables)
 
 
-def _compile_call(target: nn.Module, options: CompileOptions) -> None:
+def _compile_call(target: nn.Module, options: CompileOptions, undo: ExitStack) -> None:
     # FSDP2 gathers and frees parameters by hooks around `forward`, which stay outside of the graph.
     is_sharded = isinstance(target, FSDPModule)
     call = target.forward if is_sharded else target._call_impl
@@ -132,10 +139,7 @@ def _compile_call(target: nn.Module, options: CompileOptions) -> None:
         return call(*args, **kwargs)
 
     compiled = torch.compile(forward, **options.arguments())
-    if is_sharded:
-        target.forward = compiled
-    else:
-        target._compiled_call_impl = compiled
+    undo.enter_context(patch.object(target, "forward" if is_sharded else "_compiled_call_impl", compiled))
 
 
 def end_compile_workers() -> None:

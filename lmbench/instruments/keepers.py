@@ -61,11 +61,15 @@ def garbage_bytes() -> int:
     """Collect garbage, and tell the bytes of the tensors and arrays in it, which only reference cycles kept."""
     flags, first = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
-    gc.collect()
-    gc.set_debug(flags)
-    held_bytes = sum(map(_held_bytes, gc.garbage[first:]))
-    del gc.garbage[first:]
-    return held_bytes
+    try:
+        try:
+            gc.collect()
+        finally:
+            # A Ctrl-C may come while it collects.
+            gc.set_debug(flags)
+        return sum(map(_held_bytes, gc.garbage[first:]))
+    finally:
+        del gc.garbage[first:]
 
 
 def _held_bytes(leaf: Any) -> int:
@@ -86,9 +90,9 @@ def _place(container: Any) -> str:
         holders = [holder for value in level for holder in gc.get_referrers(value)]
         level = [holder for holder in holders if isinstance(holder, dict | list) or hasattr(holder, "__dict__")]
         for owner in level:
-            # Other values than objects with attributes raise, and so do owners of none that was seen.
-            with suppress(Exception):
-                return f" in {_filled(owner, next(name for name, value in vars(owner).items() if id(value) in seen))}"
+            for name, value in getattr(owner, "__dict__", {}).items():
+                if id(value) in seen:
+                    return f" in {_filled(owner, name)}"
         seen.update(map(id, level))
     return ""
 

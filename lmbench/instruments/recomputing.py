@@ -153,6 +153,8 @@ class _BlockGroup:
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         options = self._options
+        if len(self.blocks) > 1 and not inputs:
+            raise self._refusal("gives a block its hidden state by name")
         if not torch.is_grad_enabled() or options.keep == "all":
             call: Callable[..., Any] = self._run
         else:
@@ -168,15 +170,16 @@ class _BlockGroup:
         output, others = self._output, [*inputs[1:], *named.values()]
         is_same = len(others) == len(self._others) and all(a is b for a, b in zip(others, self._others, strict=True))
         if not inputs or inputs[0] is not first_of(output) or not is_same:
-            raise UsageError(
-                f"trainer.recompute.group is {len(self.blocks)}, and the module does more between its blocks than hand "
-                "the output of one to the next; give group 1"
-            )
+            raise self._refusal("does more between its blocks than hand the output of one to the next")
         self._passes += 1
         if self._passes == len(self.blocks):
             # Keep no tensor beyond the forward pass.
             self._output, self._others = None, []
         return output
+
+    def _refusal(self, what: str) -> UsageError:
+        """The error for a module whose blocks cannot run as a group: `what` it does."""
+        return UsageError(f"trainer.recompute.group is {len(self.blocks)}, and the module {what}; give group 1")
 
     def _run(self, *inputs: Any, **named: Any) -> Any:
         is_nested = self._options.nested and torch.is_grad_enabled()

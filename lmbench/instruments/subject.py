@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -31,7 +32,12 @@ def path_of(cls: type) -> str:
 
 
 def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()) -> Model:
-    """The `model` of a run's record: class, parameter counts, optimizers, and the answer of `module.describe()`."""
+    """The `model` of a run's record: class, parameter counts, optimizers, and the answer of `module.describe()`.
+
+    Raises:
+        UsageError: the module is lazy.
+    """
+    refuse_lazy(module, "measured")
     parameters = list(module.parameters())
     model = Model(
         name=path_of(type(module)),
@@ -48,6 +54,12 @@ def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()
         labels.append(f"{getattr(optimizer, 'label', type(optimizer).__name__)}{variant}")
     model.optimizer = ", ".join(labels) or model.optimizer
     return model
+
+
+def refuse_lazy(module: LightningModule, what: str) -> None:
+    """Raises UsageError for a module with parameters that have no sizes yet; it cannot be `what` ("measured")."""
+    if any(map(is_lazy, module.parameters())):
+        raise UsageError(f"cannot be {what}: a lazy module has no sizes; run a batch through it in `setup`")
 
 
 def describe_data(trainer: Trainer) -> Data:
@@ -162,15 +174,25 @@ def token_counter(module: LightningModule, data: object) -> Callable[[Any], int 
     return count_input_ids
 
 
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch, in the order of its structure."""
+    # A tokenizer's batch is a mapping that pytrees do not know.
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
 def padding_fraction(batch: Any) -> float:
     """Share of a batch's tokens that are padding: 0 in its `attention_mask`, or else -100 in a tensor of labels.
 
     Waits for the device.
     """
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    padded = [mask == 0] if isinstance(mask, torch.Tensor) else [tensor == IGNORED for tensor in tensors]
-    return max((padding.float().mean().item() for padding in padded), default=0.0)
+    if isinstance(mask, torch.Tensor):
+        tensors, padding = [mask], 0
+    else:
+        tensors, padding = [t for t in tensors_of(batch) if t.dtype is torch.int64], IGNORED
+    padded = [tensor == padding for tensor in tensors if tensor.layout is torch.strided and tensor.numel()]
+    return max((is_padding.float().mean().item() for is_padding in padded), default=0.0)
 
 
 def _whole_number(value: Any, name: str) -> int:

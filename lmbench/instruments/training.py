@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
+from lmbench.instruments.subject import tensors_of
 from lmbench.records.measured import Loss, TrainingFacts
 from lmbench.records.step import StepRecord
 
 
 def loss_scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
     """The gradient scaler of the trainer; None in a precision without a loss scale."""
-    plugin = trainer.precision_plugin
-    return plugin.scaler if isinstance(plugin, MixedPrecision) else None
+    # Lightning's plugins with a scaler have no class in common.
+    scaler: torch.amp.GradScaler | None = getattr(trainer.precision_plugin, "scaler", None)
+    return scaler
 
 
 def logged_values(trainer: Any, taken: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -49,11 +50,17 @@ def norms(tensors: Mapping[str, torch.Tensor | None], dtype: torch.dtype = torch
         dtype: lowest precision to compute in. Half precision would overflow; float64 shows the smallest step of a
             single weight.
     """
+    values = {name: _values(tensor) for name, tensor in tensors.items() if tensor is not None}
     return {
-        name: float(_full_norm(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, dtype))))
-        for name, tensor in tensors.items()
-        if tensor is not None
+        name: float(_of_all_ranks(torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, dtype))))
+        for name, value in values.items()
     }
+
+
+def fingerprints(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[float, float]]:
+    """The 2-norm and the sum of each tensor by name, in float64: an update of a weight changes one. Synchronizes."""
+    sums = {name: _values(tensor).sum(dtype=torch.float64) for name, tensor in tensors.items()}
+    return {name: (norm, float(_of_all_ranks(sums[name]))) for name, norm in norms(tensors, torch.float64).items()}
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -61,17 +68,33 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Does not wait for the device.
     """
-    dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
+    values = [_values(grad) for grad in gradients]
     # `torch.nn.utils.get_total_norm` would round each norm to the dtype of its gradient, which in bf16 has 8 bits.
     # PyTorch refuses to narrow float64, so then each norm keeps its gradient's dtype.
-    dtype = None if any(grad.dtype is torch.float64 for grad in dense) else torch.float32
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(dense, 2, dtype=dtype)))
-    return _full_norm(norm)
+    dtype = None if any(value.dtype is torch.float64 for value in values) else torch.float32
+    # PyTorch mixes neither devices nor sharded tensors with others.
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for value in values:
+        groups.setdefault((value.device, getattr(value, "device_mesh", None)), []).append(value)
+    norms_of_groups: list[torch.Tensor] = [
+        _of_all_ranks(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group, 2, dtype=dtype))))
+        for group in groups.values()
+    ]
+    if len(norms_of_groups) == 1:
+        return norms_of_groups[0]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(values[0].device) for n in norms_of_groups]))
+    return norm
 
 
-def _full_norm(norm: torch.Tensor) -> torch.Tensor:
-    """The norm over all ranks, where each rank has the norm of its shard."""
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse tensor, and the real and imaginary parts of a complex one, of which norms are alike."""
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
+def _of_all_ranks(number: torch.Tensor) -> torch.Tensor:
+    """The norm or sum over all ranks, where each rank has that of its shard."""
+    return number.full_tensor() if isinstance(number, DTensor) else number
 
 
 def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
@@ -79,40 +102,45 @@ def unscales_itself(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def gradient_facts(trainable: Collection[str], norms: Mapping[str, float], scale: float = 1.0) -> TrainingFacts:
+def gradient_facts(trainable: Collection[str], norms: Mapping[str, float]) -> TrainingFacts:
     """The `probe.training` of a run's record, from the norms of gradients.
 
     Args:
         trainable: names of the trainable parameters.
         norms: the gradient's norm by parameter name; a parameter without a gradient has none.
-        scale: loss scale in the gradients, by which their total norm is divided.
     """
     return TrainingFacts(
         parameters=len(trainable),
         missing_gradients=[name for name in trainable if name not in norms],
         zero_gradients=[name for name, norm in norms.items() if norm == 0.0],
         nonfinite_gradients=[name for name, norm in norms.items() if not math.isfinite(norm)],
-        gradient_norm=math.hypot(*norms.values()) / scale if norms else None,
+        gradient_norm=math.hypot(*norms.values()) if norms else None,
     )
 
 
-def is_same_batch(batch: Any, other: Any) -> bool:
-    """Whether two batches hold equal tensors. Synchronizes."""
-    # A tokenizer's batch is a mapping that pytrees do not know.
-    tensors, others = (
-        [leaf for leaf in tree_leaves(dict(b) if isinstance(b, Mapping) else b) if isinstance(leaf, torch.Tensor)]
-        for b in (batch, other)
-    )
-    return len(tensors) == len(others) and all(map(torch.equal, tensors, others))
+def is_same_batch(batch: Any, other: Any) -> bool | None:
+    """Whether two batches hold equal tensors; None where PyTorch cannot compare them, as sparse ones. Synchronizes."""
+    tensors, others = tensors_of(batch), tensors_of(other)
+    with suppress(RuntimeError):
+        return len(tensors) == len(others) and all(map(torch.equal, tensors, others))
+    return None
 
 
 def losses_of(trainer: Trainer, batches: Iterable[Any]) -> list[float] | None:
-    """The losses that the module's present weights give to batches, without compiled code; None if that fails."""
+    """The losses that the module's present weights give to batches, without compiled code; None if that fails.
+
+    All batches meet the same random numbers, so that dropout makes no difference between them.
+    """
     module, context = trainer.lightning_module, trainer.precision_plugin.train_step_context
+
+    def loss_of(batch: Any) -> float:
+        with isolate_rng():
+            output: Any = module.training_step(batch, 0)
+            return float(output["loss"] if isinstance(output, Mapping) else output)
+
     # The step is the user's code, and may rely on the loop around it.
     with suppress(Exception), torch.no_grad(), torch.compiler.set_stance("force_eager"), context():
-        outputs: list[Any] = [module.training_step(batch, 0) for batch in batches]
-        return [float(output["loss"] if isinstance(output, Mapping) else output) for output in outputs]
+        return [loss_of(batch) for batch in batches]
     return None
 
 

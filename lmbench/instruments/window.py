@@ -109,8 +109,9 @@ class Schedule:
 def planned_steps(rounds_ns: Sequence[int], window_s: float) -> int | None:
     """Steps that last `window_s` at the pace of the last round of warm-up steps; None until that pace is steady.
 
-    It is once a round is as fast as the round before it. Ranks have to agree on the number of the window's steps before
-    the window opens, and one step of the warm-up tells too little: its synchronize alone can double it.
+    The pace is steady once two rounds differ by less than STEADY_FRACTION. Ranks have to agree on the number of the
+    window's steps before the window opens, and one step of the warm-up tells too little: its synchronize alone can
+    double it.
 
     Args:
         rounds_ns: times at which rounds of `PACE_STEPS` steps began, the next one included.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import signature
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,15 @@ class CombinedOptimizer(Optimizer):
             part.step()
             self.state.update(part.state)
         return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        # Loading makes new groups and new state, of which the parts have to know.
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups[:] = islice(groups, len(part.param_groups))
+            parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+            part.state.update({p: self.state[p] for p in parameters if p in self.state})
 
 
 def _plain(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **settings: Any) -> Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -71,6 +72,13 @@ def test_a_foreign_modules_children_are_compiled_and_new_shapes_take_a_second_gr
     facts = fit(Regression(), growth, replace(QUICK, dynamic=dynamic))
     assert (facts.targets, facts.dynamic) == (["net"], dynamic)
     assert (facts.graph_count, facts.window_recompile_count) == (graphs, recompiles)
+
+
+def test_a_second_trainer_of_the_process_compiles_again_and_leaves_nothing():
+    module, before = Regression(), dict(os.environ)
+    for _ in range(2):
+        assert fit(module).graph_count == 1
+        assert (module.net._compiled_call_impl, dict(os.environ)) == (None, before)
 
 
 def test_no_graph_is_an_error():

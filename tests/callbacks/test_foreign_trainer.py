@@ -122,6 +122,36 @@ def test_fit_after_validate_with_a_sanity_check_measures_training_only(recorder)
     assert [step.step for step in training.steps if step.excluded_s] == [6]
 
 
+class Predicting(Regression):
+    def predict_step(self, batch, batch_idx):
+        return self.net(batch[0])
+
+    test_step = predict_step
+
+
+@pytest.mark.parametrize("further", ["test", "predict"])
+def test_what_is_not_measured_leaves_the_facts_of_the_fit_before_it(further, recorder):
+    timer, module = PhaseTimer(), Predicting()
+    trainer = quiet_trainer(timer, recorder, max_steps=9)
+    trainer.fit(module, datamodule=Data())
+    getattr(trainer, further)(module, Data().train_dataloader())
+    assert (len(timer.records), recorder.run.outcome, recorder.run.window.steps) == (9, "ok", 4)
+    assert [result.path for result in results(recorder)] == [recorder.folder.path]
+
+
+def test_a_subclass_of_a_callback_may_call_the_hooks_that_it_lacks():
+    class Counter(PhaseTimer):
+        started = 0
+
+        def on_train_batch_start(self, *arguments):
+            super().on_train_batch_start(*arguments)
+            self.started += 1
+
+    counter = Counter()
+    train(counter)
+    assert counter.started == len(counter.records) == 12
+
+
 @pytest.mark.parametrize(
     ("position", "hook", "error", "raised", "ended"),
     [
@@ -178,10 +208,6 @@ def test_an_exception_before_setup_does_not_touch_the_last_result(recorder):
 
 
 def test_predicting_and_an_empty_loader_leave_no_result(recorder):
-    class Predicting(Regression):
-        def predict_step(self, batch, batch_idx):
-            return self.net(batch[0])
-
     quiet_trainer(recorder).predict(Predicting(), Data().train_dataloader())
     train(recorder, data=Data(batches=0))
     assert results(recorder) == []

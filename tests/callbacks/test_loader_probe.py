@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 from fit_process import measure_here
-from strangers import Regression
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from strangers import OwnLoaders, Regression
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 MODEL_S = 0.01
 
@@ -97,6 +97,13 @@ class Stream(IterableDataset):
         return self.rows
 
 
+class Alone(Rows):
+    def __getitem__(self, index):
+        if (worker := get_worker_info()) and worker.num_workers > 1:
+            raise OSError("one worker is the most")
+        return super().__getitem__(index)
+
+
 class Batches:
     def __iter__(self):
         return iter([(torch.zeros(4, 16),)] * 400)
@@ -104,8 +111,17 @@ class Batches:
 
 @pytest.mark.parametrize(
     ("loader", "reason"),
-    [(Batches(), "Batches is no DataLoader"), (DataLoader(Stream(), 4), "only once")],
+    [
+        (Batches(), "Batches is no DataLoader"),
+        (DataLoader(Stream(), 4), "only once"),
+        (DataLoader(Alone(read_s=0.02), 8), "one worker is the most"),
+    ],
 )
 def test_a_loader_that_cannot_be_timed_has_a_reason_and_a_complete_run(loader, reason):
     run, facts = examine(Piped(loader))
     assert (run.outcome, reason in facts.reason, facts.fix) == ("ok", True, {})
+
+
+def test_inference_is_the_reason_why_nothing_is_examined():
+    facts = measure_here(OwnLoaders(), mode="inference", probe_steps=1, loader=True).record.input_pipeline
+    assert facts.reason == "only training is examined"

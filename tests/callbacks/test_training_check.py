@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from fit_process import SMALL, bench, measure_here
-from strangers import Data, Regression
+from lightning.pytorch.plugins import MixedPrecision
+from strangers import ByHand, Data, OwnLoaders, Regression
+from torch import nn
 
 from lmbench.callbacks import Observer
 from lmbench.instruments.window import ProbeKind
@@ -48,3 +51,81 @@ def test_a_step_without_a_loss_is_not_checked():
     run = measure_here(Regression(answer="none"), Data(), warmup_steps=2, steps=3, probe_steps=1)
     assert run.record.probe.training.is_skipped is False
     assert {guard.name: guard.status for guard in run.record.guards}["gradients"] == "pass"
+
+
+class Unusual(OwnLoaders):
+    """Multiplies by one weight of an unusual kind."""
+
+    def __init__(self, weight, **options):
+        super().__init__()
+        self.net = weight
+
+    def training_step(self, batch, batch_idx):
+        rows = batch[0]
+        if isinstance(self.net, nn.Embedding):
+            return self.net(rows.abs().long()).pow(2).mean()
+        return (rows * self.net).abs().pow(2).mean()
+
+
+@pytest.mark.parametrize("weight", [nn.Parameter(torch.ones(16) + 1j), nn.Embedding(9, 2, sparse=True)])
+def test_complex_parameters_and_sparse_gradients_are_checked_like_others(weight):
+    run = measure_here(Unusual(weight), probe_steps=1).record
+    training = run.probe.training
+    assert (training.parameters, training.missing_gradients, training.zero_gradients) == (1, [], [])
+    assert (run.warmup.gradient_norm > 0, training.gradient_norm > 0) == (True, True)
+
+
+class Flip(torch.optim.SGD):
+    """Turns the sign of every weight, which leaves its norm as it is."""
+
+    def step(self, closure=None):
+        loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.neg_()
+        return loss
+
+
+def test_parameters_that_change_their_sign_have_moved():
+    module = OwnLoaders()
+    module.configure_optimizers = lambda: Flip(module.parameters(), lr=0.1)
+    assert measure_here(module, probe_steps=1).record.probe.training.unmoved_parameters == []
+
+
+class Blind(OwnLoaders):
+    """Sees only noise."""
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.dropout(self.net(torch.ones(4, 16))).pow(2).mean()
+
+
+def test_dropout_is_no_dependence_on_the_batch():
+    training = measure_here(Blind(), probe_steps=1).record.probe.training
+    assert (training.has_new_batch, training.depends_on_batch) == (True, False)
+
+
+def test_batches_that_pytorch_cannot_compare_are_neither_new_nor_old():
+    class Graphs(Regression):
+        def training_step(self, batch, batch_idx):
+            return super().training_step([batch[0].to_dense()], batch_idx)
+
+    run = measure_here(Graphs(), (torch.eye(16).to_sparse(),), probe_steps=1)
+    assert (run.outcome, run.record.probe.training.has_new_batch) == ("ok", None)
+
+
+def test_the_loss_scale_is_taken_only_out_of_gradients_that_still_have_it():
+    def gradient_norm(**flags):
+        module = ByHand()
+        first, second = module.net
+        # Lightning leaves the scale to fused optimizers alone.
+        module.configure_optimizers = lambda: [
+            torch.optim.SGD(first.parameters(), lr=1e-6, fused=True), torch.optim.SGD(second.parameters(), lr=1e-6)
+        ]  # fmt: skip
+        run = measure_here(module, Data(), precision=None, probe_steps=1, trainer=flags)
+        return run.record.probe.training.gradient_norm
+
+    torch.manual_seed(0)
+    expected = gradient_norm()
+    torch.manual_seed(0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    assert gradient_norm(plugins=MixedPrecision("16-mixed", "cpu", scaler)) == pytest.approx(expected, rel=0.05)

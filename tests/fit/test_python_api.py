@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
 import random
 import re
@@ -108,7 +109,7 @@ def process_state():
         "gc": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 0),
         "signals": {signum: signal.getsignal(signum) for signum in signal.valid_signals()},
         "warnings": list(warnings.filters),
-        "logging": [logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")],
+        "logging": [logging.getLogger(name).level for name in ("lightning.pytorch", "torchao", "torch.utils._pytree")],
         "process": (Path.cwd(), dict(os.environ)),
     }
 
@@ -136,6 +137,36 @@ def test_the_module_is_left_as_it_was_but_for_its_weights(options):
     assert all(parameter.grad is None for parameter in module.parameters())
     # It can still be trained.
     assert measure(module).record.phases.optimizer.mean_s > 0
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_buffers_gradients_and_what_is_frozen_come_back(is_failing):
+    class Freezing(OwnLoaders):
+        def training_step(self, batch, batch_idx):
+            # As `toggle_optimizer` does.
+            self.net[0].requires_grad_(False)
+            if is_failing:
+                raise ArithmeticError
+            return super().training_step(batch, batch_idx)
+
+    module = Freezing()
+    module.register_buffer("table", torch.ones(2, dtype=torch.float64))
+    module.net[2].weight.grad = gradient = torch.full((1, 32), 7.0)
+    with suppress(ArithmeticError):
+        measure(module, precision="bf16-true")
+    assert module.table.dtype == torch.float64
+    assert [parameter.requires_grad for parameter in module.parameters()] == [True] * 4
+    assert module.net[2].weight.grad is gradient
+    assert (gradient == 7).all()
+
+
+def test_a_module_keeps_the_blocks_that_the_measurement_leaves_out():
+    module = OwnLoaders()
+    module.blocks = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(6))
+    # The weights of four blocks are left out.
+    counts = [measure(module, **options).record.model.parameter_count for options in ({"blocks": 2}, {})]
+    assert counts[1] - counts[0] == 4 * (16 * 16 + 16)
+    assert (len(module.blocks), hasattr(module, "flops_per_token")) == (6, False)
 
 
 def test_a_copy_leaves_the_weights_alone():
@@ -189,6 +220,12 @@ def test_a_measured_module_and_its_device_memory_go_with_their_last_owner():
     assert reference() is None
 
 
+class Lazy(OwnLoaders):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.LazyLinear(1)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -200,6 +237,8 @@ def test_a_measured_module_and_its_device_memory_go_with_their_last_owner():
         (lambda: measure(instrument="kernel"), "did you mean kernels"),
         (lambda: measure(trainer={"acelerator": "cpu"}), "the Trainer refuses its flags"),
         (lambda: measure(trainer={"min_steps": 9}), "trainer.min_steps is 9"),
+        (lambda: measure(min_window_s=math.nan), "measure.min_window_s is nan; it must be at least 0"),
+        (lambda: measure(Lazy()), "cannot be measured: a lazy module has no sizes"),
         (lambda: measure(mode="backward"), "mode is 'backward'; allowed: inference, forward"),
         (lambda: measure(compile={"mod": "default"}), "did you mean --compile.mode?"),
     ],
@@ -210,15 +249,16 @@ def test_a_mistake_is_an_exception_of_one_line(call, message):
     assert "\n" not in str(raised.value)
 
 
-def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_the_handlers(tmp_path):
+@pytest.mark.parametrize(("signum", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_ctrl_c_is_a_keyboard_interrupt_and_sigterm_an_exit_and_they_leave_the_handlers(signum, error, tmp_path):
     class Impatient(Callback):
         def on_train_batch_end(self, *_):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signum)
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
+    before = signal.getsignal(signum)
+    with pytest.raises(error):
         measure(trainer={"callbacks": Impatient()}, results_dir=tmp_path)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signum) is before
     (run,) = lmbench.load(tmp_path)
     assert run.outcome == "interrupted"
     assert measure().outcome == "ok"

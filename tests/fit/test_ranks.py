@@ -107,6 +107,14 @@ def test_every_strategy_measures_every_rank_and_trains_the_same(batches, count, 
     assert record.warmup.gradient_norm == pytest.approx(figures[3], rel=1e-4)
 
 
+def test_the_last_batch_of_an_epoch_is_stepped_on_with_its_gradients():
+    # Lightning steps after the batches 2, 4 and 5.
+    words = [*WHOLE_GRADIENTS, "--trainer.accumulate_grad_batches=2", "--trainer.limit_train_batches=5"]
+    code, run = fit(*TINY, "--measure.gradient_norm=true", *WITHOUT_PROBES, *words)
+    assert (code, {step.micro_batches for step in run.steps}) == (0, {1, 2})
+    assert all(step.gradient_norm for step in run.steps)
+
+
 class TellsState(LanguageModel):
     """Writes how many numbers of AdamW's first moments its rank holds."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fit_process import measure_here
+from strangers import Failing
 from torch import nn
 
 from lmbench.errors import UsageError
@@ -111,6 +112,26 @@ def test_a_module_that_does_more_between_its_blocks_cannot_be_grouped():
     gradients(Net(between=0.5), RecomputeOptions())
     with pytest.raises(UsageError, match="does more between its blocks"):
         gradients(Net(between=0.5), RecomputeOptions(group=2))
+
+
+def test_blocks_that_are_called_by_name_cannot_be_grouped():
+    net = Net()
+    with recompute_in_place(net, RecomputeOptions(group=2)), pytest.raises(UsageError, match="hidden state by name"):
+        net.blocks[0](x=torch.randn(2, 8))
+
+
+class FailsInBlocks(Failing):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+
+def test_a_module_that_fails_has_its_blocks_back():
+    module = FailsInBlocks()
+    with pytest.raises(ArithmeticError):
+        measure_here(module, trainer={"recompute": RecomputeOptions()})
+    assert not hasattr(module, "recompute_options")
+    assert not any("forward" in vars(block) for block in module.blocks)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+
 import pytest
 import torch
 from fit_process import measure_here
@@ -18,7 +20,9 @@ LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
     [
         ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 0.25),
         ((IDS, [LABELS]), 0.75),
-        ((IDS, torch.full((8,), -100.5)), 0.0),
+        (UserDict(labels=LABELS), 0.75),
+        # Log-mels at their floor, an adjacency and a tensor without elements are no labels.
+        ((IDS, torch.full((8,), -100.0), torch.eye(2).to_sparse(), torch.empty(0, dtype=torch.int64)), 0.0),
     ],
 )
 def test_padding_is_what_the_mask_or_the_labels_leave_out(batch, share):

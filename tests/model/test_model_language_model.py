@@ -83,3 +83,19 @@ def test_muon_has_the_matrices_of_hidden_layers_and_adamw_the_rest():
     # A schedule changes groups of the combined optimizer, which its parts share.
     optimizer.param_groups[0]["lr"] = 0.5
     assert optimizer.parts[0].param_groups[0]["lr"] == 0.5
+
+
+def test_resumed_parts_of_an_optimizer_have_its_momentum_and_its_groups():
+    model = LanguageModel(**TINY, optimizer="Muon")
+    model.configure_model()
+    first, second = model.configure_optimizers(), model.configure_optimizers()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    first.step()
+    second.load_state_dict(first.state_dict())
+    second.param_groups[0]["lr"] = 0.5
+    assert second.parts[0].param_groups[0]["lr"] == 0.5
+    for old, new in zip(first.parts, second.parts, strict=True):
+        assert old.state.keys() == new.state.keys()
+        for parameter, values in old.state.items():
+            assert all(torch.equal(value, new.state[parameter][name]) for name, value in values.items())
