@@ -127,17 +127,20 @@ class BenchTrainer(Trainer):
             # record.
             built_profiler._write_stream = partial(print, file=sys.stderr)
         _skip_copy_to_host(self.strategy)
-        self.repairs: list[str] = []
+        self.repairs = self._repair_precision(name, options, is_fp8=is_fp8)
+
+    def _repair_precision(self, name: str, options: CompileOptions | None, *, is_fp8: bool) -> list[str]:
+        """Replace the precision plugin of fp8 and of mixed precision; returns the repairs."""
         plugin = self.strategy.precision_plugin
         if is_fp8:
             self.strategy.precision_plugin = fp8_precision(name, self.strategy)
-            changes = FP8_CHANGES if options is not None and name == ROWWISE else FP8_CHANGES[:1]
-            self.repairs = [*REPAIRS, *changes]
-        elif type(plugin) is MixedPrecision:
-            mixed = "16-mixed" if name in ("16-mixed", "16") else plugin.precision
-            # Given no scaler, the plugin makes its own for float16.
-            self.strategy.precision_plugin = RepairedMixedPrecision(mixed, plugin.device, plugin.scaler)  # type: ignore[arg-type]
-            self.repairs = [*REPAIRS, *([FLOAT16_ON_A_CPU] if mixed != plugin.precision else [])]
+            return [*REPAIRS, *(FP8_CHANGES if options is not None and name == ROWWISE else FP8_CHANGES[:1])]
+        if type(plugin) is not MixedPrecision:
+            return []
+        mixed = "16-mixed" if name in ("16-mixed", "16") else plugin.precision
+        # Given no scaler, the plugin makes its own for float16.
+        self.strategy.precision_plugin = RepairedMixedPrecision(mixed, plugin.device, plugin.scaler)  # type: ignore[arg-type]
+        return [*REPAIRS, *([FLOAT16_ON_A_CPU] if mixed != plugin.precision else [])]
 
 
 def _skip_copy_to_host(strategy: Strategy) -> None:
