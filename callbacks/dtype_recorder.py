@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -72,7 +73,7 @@ class DtypeRecorder(Observer):
             self._record.loss_scale = scaler.get_scale() if scaler is not None else None
             self._step.note_gradients()
 
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
+    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         if self._step is not None:
             self._step.note_loss(outputs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -62,8 +63,11 @@ class Events(LeanCallback):
     def window_opened(self) -> None:
         """Begin to measure, quickly: the device is idle, and the window's wall clock starts next."""
 
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
-        """Look at a micro-batch that ended; `outputs` is the return value of the module's step."""
+    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+        """Look at a micro-batch that ended; `outputs` is what the module's step returned, a tensor as `loss`.
+
+        Lightning has divided the loss of a training step by the micro-batches (`trainer.accumulate_grad_batches`).
+        """
 
     def step_ended(self) -> None:
         """Look at an optimizer step that ended, of the session's `stage` and `probe_kind`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from statistics import fmean
 from typing import Any
@@ -72,7 +72,7 @@ class LoaderProbe(Observer):
         elif not isinstance(self.trainer.fit_loop._data_fetcher, _PrefetchDataFetcher):
             self._facts.reason, self.own_probes = "only a training_step that takes batches can be fed by other ones", ()
 
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
+    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         # In the window, and in the steps that look at memory, a batch that is kept would raise the peak.
         if self.session.probe_kind is ProbeKind.TRAINING:
             self._batch = batch

@@ -98,8 +98,8 @@ class PhaseTimer(Observer):
         self._restart()
         self.session.track.listeners.append(self._timeline.border)
 
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
+        loss = outputs.get("loss")
         if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
             self._losses.append(self._ring.put(loss))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from numbers import Real
@@ -303,8 +303,10 @@ class MeasurementSession(LeanCallback):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
             if name not in SCALARS:
                 self.log_scalar(name, value)
+        # Lightning hands on a validation step's return value as it is, and a training step's as a mapping.
+        answer = {"loss": outputs} if isinstance(outputs, torch.Tensor) else outputs
         for hear_batch in self._hearers["batch_ended"]:
-            hear_batch(outputs, batch)
+            hear_batch(answer if isinstance(answer, Mapping) else {}, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:
             self._end_step(trainer)

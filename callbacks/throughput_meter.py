@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -56,7 +57,7 @@ class ThroughputMeter(Observer):
     def run_started(self) -> None:
         self._sensor = device_of(self.session.device).sensor()
 
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
+    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         # There is no batch where the module's step takes the data iterator.
         tokens = None if batch is None else self._count_tokens(batch)
         if tokens is not None:

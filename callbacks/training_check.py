@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ class TrainingCheck(Observer):
         self._stepped: set[str] = set()
         self._has_backward = False
 
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
+    def batch_ended(self, outputs: Mapping[str, Any], batch: Any) -> None:
         training = self.session.run.probe.training
         if self._is_probing and training is not None and self._earlier_batch is not None:
             is_same = is_same_batch(batch, self._earlier_batch)

@@ -240,8 +240,13 @@ def _copy_to_count(module: nn.Module) -> nn.Module:
         id(value): value for name, value in attributes if name == "_trainer" or isinstance(value, (DataLoader, Dataset))
     }
     copied = copy.deepcopy(module, shared)
-    for part, name in itertools.product(copied.modules(), ("log", "log_dict")):
-        # `log` raises outside of a loop; inside one the trainer would keep fake tensors.
+    # Inside a loop of Lightning's the trainer would keep fake tensors.
+    silence_logging(copied)
+    return copied
+
+
+def silence_logging(module: nn.Module) -> None:
+    """Let `self.log` of a module and of its parts do nothing; it raises outside of a loop of Lightning's."""
+    for part, name in itertools.product(module.modules(), ("log", "log_dict")):
         if hasattr(part, name):
             vars(part)[name] = lambda *args, **kwargs: None
-    return copied

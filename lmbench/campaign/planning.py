@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import LONG, SHORT, Stages
-from lmbench.errors import UsageError
+from lmbench.errors import UsageError, tell
 from lmbench.fit_options import check_options
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import (
@@ -16,6 +16,7 @@ from lmbench.memory.plan import (
     MemoryPlan,
     PlanRequest,
     Recipe,
+    are_disturbed,
     ask_plan,
     block_times,
     option_words,
@@ -79,8 +80,12 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     words = option_words(stages.base)
     with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
-        runs = stages.measure("blocks", {**SHORT, **stages.base}, few_blocks(plan), _BLOCKS)
-        times = block_times(chain.from_iterable(runs))
+        blocks = few_blocks(plan)
+        times = block_times(chain.from_iterable(stages.measure("blocks", {**SHORT, **stages.base}, blocks, _BLOCKS)))
+        if are_disturbed(times):
+            tell("tune: more blocks took no longer than fewer: the machine is busy, and they are measured again")
+            again = stages.measure("again", {**SHORT, **stages.base}, blocks, _BLOCKS)
+            times += block_times(chain.from_iterable(again))
         plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, _POINTS))
         if not plan.fitting:
             raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")

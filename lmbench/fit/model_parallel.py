@@ -92,8 +92,9 @@ class ModelParallel(ModelParallelStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         module = self.lightning_module
         if module is not None and not self._reduces_each:
-            # Lightning also steps on an epoch's last batch.
-            is_last = not module.trainer.fit_loop.epoch_loop._should_accumulate()
+            # Lightning also steps on an epoch's last batch. The bare loop of `lmbench overhead` has no epochs.
+            is_epochs_last = module.trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+            is_last = is_epochs_last or (batch_idx + 1) % module.trainer.accumulate_grad_batches == 0
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     part.set_requires_gradient_sync(is_last, recurse=False)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
@@ -55,7 +56,7 @@ def bounds_answer(source: str) -> Answer:
     rows = pd.DataFrame(_rows(run, ceiling, ranks))
     rows["ratio"] = rows.communication_s / rows.compute_s
     rows["bound"] = rows.ratio.map(lambda ratio: "communication" if ratio > 1 else "compute")
-    rows["most_ranks"] = 1 + (ranks - 1) / rows.ratio
+    rows["most_ranks"] = np.floor(1 + (ranks - 1) / rows.ratio)
     return Answer(
         [Line("run", f"{loaded.path.name}, strategy {_strategy(run)} on {run.world_size or 1} ranks")],
         [table("kernels/bounds", rows, ranks=ranks, tokens=f"{_tokens(run):,.0f}")],

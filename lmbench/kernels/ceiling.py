@@ -79,8 +79,11 @@ class CollectiveRate(Struct, kw_only=True):
 
     @property
     def hidden_fraction(self) -> float:
-        """The share of the shorter of the two that the other one hides; below 0 if they slow each other down."""
-        return (self.seconds + self.compute_s - self.together_s) / min(self.seconds, self.compute_s)
+        """The share of the shorter of the two that the other one hides; below 0 if they slow each other down.
+
+        On a busy machine both together may have had the better moment.
+        """
+        return min(1.0, (self.seconds + self.compute_s - self.together_s) / min(self.seconds, self.compute_s))
 
 
 class CeilingRecord(Struct):

@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
@@ -358,7 +358,8 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
     """
     fewer, more = FEW_BLOCKS
     seconds = defaultdict[tuple[int, bool], dict[tuple[str, int], BlockTime]](dict)
-    for row in times:
+    # Of several times of the same the least is the least disturbed one.
+    for row in sorted(times, key=lambda row: row.micro_batch_s, reverse=True):
         seconds[row.batch_size or chains[0].batch_size, row.is_chunked][row.treatment, row.blocks] = row
     known = defaultdict[bool, list[Chain]](list)
     for chain in chains:
@@ -484,6 +485,17 @@ def times_of(folder: Path | None) -> list[BlockTime]:
     if folder is not None and not times:
         raise UsageError(f"{folder} has no times of blocks; `lmbench tune CONFIG --for memory` measures them")
     return times
+
+
+def are_disturbed(times: Iterable[BlockTime]) -> bool:
+    """Whether more blocks took no longer than fewer of the same kind, as on a busy machine."""
+    ordered = sorted(times, key=lambda row: row.blocks)
+    same = ("treatment", "batch_size", "is_chunked")
+    return any(
+        more.micro_batch_s <= few.micro_batch_s
+        for few, more in combinations(ordered, 2)
+        if few.blocks < more.blocks and all(getattr(few, name) == getattr(more, name) for name in same)
+    )
 
 
 def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:

@@ -36,6 +36,7 @@ from lmbench.instruments.window import Schedule, quiet_collector
 from lmbench.precision import PRECISIONS, Precision
 from lmbench.records.measured import Loss, Window
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
+from lmbench.sizes import silence_logging
 
 
 class ControlWindow(Callback):
@@ -196,7 +197,8 @@ def train_bare(
 ) -> None:
     """Train a LightningModule in a plain PyTorch loop until the window is complete.
 
-    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`.
+    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`, in which `self.log` does
+    nothing.
 
     Args:
         module: the module.
@@ -217,6 +219,7 @@ def train_bare(
     scaler = torch.amp.GradScaler(device.type, enabled=precision.has_scaler)
     micro_batches = trainer.accumulate_grad_batches
     step, optimizer = _built(module, trainer, precision)
+    silence_logging(module)
     default_dtype = torch.get_default_dtype()
     # Lightning's "true" precisions, too, give new tensors the dtype of the weights.
     torch.set_default_dtype(precision.weight_dtype())

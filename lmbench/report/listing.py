@@ -50,7 +50,7 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
     newest, names = results_in(folders), {(RESULTS / target).resolve(): name for name, target in given_names().items()}
     home = "" if Path(folders[0]) == RESULTS else f"{folders[0].rstrip('/')}/"
     conditions = dict(part.partition("=")[::2] for part in where.split(",")) if where else {}
-    entries: Sequence[_Entry] = ()
+    entries, known = list[_Entry](), set[str]()
     for age, result in enumerate(newest):
         runs = []
         for run in map(load_known, result.runs):
@@ -58,19 +58,21 @@ def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -
             # `--model zoo.Tied` is `model.class_path` in the configuration.
             classes = {name.removesuffix(".class_path"): value for name, value in options.items()}
             values = {**recorded(run.record), **classes, **options, **facts, "outcome": run.outcome}
+            known |= values.keys()
             # `highest` matches `highest (fp32)`.
             if all(f"{plain(values.get(name))} ".startswith(f"{value} ") for name, value in conditions.items()):
                 runs.append(run)
         if runs:
             last = f"{home}last~{age}".removesuffix("~0") if len(folders) == 1 else shown_path(result.path)
             frame = frame_of(runs, sweep_of(runs[0].path))
-            entries = [*entries, _Entry(names.get(result.path, last), result, frame, frame.shared())]
+            entries.append(_Entry(names.get(result.path, last), result, frame, frame.shared()))
         if len(entries) == limit:
             break
     if not entries:
-        fact_names = ", ".join(FACT)
+        fact_names, missing = ", ".join(FACT), [name for name in conditions if name not in known]
+        has = f"has {missing[0]!r}" if missing else "is so"
         raise UsageError(
-            f"--where {where}: no run is so; give NAME=VALUE of a fact ({fact_names}), an option or a field"
+            f"--where {where}: no run {has}; give NAME=VALUE of a fact ({fact_names}), an option or a field"
         )
     # Runs whose model was never built record few facts; a missing one is no difference.
     built = [entry.facts for entry in entries if any("precision" in row.facts for row in entry.frame.runs)]

@@ -46,6 +46,7 @@ def publish(paths: Sequence[str], catalogue: Catalogue, target: Path) -> Answer:
     Raises:
         UsageError: there is no result, or the files cannot be written.
     """
+    target = target.with_suffix("") if target.suffix in (".md", ".csv") else target
     sections, name = read_sections(paths, catalogue), target.name
     gpus = {str(row.facts["gpu"]) for section in sections for row in section.frame.runs if "gpu" in row.facts}
     rows = [section._replace(frame=_by_cell(section.frame)) for section in sections]
@@ -127,4 +128,5 @@ def _doubts(sections: Sequence[Section]) -> Iterator[Line]:
     for section in sections:
         few = sum(len(runs) < MIN_REPEATS for runs in section.frame.ok.values())
         if few:
-            yield Line("WARN", f"{section.group.name}: {few} of its cells have fewer than {MIN_REPEATS} processes")
+            subject = f"{section.group.name}: {few} of its cells" if section.group.name else f"{few} cells"
+            yield Line("WARN", f"{subject} have fewer than {MIN_REPEATS} processes")

@@ -133,10 +133,12 @@ def failed_guards(frame: Frame, cell: int) -> dict[str, str]:
 
 def spread_text(runs: Iterable[int]) -> str:
     """What the number behind `±` is, by the number of ok runs of each cell."""
-    counts = sorted({*runs} - {1})
-    if not counts:
+    counts = {*runs} - {0}
+    several = " or ".join(map(str, sorted(counts - {1})))
+    if not several:
         return "mean ± std of the steps within one run"
-    return f"mean ± std between {' or '.join(map(str, counts))} processes"
+    alone = ", or of the steps of a single one" if 1 in counts else ""
+    return f"mean ± std between {several} processes{alone}"
 
 
 # the fastest

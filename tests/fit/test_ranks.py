@@ -285,7 +285,7 @@ def test_a_signal_to_the_command_ends_all_ranks_and_is_recorded(tmp_path):
 
 
 def launch(folder, *words):
-    """Two ranks as torchrun starts them: once one has ended by itself, the other one is ended by SIGTERM."""
+    """Two ranks as torchrun starts them: once one has failed, the other one is ended by SIGTERM."""
     variables = {
         **os.environ, "TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "0", "MASTER_PORT": str(find_free_network_port()), "WORLD_SIZE": "2",
@@ -296,8 +296,9 @@ def launch(folder, *words):
             own = {**variables, "RANK": rank, "LOCAL_RANK": rank}
             ranks.append(warm_server.start("fit", *WORDS, *words, folder=folder, variables=own, streams=streams))
     ranks[0].wait_until(lambda: ranks[1].poll() is not None)
-    for rank in ranks:
-        rank.send_signal(signal.SIGTERM)
+    if any(rank.poll() for rank in ranks):
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
     return [rank.wait() for rank in ranks], lmbench.load("results")[0]
 
 

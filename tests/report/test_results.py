@@ -32,6 +32,13 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, std,
     assert point.get("high") == (pytest.approx(1e3 * row["step_high_s"]) if means[1:] else None)
 
 
+def test_a_caption_names_both_spreads_where_some_cells_have_one_process(tmp_path):
+    for index, settings in enumerate([{}, {}, {"data.batch_size": 8}]):
+        make_run(tmp_path / str(index), settings)
+    caption = section_of(tmp_path).tables[0].caption
+    assert caption.endswith("mean ± std between 2 processes, or of the steps of a single one")
+
+
 def test_runs_of_one_configuration_without_a_sweep_are_repeats_but_not_on_other_hosts(tmp_path):
     others = [{"data.batch_size": 8}, {"model.weight_decay": 0.5}]
     for index, settings in enumerate([{}, {}, {}, *others]):
