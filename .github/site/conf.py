@@ -7,6 +7,7 @@ from lmbench import __version__
 from lmbench.catalogue import make_catalogue
 from lmbench.guide import INDEX, topics
 from lmbench.guide.written import page
+from lmbench.reference import FOLDER
 
 project, release, html_title = "lmbench", __version__, f"lmbench {__version__}"
 extensions = ["myst_parser"]
@@ -17,8 +18,8 @@ html_show_copyright = False
 html_show_sphinx = False
 # Transcripts and drawings have no language.
 highlight_language = "none"
-#: The figures that the guide links to, below its own pages.
-_FIGURES = ["/reference/h200", "/reference/h100", "/reference/README"]
+#: Pages of figures, below the guide's own.
+_FIGURES = [f"/reference/{path.stem}" for path in sorted(FOLDER.glob("*.md"))]
 
 
 def _complete(app, name, source):

@@ -169,6 +169,7 @@ def _built(module: LightningModule, trainer: Trainer, precision: Precision) -> t
     # fp8 replaces layers, so the optimizer has to be made afterwards.
     trainer.precision_plugin.convert_module(module)
     module.to(device=device, dtype=precision.weight_dtype())
+    silence_logging(module)
     step = _over_ranks(module, trainer)
     optimizer = module.configure_optimizers()
     if not isinstance(optimizer, Optimizer):
@@ -197,8 +198,7 @@ def train_bare(
 ) -> None:
     """Train a LightningModule in a plain PyTorch loop until the window is complete.
 
-    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`, in which `self.log` does
-    nothing.
+    Of the module the loop calls `configure_model`, `configure_optimizers` and `training_step`; `self.log` does nothing.
 
     Args:
         module: the module.
@@ -219,7 +219,6 @@ def train_bare(
     scaler = torch.amp.GradScaler(device.type, enabled=precision.has_scaler)
     micro_batches = trainer.accumulate_grad_batches
     step, optimizer = _built(module, trainer, precision)
-    silence_logging(module)
     default_dtype = torch.get_default_dtype()
     # Lightning's "true" precisions, too, give new tensors the dtype of the weights.
     torch.set_default_dtype(precision.weight_dtype())
