@@ -304,9 +304,12 @@ class MeasurementSession(LeanCallback):
             if name not in SCALARS:
                 self.log_scalar(name, value)
         # Lightning hands on a validation step's return value as it is, and a training step's as a mapping.
-        answer = {"loss": outputs} if isinstance(outputs, torch.Tensor) else outputs
+        if isinstance(outputs, torch.Tensor):
+            outputs = {"loss": outputs}
+        elif not isinstance(outputs, Mapping):
+            outputs = {}
         for hear_batch in self._hearers["batch_ended"]:
-            hear_batch(answer if isinstance(answer, Mapping) else {}, batch)
+            hear_batch(outputs, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:
             self._end_step(trainer)

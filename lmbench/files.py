@@ -135,6 +135,11 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114 (which raise on some paths)
 
 
+def names_file(text: str | Path) -> bool:
+    """Whether what a user gave is a file, or a link to one anywhere; a name may be too long for one."""
+    return os.path.isfile(text)  # noqa: PTH113 (Path.is_file raises on some paths)
+
+
 def short_digest(text: str, digits: int = 8) -> str:
     """The first hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:digits]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lmbench.errors import UsageError
+from lmbench.files import names_file
 from lmbench.masking import is_secret
 from lmbench.records.store import SWEEP_FILE, check_name
 from lmbench.records.vocabulary import Values
@@ -67,7 +67,7 @@ def find_sides(
     """
     variables = {key: (a, b) for key, a, b in options.variable or ()}
     first = Path(sides[0]) if len(sides) == 1 else None
-    if first is not None and os.path.isfile(first / SWEEP_FILE):  # noqa: PTH113
+    if first is not None and names_file(first / SWEEP_FILE):
         if settings or variables or options.revision or options.python or options.name:
             raise UsageError(f"{first} is a comparison to go on with; it has its options already")
         file = read_sweep_folder(first)
@@ -140,9 +140,7 @@ def _apart(a: str, b: str) -> tuple[str, str]:
 
 def _config_of(text: str) -> tuple[str, Options]:
     """The configuration and the settings of a side, given as `CONFIG[@NAME=VALUE,NAME=VALUE...]`."""
-    # `Path.is_file` raises where a name is too long for a file.
-    is_file = os.path.isfile(text)  # noqa: PTH113
-    config, mark, words = (text, "", "") if is_file else text.partition("@")
+    config, mark, words = (text, "", "") if names_file(text) else text.partition("@")
     if not config:
         raise UsageError(f"{text!r}: give a configuration, and its options as CONFIG@NAME=VALUE,NAME=VALUE")
     return config, read_settings(words) if mark else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import site
@@ -18,7 +17,7 @@ import yaml
 
 from lmbench.configs import read_yaml
 from lmbench.errors import UsageError
-from lmbench.files import cache_folder, short_digest
+from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves
 from lmbench.records.store import write_or_refuse
 from lmbench.sweep.environments import commits_between
@@ -63,8 +62,7 @@ def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -
         UsageError: the ends are of different kinds, are equal, or nothing lies between them.
     """
     versions = [_VERSION.fullmatch(end) for end in (good, bad)]
-    # `Path.is_file` raises where a name is too long for a file.
-    if os.path.isfile(good) and os.path.isfile(bad):  # noqa: PTH113
+    if names_file(good) and names_file(bad):
         what, row = "option", _between_files(Path(good), Path(bad), folder)
     elif versions[0] and versions[1]:
         what, row = "version", _between_versions(versions[0], versions[1], constraints)

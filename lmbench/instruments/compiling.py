@@ -81,7 +81,7 @@ class CompileOptions:
         return {"mode": mode, "fullgraph": self.fullgraph, "dynamic": self.dynamic, "backend": self.backend}
 
 
-def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack | None = None) -> list[str]:
+def compile_in_place(module: LightningModule, options: CompileOptions, undo: ExitStack) -> list[str]:
     """Compile the module's targets, without renaming a parameter; returns the names of the targets.
 
     When the stack `undo` is closed, they are as they were.
@@ -89,7 +89,7 @@ def compile_in_place(module: LightningModule, options: CompileOptions, undo: Exi
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
     targets = compile_targets(module, options)
     for target in targets:
-        _compile_call(target, options, undo or ExitStack())
+        _compile_call(target, options, undo)
     return [names.get(id(target), type(target).__name__) for target in targets]
 
 

@@ -80,7 +80,7 @@ def phase_clocks(graph: Graph) -> Clocks:
     kernels that were queued before them is left out. Without steps it runs over the whole trace; of a foreign trace,
     from its first kernel to its last.
     """
-    trace = graph.first
+    (trace,) = graph.traces.values()
     kernels, timeline, steps = trace.kernels, trace.timeline, graph.steps
     if kernels.empty:
         nothing = pd.DataFrame()
@@ -179,7 +179,7 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
 
 def _idle_pieces(graph: Graph, pauses: pd.DataFrame) -> pd.DataFrame:
     """The idle time of all devices in pieces, by the chain of links that the kernel behind each pause waited for."""
-    trace, activities = graph.first, graph.activities
+    (trace,), activities = graph.traces.values(), graph.activities
     ends = activities[activities.kind.isin(("kernel", "steps"))]
     activity = ends.index.to_series(index=ends.kernel)[pauses.after]
     # The moment at which the kernel starts; at the end there is none, and the steps end.

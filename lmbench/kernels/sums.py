@@ -181,7 +181,7 @@ def host_times(graph: Graph) -> pd.DataFrame:
     The columns are `phase`, its time `host_s`, the part `operators_s` in operators, and `function`, the user's Python
     function with the most time `function_s` outside of operators; empty and 0 without one.
     """
-    trace = graph.first
+    (trace,) = graph.traces.values()
     pieces = graph.chain_pieces([graph.measured.path])
     main = np.full(len(pieces), trace.events.main_thread)
     function = trace.host.functions.around(main, pieces.start_ns.to_numpy())

@@ -30,7 +30,7 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     If a short pause began while the host synchronized or copied, this is its cause rather than the launches that
     followed: nothing else was queued.
     """
-    trace = graph.first
+    (trace,) = graph.traces.values()
     if clocks.waits.empty:
         return pd.DataFrame(columns=[*_KEYS, "wait_s", "calls", "at_s"])
     waits = clocks.waits.rename(columns={"name": "call"}).astype({"cause": object})

@@ -32,7 +32,7 @@ from lmbench.report.units import percent
 #: The changes whose effect is kept in run.json, for reports and for the tuner.
 RECORDED: Final = (*WHAT_IFS, "layers=0.5", "attention=0", "part:loss=0", "phase:optimizer=0")
 # Parts that are outside of the blocks, which `layers` does not change.
-_OUTSIDE_BLOCKS = ("", "embedding", "head", "loss", "data", "comm", "optimizer", "unclassified")
+_OUTSIDE_BLOCKS = ("", "embedding", "head", "loss", "data", "comm", "optimizer", UNCLASSIFIED)
 # Half the layers are no known change where a larger share of the work has no part.
 _MOST_UNKNOWN = 0.1
 # AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2,

@@ -92,7 +92,7 @@ class ControlWindow(Callback):
         if self.options is not None:
             # Until the process ends.
             self.options.splitting().__enter__()
-            compile_in_place(pl_module, self.options)
+            compile_in_place(pl_module, self.options, ExitStack())
         self._open_after_warmup()
 
     def on_train_batch_start(self, *_: Any) -> None:
