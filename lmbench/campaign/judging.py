@@ -23,6 +23,7 @@ from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import by_round, read_side
 from lmbench.convergence.judgement import MAX_STEPS, MIN_STEPS, Curves, curves_of, judge
 from lmbench.errors import ExitCode, UsageError
+from lmbench.python_process import SWEEP
 from lmbench.records.load import StoredRun
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import SIDE
@@ -32,6 +33,7 @@ from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import Pace
 from lmbench.sweep.file import SweepFile
 from lmbench.sweep.folder import read_sweep_folder
+from lmbench.sweep.local import HeldExecutor
 from lmbench.sweep.plan import make_plan
 from lmbench.tune.search import SEEDS
 
@@ -73,22 +75,32 @@ class Judge:
         Raises:
             UsageError: a side does not run, or an option of the trainings belongs to one side.
         """
-        end_s, self._limits = time.monotonic() + self.budget_s, Pace()
-        with result_alone():
-            # A budget of nothing is over after the first round.
-            comparison = self._measure(0.0)
-            # A later round may have failed by accident, and is then left out.
-            a, b = self._sides(self.path, 1)
-            doubts = "; ".join([*_worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
-            good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
-            self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
-            if comparison.cells and comparison.verdict != INVALID and not doubts:
-                curves = self._train(a[0], b[0], end_s - time.monotonic())
-                self.parts["trains the same"] = _training(*curves)
-                self.parts["numerics"] = _numerics(*curves)
-                if self.parts["trains the same"].word != NO:
-                    comparison = self._measure(max(0.0, end_s - time.monotonic()))
+        # Imports take longer than most rounds, so servers that one stage started serve the next one too.
+        executor = HeldExecutor({SWEEP: str(self.path.resolve())})
+        self._limits = Pace(executor=executor)
+        try:
+            with result_alone():
+                comparison = self._carry_out(time.monotonic() + self.budget_s)
+        finally:
+            executor.shut_down()
         return self._conclude(comparison), comparison
+
+    def _carry_out(self, end_s: float) -> Comparison:
+        """All stages, until a moment of `time.monotonic`; returns the comparison of the speed."""
+        # A budget of nothing is over after the first round.
+        comparison = self._measure(0.0)
+        # A later round may have failed by accident, and is then left out.
+        a, b = self._sides(self.path, 1)
+        doubts = "; ".join([*_worse_guards(a[0], b[0]), *other_work(a[0], b[0])])
+        good = "clocks are the original ones, batches differ, weights move, and both sides do the same work"
+        self.parts["plausible"] = Decision(NO, doubts) if doubts else Decision(YES, good)
+        if comparison.cells and comparison.verdict != INVALID and not doubts:
+            curves = self._train(a[0], b[0], end_s - time.monotonic())
+            self.parts["trains the same"] = _training(*curves)
+            self.parts["numerics"] = _numerics(*curves)
+            if self.parts["trains the same"].word != NO:
+                comparison = self._measure(max(0.0, end_s - time.monotonic()))
+        return comparison
 
     def _measure(self, budget_s: float) -> Comparison:
         return Rounds(

@@ -67,7 +67,8 @@ class Rounds:
         pace = replace(self.limits, is_enough=is_enough, window_options=self._window_options)
         self._sweep = Sweep(plan, self.path, pace=pace, engine=self.engine)
         self._began_s, self._window_s = time.monotonic(), _FIRST_WINDOW_S
-        self._looked_s: float | None = None
+        # None until the first round that is measured now.
+        self._round_began_s: float | None = None
         missing = [job.repeat for job in plan.jobs() if not is_run_folder(self.path / RUNS_FOLDER / job.name)]
         #: Rounds that were measured before.
         self.kept_rounds = min(missing, default=self.file.repeats)
@@ -96,8 +97,9 @@ class Rounds:
         if rounds < self.kept_rounds:
             return False
         comparison, now_s = self.compare(), time.monotonic()
-        elapsed_s, round_s = now_s - self._began_s, now_s - (self._looked_s or now_s)
-        self._looked_s = now_s
+        elapsed_s, round_s = now_s - self._began_s, 0.0
+        if self._round_began_s is not None:
+            round_s, self._round_began_s = now_s - self._round_began_s, now_s
         cell = comparison.cells[0] if comparison.cells else None
         reason = cell.reasons[0] if cell else "no run counts"
         self._sweep.progress.keep(f"round {rounds}, {duration(elapsed_s)}: {comparison.verdict}: {reason}")
@@ -156,7 +158,7 @@ class Rounds:
     def _window_options(self, repeat: int) -> list[str]:
         """The options of the coming round's window; none where the user set the window."""
         # The first round begins here, after servers have started and the options were checked.
-        self._looked_s = self._looked_s or time.monotonic()
+        self._round_began_s = self._round_began_s or time.monotonic()
         if has_window(self.file):
             return []
         return [f"--{name}={value:g}" for name, value in zip(WINDOW, (self._window_s, _WINDOW_STEPS), strict=True)]

@@ -142,7 +142,7 @@ class Stages:
             with result_alone():
                 yield
         finally:
-            self.executor.end()
+            self.executor.shut_down()
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the folder. Raises UsageError where that fails."""

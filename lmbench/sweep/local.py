@@ -7,7 +7,6 @@ repeats: all cells of a round share seed and layout, and repeats differ in them.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -195,7 +194,7 @@ class LocalExecutor:
         self._start_s, self._rounds_served = 0.0, 0
         self._servers: dict[str | None, deque[Server]] = defaultdict(deque)
 
-    def begin_round(self, rounds_to_come: int, last_round_s: float = math.inf) -> None:
+    def begin_round(self, rounds_to_come: int, last_round_s: float = 0.0) -> None:
         """End the previous round's servers.
 
         With `is_hasty` they stay for some rounds if none were started ahead and new ones would take more than half of a
@@ -301,20 +300,24 @@ class LocalExecutor:
                 servers.popleft().close()
 
 
-class LastingExecutor(LocalExecutor):
-    """Keeps its servers over rounds and plans until `end`.
-
-    Imports are done once, and all forks share a hash seed and an address layout.
-    """
-
-    def begin_round(self, rounds_to_come: int, last_round_s: float = math.inf) -> None:
-        """Keep the servers."""
+class HeldExecutor(LocalExecutor):
+    """Keeps the servers of later rounds from one plan to the next, until `shut_down`."""
 
     def close(self) -> None:
         """Keep the servers."""
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         super().close()
+
+
+class LastingExecutor(HeldExecutor):
+    """Keeps its servers over rounds and plans until `shut_down`.
+
+    Imports are done once, and all forks share a hash seed and an address layout.
+    """
+
+    def begin_round(self, rounds_to_come: int, last_round_s: float = 0.0) -> None:
+        """Keep the servers."""
 
 
 def _running(groups: Sequence[_Group]) -> list[_Group]:

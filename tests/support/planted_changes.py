@@ -89,7 +89,7 @@ class Changed(LightningModule):
         if self.change == "half of the tokens":
             logits, targets = logits[: len(targets) // 2], targets[: len(targets) // 2]
         if self.change == "wrong targets":
-            targets = torch.where(torch.arange(len(targets)) % 8 == 0, 0, targets)
+            targets = torch.where(torch.arange(len(targets), device=targets.device) % 8 == 0, 0, targets)
         if self.change == "padded":
             logits = torch.cat([logits, torch.full((len(logits), 8), -1e9)], dim=1)
         if self.change == "loss by log_softmax":

@@ -13,4 +13,4 @@ def warm_servers():
     try:
         yield servers
     finally:
-        servers.end()
+        servers.shut_down()
