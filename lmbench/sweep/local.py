@@ -188,7 +188,7 @@ class LocalExecutor:
     def __init__(self, mark: Mapping[str, str] | None = None, cores: int | None = None) -> None:
         self._mark = mark or {}
         self.is_hasty = False
-        self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
+        self._most_ahead = min(_MOST_AHEAD, (cores or len(os.sched_getaffinity(0))) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
         # How long the last server took to start, and the rounds that it served.
         self._start_s, self._rounds_served = 0.0, 0
