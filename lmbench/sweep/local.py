@@ -226,7 +226,11 @@ class LocalExecutor:
                 servers.popleft().close()
         missing = [name for name in by_name if not self._servers[name]]
         started = by_name if self.is_hasty else missing
-        wanted = 1 + min(self._rounds_to_come, self._most_ahead // max(1, len(self._servers)))
+        ahead = self._most_ahead // max(1, len(self._servers))
+        if self._rounds_served == _MOST_ROUNDS_SERVED - 1:
+            # This is the last round of shared servers. Without cores to spare a start takes longer than a round.
+            ahead = max(ahead, 1)
+        wanted = 1 + min(self._rounds_to_come, ahead)
         began_s = clock_s()
         for name in started:
             servers = self._servers[name]

@@ -184,15 +184,18 @@ def test_where_cores_are_idle_the_servers_of_later_rounds_start_before_anything_
 
 @pytest.mark.parametrize(("cores", "servers"), [(8, 6), (1, 2)])
 def test_each_round_of_a_comparison_has_a_server_of_its_own_where_cores_are_idle(cores, servers, tmp_path):
-    machine, pids = Machine(tmp_path, environment(tmp_path), cores=cores), set()
+    machine, pids, counts = Machine(tmp_path, environment(tmp_path), cores=cores), set(), []
     machine.is_hasty = True
     (tmp_path / "lmbench" / "cli.py").write_text("import time\ntime.sleep(0.2)\ndef main(words): pass\n")
     for to_come in (5, 4, 3, 2, 1, 0):
         # A server takes longer than half of a round, so without idle cores four rounds share one.
         machine.begin_round(to_come, last_round_s=0.1)
         pids.update(machine.printed("os.getppid()"))
+        counts += [len(waiting) for waiting in machine._servers.values()]
     machine.close()
     assert len(pids) == servers
+    # The next one starts during the last of these rounds.
+    assert cores > 1 or counts == [1, 1, 1, 2, 1, 1]
 
 
 def test_two_environments_share_the_cores_for_servers_that_start_ahead(tmp_path):
