@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from lmbench.memory.blocks import BEFORE, rounded_bytes
+from lmbench.memory.blocks import rounded_bytes
 from lmbench.memory.findings import Findings
 from lmbench.memory.predictor import (
     LARGE_SEGMENT_BYTES,
@@ -125,15 +125,5 @@ def expandable_bytes(findings: Findings) -> int | None:
 
 def _simulated_bytes(findings: Findings, allocator: CachingAllocator) -> int:
     """The bytes that an allocator has reserved when it has served the requests of a history up to its peak."""
-    blocks, last = findings.blocks, findings.peak["entry"]
-    # Blocks from before the history come first.
-    requests = blocks[blocks["start"] <= last].sort_values("start", kind="stable")
-    rows = enumerate(requests[["start", "end", "requested_bytes"]].to_numpy().tolist())
-    events = [event for index, (start, end, size) in rows for event in ((start, index, size), (end, index, None))]
-    held = dict[int, Piece]()
-    for moment, index, size in sorted((event for event in events if event[0] <= last), key=lambda event: event[0]):
-        if size is not None:
-            held[index] = allocator.allocate(size)
-        elif moment > BEFORE:
-            allocator.free(held.pop(index))
+    allocator.serve(findings.blocks[findings.blocks["start"] <= findings.peak["entry"]], "requested_bytes")
     return allocator.reserved_bytes
