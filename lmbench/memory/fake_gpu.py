@@ -30,13 +30,6 @@ from lmbench.code_owners import Owner, code_owner
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
 
-# Operators that CUDA's autocast lists have and a CPU's have not (torch/include/ATen/autocast_mode.h, torch 2.13). Most
-# get their inputs converted to float32. The following get float32 as their `dtype` instead: they convert while they
-# compute.
-_FLOAT32_OUT = """
-prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-linalg_matrix_norm.str_ord sum sum.dim_IntList
-"""
 _HALVES = (torch.bfloat16, torch.float16)
 #: The getter of a tensor's dtype, which a lazy module's parameter allows nobody else.
 _DTYPE: Any = torch._C.TensorBase.dtype
@@ -161,13 +154,16 @@ def _ones(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_float32(name: str) -> Callable[..., Any]:
-    """An implementation of an operator for the CPU's autocast that runs it in float32, as CUDA's autocast does."""
+    """An implementation of an operator for the CPU's autocast that runs it in float32, as CUDA's autocast does.
+
+    An operator with a `dtype`, such as `sum`, gets float32 there, and converts while it computes. All others get their
+    inputs converted.
+    """
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    dtype_index = None
-    if name in _FLOAT32_OUT.split():
-        dtype_index = [argument.name for argument in operator._schema.arguments].index("dtype")
+    parameters = [argument.name for argument in operator._schema.arguments]
+    dtype_index = parameters.index("dtype") if "dtype" in parameters else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
