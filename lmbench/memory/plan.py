@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
@@ -487,14 +488,12 @@ def times_of(folder: Path | None) -> list[BlockTime]:
     return times
 
 
-def are_disturbed(times: Iterable[BlockTime]) -> bool:
+def are_disturbed(times: Sequence[BlockTime]) -> bool:
     """Whether more blocks took no longer than fewer of the same kind, as on a busy machine."""
-    ordered = sorted(times, key=lambda row: row.blocks)
-    same = ("treatment", "batch_size", "is_chunked")
+    kind = attrgetter("treatment", "batch_size", "is_chunked")
     return any(
-        more.micro_batch_s <= few.micro_batch_s
-        for few, more in combinations(ordered, 2)
-        if few.blocks < more.blocks and all(getattr(few, name) == getattr(more, name) for name in same)
+        few.blocks < more.blocks and kind(few) == kind(more) and more.micro_batch_s <= few.micro_batch_s
+        for few, more in product(times, repeat=2)
     )
 
 
@@ -521,12 +520,7 @@ def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
 
 
 def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
-    """The plan for a configuration, made by a process of its own.
-
-    Raises:
-        UsageError: the words are wrong, the module has no alike blocks, or it cannot be run on fake tensors.
-        ProcessFailed: the process failed.
-    """
+    """The plan for a configuration, with its progress shown. Raises as `ask` does, also without alike blocks."""
     with progress("planning memory") as task:
         return ask(words, request, MemoryPlan, task.note)
 
@@ -541,7 +535,7 @@ class Shortage:
     reason: str = ""
 
 
-def explain(run: RunRecord, path: Path, ask: Callable[[list[str], PlanRequest], MemoryPlan] = ask_plan) -> Shortage:
+def explain(run: RunRecord, path: Path) -> Shortage:
     """Plan for a run that ran out of memory; it takes about a minute.
 
     Nothing is planned for a configuration that may run code other than lmbench's own: the run may come from anywhere.
@@ -549,7 +543,6 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], PlanRequest], 
     Args:
         run: the run's record.
         path: the run's folder, whose configuration is planned.
-        ask: the function that makes a plan.
     """
     gpu, config = gpu_of(run), path / "config.yaml"
     if run.error is not None and run.error.where == "host":
@@ -561,6 +554,6 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], PlanRequest], 
             command = f"lmbench memory --config {quote(str(config))} --fit {quote(gpu.name)}"
             return Shortage(run, config, reason=f"{name} may run code; if you trust it: {command}")
     try:
-        return Shortage(run, config, ask([f"--config={config}"], PlanRequest(gpu)))
+        return Shortage(run, config, ask_plan([f"--config={config}"], PlanRequest(gpu)))
     except (UsageError, ProcessFailed) as error:
         return Shortage(run, config, reason=str(error))
