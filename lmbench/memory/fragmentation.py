@@ -16,14 +16,13 @@ from lmbench.memory.predictor import (
     CachingAllocator,
     Piece,
 )
-from lmbench.memory.snapshot import Replay
+from lmbench.memory.snapshot import GROWTH, Replay
 
 #: The category of a gap that is a whole segment.
 FREE_SEGMENT = "free segments"
 #: The largest difference between the simulated and the recorded reserved bytes, as a share. In histories of an H200
 #: (tests/data/memory) it was 0 for four from a process's start, and 0.7 % for one that began after the warm-up.
 _AGREEING_FRACTION = 0.01
-_GROWS, _SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 
 
 def segments_at(played: Replay, entry: int) -> list[tuple[int, int]]:
@@ -31,10 +30,10 @@ def segments_at(played: Replay, entry: int) -> list[tuple[int, int]]:
     ends = dict(zip(played.segments["address"].tolist(), played.segments["total_bytes"].tolist(), strict=True))
     ends = {start: start + size for start, size in ends.items()}
     later = played.entries.iloc[entry + 1 :]
-    later = later[later["action"].isin(_GROWS + _SHRINKS)][["action", "address", "size_bytes"]]
+    later = later[later["action"].isin(GROWTH)][["action", "address", "size_bytes"]]
     # Segments are known at the end: go back from there.
     for action, first, size in reversed(later.to_numpy().tolist()):
-        if action in _SHRINKS:
+        if GROWTH[action] < 0:
             ends[first] = first + size
             continue
         # An expandable segment grew by a part of it.
