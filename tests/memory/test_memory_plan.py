@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
 import pytest
 import yaml
+from fake_steps import in_fork
 from msgspec.structs import replace
-from paths import DATA, SUPPORT
+from paths import DATA
 
 from lmbench.errors import UsageError
+from lmbench.fit.planning import Planner, make_plan
+from lmbench.fit.prediction import Prediction
 from lmbench.memory.answer import plan_answer
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
 from lmbench.memory.plan import (
@@ -40,11 +41,6 @@ OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.batch_size=4
 
 def _compared(recipes):
     """The words of recipes, with their peaks by the walk and by fake steps of all blocks."""
-    from lmbench.fit.planning import Planner
-    from lmbench.fit.prediction import Prediction
-    from lmbench.memory.fake_gpu import act_like_cuda
-
-    act_like_cuda()
     planner = Planner(WORDS, 0, Prediction)
     by_size = {(chain.batch_size, chain.is_chunked): chain for chain in planner.chains()}
     peaks = []
@@ -55,21 +51,9 @@ def _compared(recipes):
     return peaks
 
 
-def _planned(words, budget_bytes):
-    from lmbench.fit.planning import make_plan
-    from lmbench.fit.prediction import Prediction
-    from lmbench.memory.fake_gpu import act_like_cuda
-
-    act_like_cuda()
-    return make_plan(words, PlanRequest(TargetGpu("a budget", budget_bytes + CONTEXT_BYTES, 0)), Prediction)
-
-
-def forked(work, *arguments):
-    """In a fork: changes to PyTorch for fake steps cannot be undone."""
-    import lmbench.fit.prediction  # noqa: F401  (import it once, not in each fork)
-
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(work, arguments)
+def planned(words, budget_mib):
+    request = PlanRequest(TargetGpu("a budget", budget_mib * MIB + CONTEXT_BYTES, 0))
+    return in_fork(make_plan, words, request, Prediction)
 
 
 def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
@@ -78,13 +62,12 @@ def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
         Recipe(4, 1, "inputs", None, 3, is_nested=True, is_chunked=True),
         Recipe(4, 1, "inputs on the host"),
     ]
-    for words, walked, stepped in forked(_compared, recipes):
+    for words, walked, stepped in in_fork(_compared, recipes):
         assert walked == pytest.approx(stepped, rel=0.02), words
 
 
-def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits(monkeypatch):
-    monkeypatch.syspath_prepend(SUPPORT)
-    plan = forked(_planned, OWN, 150 * MIB)
+def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits():
+    plan = planned(OWN, 150)
     best = plan.best
     assert best.is_checked
     assert "model.loss" not in best.options
@@ -93,17 +76,15 @@ def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits(monkeyp
     assert all(point.reserved_bytes > 150 * MIB for point in plan.points if point.work < best.work)
 
 
-def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_that_saves_nothing(monkeypatch):
-    monkeypatch.syspath_prepend(SUPPORT)
-    plan = forked(_planned, [*OWN, "--model.checkpoints=true"], 1000 * MIB)
+def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_that_saves_nothing():
+    plan = planned([*OWN, "--model.checkpoints=true"], 1000)
     assert plan.best.recipe.treatment == "none"
     assert all("inputs" not in chain.blocks for chain in plan.chains)
 
 
-def test_a_step_with_a_backward_before_the_blocks_is_refused_in_a_line(monkeypatch):
-    monkeypatch.syspath_prepend(SUPPORT)
+def test_a_step_with_a_backward_before_the_blocks_is_refused_in_a_line():
     with pytest.raises(UsageError, match="several backwards"):
-        forked(_planned, [OWN[0].replace("OwnBlocks", "TwoBackwards"), *OWN[2:]], 1000 * MIB)
+        planned([OWN[0].replace("OwnBlocks", "TwoBackwards"), *OWN[2:]], 1000)
 
 
 # by formulas
