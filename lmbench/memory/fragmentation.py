@@ -27,8 +27,7 @@ _AGREEING_FRACTION = 0.01
 
 def segments_at(played: Replay, entry: int) -> list[tuple[int, int]]:
     """The segments after an entry, each as its first address and the address behind it, in order."""
-    ends = dict(zip(played.segments["address"].tolist(), played.segments["total_bytes"].tolist(), strict=True))
-    ends = {start: start + size for start, size in ends.items()}
+    ends = {start: start + size for start, size in played.segments[["address", "total_bytes"]].to_numpy().tolist()}
     later = played.entries.iloc[entry + 1 :]
     later = later[later["action"].isin(GROWTH)][["action", "address", "size_bytes"]]
     # Segments are known at the end: go back from there.

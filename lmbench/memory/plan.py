@@ -502,14 +502,13 @@ def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
     times = []
     for run in runs:
         record = run.record
-        blocks, recompute = (value_at(record, f"config.{name}") for name in ("measure.blocks", "trainer.recompute"))
-        medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
-        if blocks is None or record.outcome != "ok":
-            continue
-        kept = {name: value for name, value in (recompute or {}).items() if name in ("keep", "offload") and value}
+        blocks = value_at(record, "config.measure.blocks")
+        recompute = value_at(record, "config.trainer.recompute") or {}
+        kept = {name: value for name, value in recompute.items() if name in ("keep", "offload") and value}
         treatment = next((name for name, settings in TREATMENTS.items() if settings == kept), None)
-        if treatment is None or (recompute or {}).get("group", 1) != 1:
+        if blocks is None or record.outcome != "ok" or treatment is None or recompute.get("group", 1) != 1:
             continue
+        medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
         update_s = medians["optimizer"] + medians["clip"] + medians["zero_grad"]
         batch_size, loss = record.data.batch_size, value_at(record, "config.model.loss")
         micro_batch_s = sum(medians.values()) - update_s

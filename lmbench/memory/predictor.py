@@ -352,11 +352,10 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     """Whether the highest peaks agree, and the peaks of all phases roughly."""
     if not left or abs(peak_bytes(left) - peak_bytes(right)) > ALIKE_FRACTION * peak_bytes(right):
         return False
-    left, right = by_phase(left), by_phase(right)
-    if [peak.phase for peak in left] != [peak.phase for peak in right]:
-        return False
-    sizes = [(a.total_bytes, b.total_bytes) for a, b in zip(left, right, strict=True)]
-    return all(abs(a - b) <= ROUGHLY_FRACTION * b for a, b in sizes)
+    sizes, expected = ({peak.phase: peak.total_bytes for peak in by_phase(peaks)} for peaks in (left, right))
+    return sizes.keys() == expected.keys() and all(
+        abs(sizes[phase] - size) <= ROUGHLY_FRACTION * size for phase, size in expected.items()
+    )
 
 
 def largest_that_fits(
