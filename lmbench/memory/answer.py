@@ -222,21 +222,19 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
             Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]
-    # A point that just misses the memory, and is near the plan, took its place among the points.
-    is_apart = best is not None and all(point.recipe != best.recipe for point in plan.points)
-    points = sorted([*plan.points, best], key=lambda point: point.work) if best and is_apart else plan.points
+    # A point that just misses the memory, and is near the plan, may have taken its place among the points.
+    by_recipe = {point.recipe: point for point in (*plan.points, *plan.fitting[:1])}
+    points = sorted(by_recipe.values(), key=lambda point: point.work)
     rows = pd.DataFrame(
         {
             **_point_row(point),
             **({"step_s": point.work} if plan.is_timed else {}),
-            "note": "" if best is None or point.recipe != best.recipe else "the plan",
+            "note": "the plan" if best and point.recipe == best.recipe else "",
         }
         for point in points
     )  # fmt: skip
-    shown = rows
-    if len(rows) > _MOST_POINTS:
-        places = np.linspace(0, len(rows) - 1, _MOST_POINTS).round().astype(int)
-        shown = rows[rows.index.isin(places) | (rows["note"] != "")]
+    places = np.linspace(0, len(rows) - 1, _MOST_POINTS).round()
+    shown = rows[rows.index.isin(places) | (rows["note"] != "")]
     return Answer(
         headline=lines,
         tables=[

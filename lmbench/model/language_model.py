@@ -93,12 +93,10 @@ class LanguageModel(LightningModule):
         self.shape = resolve_shape(size, **dimensions, vocab_size=vocab_size)
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
-        for name, value, choices in (
-            ("loss", loss, LOSSES),
-            ("residual_dtype", residual_dtype or "bf16", ("bf16",)),
-        ):
-            if value not in choices:
-                raise unknown(name, value, choices)
+        if loss not in LOSSES:
+            raise unknown("loss", loss, LOSSES)
+        if residual_dtype not in (None, "bf16"):
+            raise unknown("residual_dtype", residual_dtype, ["bf16"])
         check_at_least(1, context_length=context_length)
         #: Whether the network was built for this run: one that was trained before in this process is not fresh.
         self._is_fresh = True
