@@ -87,8 +87,7 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
     """
     inputs = [node for node in nodes if node.op == "placeholder"]
     calls = [node for node in nodes if node.op == "call_function"]
-    (returned,) = next(node for node in nodes if node.op == "output").args
-    outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+    (outputs,) = next(node for node in nodes if node.op == "output").args
     _restore_values(calls)
     first_node: dict[int, fx.Node] = {}
     base = {}

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -61,10 +62,8 @@ def act_like_cuda() -> None:
     def with_unfused(backends: Iterable[SDPBackend], set_priority: bool = False) -> None:
         choose([*backends, SDPBackend.MATH], set_priority)
 
-    setattr(attention, choose.__name__, with_unfused)
+    attention._sdpa_kernel = with_unfused
     # By default an optimizer updates all parameters in one call (foreach) on CUDA, but in a loop on a CPU.
-    from torch.optim import optimizer
-
     name = "_get_foreach_kernels_supported_devices"
     supported = getattr(optimizer, name)()
     setattr(optimizer, name, lambda: [*supported, "cpu"])
@@ -163,17 +162,15 @@ def _in_float32(name: str) -> Callable[..., Any]:
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     parameters = [argument.name for argument in operator._schema.arguments]
-    dtype_index = parameters.index("dtype") if "dtype" in parameters else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        named = {**dict(zip(parameters, args, strict=False)), **kwargs}
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            if dtype_index is None:
-                wide = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in _HALVES else x, args)
-                return operator(*wide, **kwargs)
-            dtype = args[dtype_index] if len(args) > dtype_index else kwargs.get("dtype")
-            if dtype is None and args[0].dtype in _HALVES:
-                return operator(*args[:dtype_index], **{**kwargs, "dtype": torch.float32})
-            return operator(*args, **kwargs)
+            if "dtype" not in parameters:
+                named = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in _HALVES else x, named)
+            elif named.get("dtype") is None and named["self"].dtype in _HALVES:
+                named["dtype"] = torch.float32
+            return operator(**named)
 
     return run
 

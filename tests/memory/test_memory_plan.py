@@ -164,11 +164,14 @@ def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
         assert predicted_work(chain, recipe) == pytest.approx(step_s, rel=0.015), recipe
 
 
-def test_the_frontier_has_no_point_that_another_beats():
-    points = [
-        PlanPoint(recipe, {}, 0.0, predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe))
-        for recipe in recipes_of(CHAIN, 4)
+def points_of(recipes):
+    return [
+        PlanPoint(recipe, {}, 0.0, predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe)) for recipe in recipes
     ]
+
+
+def test_the_frontier_has_no_point_that_another_beats():
+    points = points_of(recipes_of(CHAIN, 4))
     kept = frontier(points)
     assert [point.work for point in kept] == sorted(point.work for point in kept)
     for point in points:
@@ -178,10 +181,7 @@ def test_the_frontier_has_no_point_that_another_beats():
 
 
 def test_a_plan_with_other_settings_is_beside_the_given_one():
-    points = [
-        PlanPoint(recipe, {}, 0.0, predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe))
-        for recipe in (Recipe(4, 1), Recipe(4, 1, "inputs", 10))
-    ]
+    points = points_of([Recipe(4, 1), Recipe(4, 1, "inputs", 10)])
     fits = MemoryPlan(points, points[1:], TargetGpu("40GiB", 40, 0), False, [CHAIN], 2)
     fits_not = replace(fits, fitting=[])
     answer = plan_answer(fits_not, [], {"trainer.precision=bf16-true": fits})
