@@ -89,10 +89,10 @@ def test_a_step_with_a_backward_before_the_blocks_is_refused_in_a_line():
 
 # by formulas
 
-FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, work=50, adding_work=3, forward_work=11)
-NONE = BlockFacts(30, 30, 30, 5, -20, work=30)
+FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, adding_work=3)
+BLOCKS = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 33, 8)}
 #: Ten blocks whose activations are 30 bytes, or 2 where they are computed again, and whose gradients are 10.
-CHAIN = Chain(4, False, 10, FACTS, {"none": NONE, "inputs": BlockFacts(30, 2, 2, 33, 8, work=40)})
+CHAIN = Chain(4, False, 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40})
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
 
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
     measured = yaml.safe_load((DATA / "memory" / "plan_h200.yaml").read_text())
-    block = BlockFacts(*[0] * 5, work=1)
-    blocks = {"none": block, "inputs": block, "attention": block}
-    (chain,) = with_times([Chain(16, False, 36, FACTS, blocks)], [BlockTime(*row) for row in measured["blocks"]])
+    blocks = dict.fromkeys(("none", "inputs", "attention"), BlockFacts(*[0] * 5))
+    untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1})
+    (chain,) = with_times([untimed], [BlockTime(*row) for row in measured["blocks"]])
     for treatment, first, group, is_nested, step_s in measured["steps"]:
         recipe = Recipe(16, 1, treatment, first, group, is_nested)
         assert predicted_work(chain, recipe) == pytest.approx(step_s, rel=0.015), recipe
