@@ -98,7 +98,7 @@ class SwiGLU(nn.Module):
     With `is_fused` one matrix product computes gate and up.
     """
 
-    def __init__(self, d_model: int, d_ff: int, residual_scale: float, is_fused: bool = False) -> None:
+    def __init__(self, d_model: int, d_ff: int, residual_scale: float, is_fused: bool) -> None:
         super().__init__()
         if is_fused:
             self.gate_up = Projection(d_model, d_ff, d_model**-0.5, parts=2)
