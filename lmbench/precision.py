@@ -78,6 +78,11 @@ def find_precision(name: str) -> Precision | None:
     return next((precision for precision in PRECISIONS.values() if name in (precision.name, precision.short)), None)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name in records: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def matmul_label(matmul_precision: str | None) -> str | None:
     """The label in tables for the precision of float32 matrix products: `high (TF32)`; None where it is unknown."""
     return None if matmul_precision is None else MATMUL_LABELS.get(matmul_precision, matmul_precision)

@@ -23,7 +23,7 @@ from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
 from lmbench.files import Unreadable, read_file, short_digest
-from lmbench.memory.forecast import Request, ask_forecast, gpu_for
+from lmbench.memory.forecast import Forecast, Request, ask, gpu_for
 from lmbench.python_process import SWEEP, ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
 from lmbench.records.field import Bytes
@@ -309,7 +309,7 @@ class Stages:
         def forecast_bytes(cell: GridCell) -> int | str:
             words = cell.words(cell.config)[1:]
             try:
-                return ask_forecast(words, Request([gpu] if gpu else []), heard=lambda text: None).reserved_bytes
+                return ask(words, Request([gpu] if gpu else []), Forecast).reserved_bytes
             except (UsageError, ProcessFailed) as error:
                 return str(error)
 

@@ -130,9 +130,10 @@ class TokenData(LightningDataModule):
         self.text_files = list(text_files or [])
         self.cache_dir = Path(cache_dir or cache_folder()).expanduser()
         self._text: tuple[Corpus, TokenIds] | None = None
-        for name, value, allowed in (("source", source, SOURCES), ("placement", placement, PLACEMENTS)):
-            if value not in allowed:
-                raise unknown(name, value, allowed)
+        if source not in SOURCES:
+            raise unknown("source", source, SOURCES)
+        if placement not in PLACEMENTS:
+            raise unknown("placement", placement, PLACEMENTS)
         check_at_least(1, batch_size=batch_size, context_length=context_length, vocab_size=vocab_size)
         check_at_least(0, num_workers=num_workers, seed=seed)
         check_at_least(MINIMUM_BATCHES, num_batches=num_batches)

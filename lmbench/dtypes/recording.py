@@ -26,14 +26,10 @@ from lmbench.dtypes.answer import (
     operator_reason,
     tensor_reasons,
 )
+from lmbench.precision import dtype_name
 from lmbench.records.examined import DtypeRecord, NotedTensors
 
 _Dtypes = tuple[str, ...]
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """A dtype's name in records: `float32`."""
-    return str(dtype).removeprefix("torch.")
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -46,12 +42,12 @@ def dtypes_in(value: Any) -> _Dtypes:
 
     torchao's tensors report the dtype of their original; here they count with the dtype of their data.
     """
-    return tuple(name_of(getattr(tensor, "_data", tensor).dtype) for tensor in tensors_in(value))
+    return tuple(dtype_name(getattr(tensor, "_data", tensor).dtype) for tensor in tensors_in(value))
 
 
 def counted(tensors: Iterable[Tensor]) -> dict[str, int]:
     """Number of tensors of each dtype, the most frequent first."""
-    return dict(Counter(name_of(tensor.dtype) for tensor in tensors).most_common())
+    return dict(Counter(dtype_name(tensor.dtype) for tensor in tensors).most_common())
 
 
 class StepDtypes(TorchFunctionMode):
@@ -124,7 +120,7 @@ class StepDtypes(TorchFunctionMode):
         if inputs and outputs and any(map(is_floating, inputs + outputs)) and (name not in CASTS or inputs != outputs):
             under_autocast = torch.is_autocast_enabled(self._device.type)
             if under_autocast:
-                self._autocast_dtype = name_of(torch.get_autocast_dtype(self._device.type))
+                self._autocast_dtype = dtype_name(torch.get_autocast_dtype(self._device.type))
             path = self._running[-1][0] if self._running else ""
             self._operators[path, name, inputs, outputs[0], under_autocast] += 1
         return result
@@ -136,7 +132,7 @@ class StepDtypes(TorchFunctionMode):
     def note_gradients(self) -> None:
         """Note the dtypes of the parameters' present gradients."""
         parameters = self._module.named_parameters()
-        self._gradients = {name: name_of(p.grad.dtype) for name, p in parameters if p.grad is not None}
+        self._gradients = {name: dtype_name(p.grad.dtype) for name, p in parameters if p.grad is not None}
 
     def note_loss(self, outputs: Any) -> None:
         """Note the loss: a step's output, or the tensor that its backward starts from."""

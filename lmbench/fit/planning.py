@@ -72,7 +72,7 @@ class Planner:
         if self._options.get("model.loss") == "whole":
             chunked = [self._chain(size, ["none"], is_chunked=True) for size in sizes[:2]]
             for chain, whole in zip(chunked, known, strict=True):
-                chain.blocks = whole.blocks
+                chain.blocks, chain.work = whole.blocks, {**whole.work, "rest": chain.work["rest"]}
             chains += [chunked[0].at(size, chunked[-1]) for size in sizes]
         return chains
 

@@ -38,7 +38,7 @@ _FORECAST_PHASES = ("forward", "backward", "optimizer")
 #: The column of each category.
 _KEYS = {name: f"{name}_bytes" for name in CATEGORIES}
 #: The folder in the text of a frame, such as `/home/me/model.py:88 forward`.
-FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
+_FOLDER = re.compile(r"^.*[/\\](?=[^/\\]*:\d)")
 #: The advice on how to reduce each category, as a clause.
 _REMEDIES = {
     "parameters": "a lower precision of the weights (bf16-true), or fewer of them on each device",
@@ -70,7 +70,7 @@ def history_answer(findings: Findings) -> Answer:
         table("memory/phases", findings.phases[["peak_bytes", *used]].rename(columns=_KEYS).reset_index()),
         _part_table(findings),
         _largest_table(findings),
-        table("memory/gaps", _short_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
+        table("memory/gaps", _with_lines(gaps(findings).replace({"category": CATEGORY_LABELS}))),
         table("memory/saved", findings.saved),
         table("memory/saved_operators", operators, block=next(iter(operators["block"]), "")),
     ]
@@ -113,7 +113,7 @@ def _headline(findings: Findings) -> list[Line]:
     parts = findings.parts.sum(axis=1)
     if not any(parts.index):
         by_line = findings.largest.groupby("user_frame")["total_bytes"].sum()
-        parts = by_line.rename(index=lambda line: FOLDER.sub("", line))
+        parts = by_line.rename(index=lambda line: _FOLDER.sub("", line))
     if any(parts.index):
         lines.append(Line("most", shares(parts.drop("", errors="ignore"), 1)))
     # A snapshot that lmbench did not record may lack segments, and so reserved bytes.
@@ -148,12 +148,17 @@ def _largest_table(findings: Findings) -> Table:
     """The largest allocations at the peak, with the first frame of the user's code."""
     rows = findings.largest.replace({"category": CATEGORY_LABELS, "phase": {"": "before"}})
     rows = rows.rename(columns={"size_bytes": "each_bytes", "operator": "saved_by", "owner": "part"})
-    return table("memory/largest", _short_lines(rows))
+    return table("memory/largest", _with_lines(rows))
 
 
-def _short_lines(rows: Any) -> Any:
-    """Rows with the `line` of their `user_frame`, without folder and function, and without empty columns."""
-    rows = rows.assign(line=rows["user_frame"].str.replace(FOLDER, "", regex=True).str.split(" ").str[0])
+def lines_of(rows: Any) -> Any:
+    """The line of each row's `user_frame`, without folder and function: `model.py:88`."""
+    return rows["user_frame"].str.replace(_FOLDER, "", regex=True).str.split(" ").str[0]
+
+
+def _with_lines(rows: Any) -> Any:
+    """Rows with their `line`, without empty columns."""
+    rows = rows.assign(line=lines_of(rows))
     return rows.loc[:, (rows != "").any()]
 
 
@@ -217,21 +222,19 @@ def plan_answer(plan: MemoryPlan, words: list[str], others: Mapping[str, MemoryP
             Line("time", f"{step}{percent(best.extra_fraction)} more than without a limit; {time}"),
             Line("use", shlex.join(["lmbench", "fit", *words]), is_whole=True),
         ]
-    # A point that just misses the memory, and is near the plan, took its place among the points.
-    is_apart = best is not None and all(point.recipe != best.recipe for point in plan.points)
-    points = sorted([*plan.points, best], key=lambda point: point.work) if best and is_apart else plan.points
+    # A point that just misses the memory, and is near the plan, may have taken its place among the points.
+    by_recipe = {point.recipe: point for point in (*plan.points, *plan.fitting[:1])}
+    points = sorted(by_recipe.values(), key=lambda point: point.work)
     rows = pd.DataFrame(
         {
             **_point_row(point),
             **({"step_s": point.work} if plan.is_timed else {}),
-            "note": "" if best is None or point.recipe != best.recipe else "the plan",
+            "note": "the plan" if best and point.recipe == best.recipe else "",
         }
         for point in points
     )  # fmt: skip
-    shown = rows
-    if len(rows) > _MOST_POINTS:
-        places = np.linspace(0, len(rows) - 1, _MOST_POINTS).round().astype(int)
-        shown = rows[rows.index.isin(places) | (rows["note"] != "")]
+    places = np.linspace(0, len(rows) - 1, _MOST_POINTS).round()
+    shown = rows[rows.index.isin(places) | (rows["note"] != "")]
     return Answer(
         headline=lines,
         tables=[

@@ -119,10 +119,14 @@ def read_notes(snapshot: Path) -> MemoryNotes | None:
         ) from None
 
 
-def block_of(owner: str) -> str | None:
-    """The path of the outermost indexed module around a module, such as `blocks.3`; None outside of such modules."""
+#: The name, in place of a block of the model, for modules outside of all blocks.
+OUTSIDE = "outside of blocks"
+
+
+def block_of(owner: str) -> str:
+    """The path of the outermost indexed module around a module, such as `blocks.3`; OUTSIDE without such a module."""
     match = INDEX.search(owner)
-    return owner[: match.end()] if match else None
+    return owner[: match.end()] if match else OUTSIDE
 
 
 #: The start of a block that was allocated before the first moment.

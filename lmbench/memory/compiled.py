@@ -28,8 +28,10 @@ from lmbench.memory.predictor import Allocation
 
 # Operators whose kernels Inductor calls rather than generates (torch/_inductor/lowering.py, fallbacks and templates).
 # Their inputs and outputs are in memory, even where everything else is fused into one pass.
-_EXTERN = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "index_put", "sort"})
-_EXTERN_PARTS = re.compile("scaled_dot_product|attention|embedding_dense_backward|convolution_backward|cumsum")
+_EXTERN = re.compile(
+    "(mm|bmm|addmm|baddbmm|convolution|index_put|sort)$"
+    "|.*(scaled_dot_product|attention|embedding_dense_backward|convolution_backward|cumsum)"
+)
 
 
 def simulate_compiled(target: nn.Module, tracker: Tracker) -> None:
@@ -85,8 +87,7 @@ def _simulation(nodes: Any, tracker: Tracker) -> Callable[..., list[Any]]:
     """
     inputs = [node for node in nodes if node.op == "placeholder"]
     calls = [node for node in nodes if node.op == "call_function"]
-    (returned,) = next(node for node in nodes if node.op == "output").args
-    outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+    (outputs,) = next(node for node in nodes if node.op == "output").args
     _restore_values(calls)
     first_node: dict[int, fx.Node] = {}
     base = {}
@@ -147,7 +148,7 @@ def _restore_values(calls: list[Any]) -> None:
 def _plan(calls: list[fx.Node], base: dict[fx.Node, fx.Node], kept: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """The nodes that write to memory, in order, each with the nodes whose memory has its last read in that node."""
     sources = {node: {base[source] for source in node.all_input_nodes} for node in calls}
-    extern = [node for node in calls if _packet(node) in _EXTERN or _EXTERN_PARTS.search(_packet(node))]
+    extern = [node for node in calls if _EXTERN.match(_packet(node))]
     written = kept.union(*({base[node]} | sources[node] for node in extern))
     reads: dict[fx.Node, set[fx.Node]] = {}
     last: dict[fx.Node, fx.Node] = {}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lmbench.memory.answer import FOLDER
+from lmbench.memory.answer import lines_of
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS, by_category
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import Forecast
@@ -34,7 +34,7 @@ class MemoryPeak(NamedTuple):
 def recorded_peak(name: str, findings: Findings) -> MemoryPeak:
     """The peak of a history."""
     held, peak = findings.held, findings.peak
-    line = held["user_frame"].str.replace(FOLDER, "", regex=True).str.split(" ").str[0]
+    line = lines_of(held)
     lines = held.assign(line=line.where(line != "", held["owner"])).groupby(["category", "line"])["size_bytes"].sum()
     text = f"{name}: {gib(peak['allocated_bytes'])} in {peak['phase']}, {gib(peak['reserved_bytes'])} reserved"
     return MemoryPeak(text, pd.Series(by_category(held)), findings.phases["peak_bytes"], lines)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -30,13 +31,6 @@ from lmbench.code_owners import Owner, code_owner
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
 
-# Operators that CUDA's autocast lists have and a CPU's have not (torch/include/ATen/autocast_mode.h, torch 2.13). Most
-# get their inputs converted to float32. The following get float32 as their `dtype` instead: they convert while they
-# compute.
-_FLOAT32_OUT = """
-prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
-linalg_matrix_norm.str_ord sum sum.dim_IntList
-"""
 _HALVES = (torch.bfloat16, torch.float16)
 #: The getter of a tensor's dtype, which a lazy module's parameter allows nobody else.
 _DTYPE: Any = torch._C.TensorBase.dtype
@@ -68,10 +62,8 @@ def act_like_cuda() -> None:
     def with_unfused(backends: Iterable[SDPBackend], set_priority: bool = False) -> None:
         choose([*backends, SDPBackend.MATH], set_priority)
 
-    setattr(attention, choose.__name__, with_unfused)
+    attention._sdpa_kernel = with_unfused
     # By default an optimizer updates all parameters in one call (foreach) on CUDA, but in a loop on a CPU.
-    from torch.optim import optimizer
-
     name = "_get_foreach_kernels_supported_devices"
     supported = getattr(optimizer, name)()
     setattr(optimizer, name, lambda: [*supported, "cpu"])
@@ -161,23 +153,24 @@ def _ones(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_float32(name: str) -> Callable[..., Any]:
-    """An implementation of an operator for the CPU's autocast that runs it in float32, as CUDA's autocast does."""
+    """An implementation of an operator for the CPU's autocast that runs it in float32, as CUDA's autocast does.
+
+    An operator with a `dtype`, such as `sum`, gets float32 there, and converts while it computes. All others get their
+    inputs converted.
+    """
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    dtype_index = None
-    if name in _FLOAT32_OUT.split():
-        dtype_index = [argument.name for argument in operator._schema.arguments].index("dtype")
+    parameters = [argument.name for argument in operator._schema.arguments]
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        named = {**dict(zip(parameters, args, strict=False)), **kwargs}
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            if dtype_index is None:
-                wide = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in _HALVES else x, args)
-                return operator(*wide, **kwargs)
-            dtype = args[dtype_index] if len(args) > dtype_index else kwargs.get("dtype")
-            if dtype is None and args[0].dtype in _HALVES:
-                return operator(*args[:dtype_index], **{**kwargs, "dtype": torch.float32})
-            return operator(*args, **kwargs)
+            if "dtype" not in parameters:
+                named = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in _HALVES else x, named)
+            elif named.get("dtype") is None and named["self"].dtype in _HALVES:
+                named["dtype"] = torch.float32
+            return operator(**named)
 
     return run
 

@@ -19,6 +19,7 @@ from lmbench.memory.attribution import Ranges, attribute, user_frame
 from lmbench.memory.blocks import (
     BEFORE,
     CATEGORIES,
+    OUTSIDE,
     SNAPSHOT_FILE,
     Category,
     MemoryNotes,
@@ -37,9 +38,6 @@ from lmbench.records.measured import Guard, RefusedAllocation
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.vocabulary import PHASE, PHASES, STEP, Values, collapsed
 from lmbench.report.units import gib, percent
-
-#: The name, in place of a block of the model, for modules outside of all blocks.
-OUTSIDE = "outside of blocks"
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Findings:
         steps = ["", *saved["step"]]
         saved = saved[saved["step"] == (self.peak["step"] if self.peak["step"] in steps else steps[-1])]
         saved = saved[saved["category"].isin(["activations", "logits"])].sort_values("start", kind="stable")
-        return saved.assign(block=[block_of(owner) or OUTSIDE for owner in saved["owner"]])
+        return saved.assign(block=saved["owner"].map(block_of))
 
     @property
     def saved(self) -> Any:
@@ -186,7 +184,7 @@ class Findings:
         """The bytes of gradients by block of the model, in the step of `saved_storages`."""
         gradients = self.blocks[self.blocks["category"] == "gradients"]
         gradients = gradients[gradients["step"].isin(self.saved_storages["step"])]
-        return gradients["size_bytes"].groupby([block_of(owner) or OUTSIDE for owner in gradients["owner"]]).sum()
+        return gradients["size_bytes"].groupby(gradients["owner"].map(block_of)).sum()
 
     @cached_property
     def cuts(self) -> list[str]:

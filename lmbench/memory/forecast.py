@@ -156,25 +156,26 @@ def gpu_of(run: RunRecord) -> TargetGpu | None:
     return TargetGpu(gpu.name, total_bytes, matmul_workspace_bytes(gpu.name))
 
 
-def ask_forecast(words: list[str], request: Request, heard: Callable[[str], None] | None = None) -> Forecast:
-    """The forecast for a configuration, made by a process of its own, since its changes to PyTorch cannot be undone.
+def ask_forecast(words: list[str], request: Request) -> Forecast:
+    """The forecast for a configuration, with its progress shown. Raises as `ask` does."""
+    with progress("predicting memory") as task:
+        return ask(words, request, Forecast, task.note)
+
+
+def ask(
+    words: list[str], request: Struct, answer: type[Answer], heard: Callable[[str], None] = lambda text: None
+) -> Answer:
+    """The answer of the predicting process, which is one of its own, since its changes to PyTorch cannot be undone.
 
     Args:
         words: the configuration, as options of `lmbench fit`.
-        request: the GPU to predict for, and whether to find the largest batch and context.
-        heard: called with each progress message of the process; by default progress is shown.
+        request: the question about it, such as a `Request`.
+        answer: the type of the answer.
+        heard: called with each progress message of the process.
 
     Raises:
         UsageError: the words are wrong, or the module cannot be run on fake tensors.
         ProcessFailed: the process failed.
     """
-    if heard is None:
-        with progress("predicting memory") as task:
-            return ask_forecast(words, request, task.note)
-    return ask(words, request, Forecast, heard)
-
-
-def ask(words: list[str], request: Struct, answer: type[Answer], heard: Callable[[str], None]) -> Answer:
-    """The answer of the predicting process to a request about a configuration. Raises as `ask_forecast` does."""
     printed = run_python("-m", "lmbench.fit.prediction", msgspec.json.encode(request).decode(), *words, heard=heard)
     return msgspec.json.decode(printed, type=answer)

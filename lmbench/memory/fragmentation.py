@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from lmbench.memory.blocks import BEFORE, rounded_bytes
+from lmbench.memory.blocks import rounded_bytes
 from lmbench.memory.findings import Findings
 from lmbench.memory.predictor import (
     LARGE_SEGMENT_BYTES,
@@ -16,25 +16,23 @@ from lmbench.memory.predictor import (
     CachingAllocator,
     Piece,
 )
-from lmbench.memory.snapshot import Replay
+from lmbench.memory.snapshot import GROWTH, Replay
 
 #: The category of a gap that is a whole segment.
 FREE_SEGMENT = "free segments"
 #: The largest difference between the simulated and the recorded reserved bytes, as a share. In histories of an H200
 #: (tests/data/memory) it was 0 for four from a process's start, and 0.7 % for one that began after the warm-up.
 _AGREEING_FRACTION = 0.01
-_GROWS, _SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 
 
 def segments_at(played: Replay, entry: int) -> list[tuple[int, int]]:
     """The segments after an entry, each as its first address and the address behind it, in order."""
-    ends = dict(zip(played.segments["address"].tolist(), played.segments["total_bytes"].tolist(), strict=True))
-    ends = {start: start + size for start, size in ends.items()}
+    ends = {start: start + size for start, size in played.segments[["address", "total_bytes"]].to_numpy().tolist()}
     later = played.entries.iloc[entry + 1 :]
-    later = later[later["action"].isin(_GROWS + _SHRINKS)][["action", "address", "size_bytes"]]
+    later = later[later["action"].isin(GROWTH)][["action", "address", "size_bytes"]]
     # Segments are known at the end: go back from there.
     for action, first, size in reversed(later.to_numpy().tolist()):
-        if action in _SHRINKS:
+        if GROWTH[action] < 0:
             ends[first] = first + size
             continue
         # An expandable segment grew by a part of it.
@@ -125,15 +123,5 @@ def expandable_bytes(findings: Findings) -> int | None:
 
 def _simulated_bytes(findings: Findings, allocator: CachingAllocator) -> int:
     """The bytes that an allocator has reserved when it has served the requests of a history up to its peak."""
-    blocks, last = findings.blocks, findings.peak["entry"]
-    # Blocks from before the history come first.
-    requests = blocks[blocks["start"] <= last].sort_values("start", kind="stable")
-    rows = enumerate(requests[["start", "end", "requested_bytes"]].to_numpy().tolist())
-    events = [event for index, (start, end, size) in rows for event in ((start, index, size), (end, index, None))]
-    held = dict[int, Piece]()
-    for moment, index, size in sorted((event for event in events if event[0] <= last), key=lambda event: event[0]):
-        if size is not None:
-            held[index] = allocator.allocate(size)
-        elif moment > BEFORE:
-            allocator.free(held.pop(index))
+    allocator.serve(findings.blocks[findings.blocks["start"] <= findings.peak["entry"]], "requested_bytes")
     return allocator.reserved_bytes

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
@@ -55,7 +56,7 @@ _MOVED_PER_WRITTEN = 3
 
 
 class BlockFacts(NamedTuple):
-    """What a block adds, in bytes, and its `work` in both passes, in FLOPs or seconds.
+    """What a block adds, in bytes.
 
     `kept` is held after its forward, `saved` of that until the backward; `change` is that over its backward. The peaks
     are above what is held before.
@@ -66,14 +67,13 @@ class BlockFacts(NamedTuple):
     saved: float
     backward_peak: float
     change: float
-    work: float
 
 
 class ChainFacts(NamedTuple):
     """What is held besides the blocks' activations, in bytes: before the first block; at peaks of the parts of a step,
     and changes over them: until the backward begins, until the last block's backward begins, and after the first
-    block's; and all gradients. `work` is that of a micro-batch without blocks, `adding_work` that of adding its
-    gradients to others, `update_work` that of the optimizer, `forward_work` that of a block's forward."""
+    block's; and all gradients. `adding_work` is that of adding the gradients of a micro-batch to others, `update_work`
+    that of the optimizer."""
 
     entry: float
     head_peak: float
@@ -82,10 +82,8 @@ class ChainFacts(NamedTuple):
     loss_change: float
     tail_peak: float
     gradients: float
-    work: float = 0.0
     adding_work: float = 0.0
     update_work: float = 0.0
-    forward_work: float = 0.0
 
 
 Facts = TypeVar("Facts", BlockFacts, ChainFacts)
@@ -107,13 +105,18 @@ class BlockBorders(Struct):
 
 
 class Chain(Struct):
-    """The facts of a micro-batch of one size: of the chain of `count` alike blocks, and of a block by treatment."""
+    """The facts of a micro-batch of one size: of the chain of `count` alike blocks, and of a block by treatment.
+
+    `work` is in FLOPs or seconds: `rest` is that of a micro-batch without blocks, `forward` that of a block's forward,
+    and the name of a treatment that of a block's both passes.
+    """
 
     batch_size: int
     is_chunked: bool
     count: int
     facts: ChainFacts
     blocks: dict[str, BlockFacts]
+    work: dict[str, float]
 
     def at(self, batch_size: int, other: Chain) -> Chain:
         """The facts of another size of the micro-batch, on the line through these and the other chain's.
@@ -127,19 +130,13 @@ class Chain(Struct):
             for name, facts in self.blocks.items()
             if name in other.blocks
         }
-        facts = between(self.facts, other.facts, share)
-        return replace(self, batch_size=batch_size, facts=facts, blocks=blocks)
-
-    def no_faster_than(self, other: Chain) -> Chain:
-        """The facts with the work of another chain where that is more."""
-        blocks = {
-            name: facts._replace(work=max(facts.work, other.blocks[name].work)) for name, facts in self.blocks.items()
+        work = {
+            name: amount + share * (other.work[name] - amount)
+            for name, amount in self.work.items()
+            if name in other.work
         }
-        facts = self.facts._replace(
-            work=max(self.facts.work, other.facts.work),
-            forward_work=max(self.facts.forward_work, other.facts.forward_work),
-        )
-        return replace(self, facts=facts, blocks=blocks)
+        facts = between(self.facts, other.facts, share)
+        return replace(self, batch_size=batch_size, facts=facts, blocks=blocks, work=work)
 
 
 class ChainSample(NamedTuple):
@@ -162,7 +159,7 @@ def sample_of(allocations: Sequence[Allocation], borders: BlockBorders, work: fl
 
 
 def block_facts(sample: ChainSample) -> BlockFacts:
-    """The facts of the second block; `work` is left at zero."""
+    """The facts of the second block."""
     held, borders = sample.held, sample.borders
     enter, leave, start, end = borders.enter[1], borders.leave[1], borders.backward[1], borders.backward[0]
     saved = sample.allocations.query(f"{enter} < start <= {leave} and end > {borders.backward_start}")
@@ -172,13 +169,12 @@ def block_facts(sample: ChainSample) -> BlockFacts:
         saved["size_bytes"].sum(),
         held[start : end + 1].max() - held[start],
         held[end] - held[start],
-        0,
     )
     return BlockFacts(*map(float, figures))
 
 
 def chain_facts(sample: ChainSample, none: BlockFacts) -> ChainFacts:
-    """The facts of a chain of as many blocks as the sample has, whose facts are `none`; `work` is left at zero."""
+    """The facts of a chain of as many blocks as the sample has, whose facts are `none`."""
     held, borders = sample.held, sample.borders
     last = max(borders.leave)
     leave, backward, start, end = (
@@ -193,7 +189,6 @@ def chain_facts(sample: ChainSample, none: BlockFacts) -> ChainFacts:
         held[backward : start + 1].max() - held[backward], held[start] - held[backward],
         held[end:].max() - held[end],
         gradients,
-        0,
         FLOPS_PER_BYTE * _MOVED_PER_WRITTEN * gradients,
     )  # fmt: skip
     return ChainFacts(*map(float, figures))
@@ -213,7 +208,7 @@ def chain_of(batch_size: int, is_chunked: bool, count: int, samples: Mapping[tup
     few, many = (chain_facts(samples["none", kept], blocks["none"]) for kept in FEW_BLOCKS)
     facts = between(few, many, (count - fewer) / (more - fewer))
     works = {key: sample.work for key, sample in samples.items()}
-    return with_works(Chain(batch_size, is_chunked, count, facts, blocks), works, works)
+    return Chain(batch_size, is_chunked, count, facts, blocks, work_of(works, works))
 
 
 class Recipe(Struct, frozen=True):
@@ -296,15 +291,15 @@ def predicted_peak(chain: Chain, recipe: Recipe) -> float:
 
 def predicted_work(chain: Chain, recipe: Recipe) -> float:
     """The work of a step: of its micro-batches with what they compute again, and of the optimizer."""
-    facts, none = chain.facts, chain.blocks["none"]
-    again = chain.blocks[recipe.treatment].work - none.work
+    work = chain.work
+    again = work[recipe.treatment] - work["none"]
     whole_runs, shorter_runs = runs_again(recipe.treated(chain.count), recipe.group, recipe.is_nested)
     # Noise may make a whole run shorter than one that ends earlier.
-    recomputed = whole_runs * max(facts.forward_work, again) + shorter_runs * again
-    micro_batch = facts.work + chain.count * none.work + recomputed
+    recomputed = whole_runs * max(work["forward"], again) + shorter_runs * again
+    micro_batch = work["rest"] + chain.count * work["none"] + recomputed
     if recipe.micro_batches > 1:
-        micro_batch += facts.adding_work
-    return recipe.micro_batches * micro_batch + facts.update_work
+        micro_batch += chain.facts.adding_work
+    return recipe.micro_batches * micro_batch + chain.facts.update_work
 
 
 class BlockTime(Struct):
@@ -326,26 +321,17 @@ class BlockTime(Struct):
 Works = Mapping[tuple[str, int], float]
 
 
-def with_works(chain: Chain, works: Works, whole: Works, forward_work: float | None = None) -> Chain:
-    """The chain with the work that steps of few blocks tell.
+def work_of(works: Works, whole: Works) -> dict[str, float]:
+    """The work that steps of few blocks tell, as a chain has it; a forward is a third of the FLOPs of matrix products.
 
     Args:
         whole: works of steps whose loss is not in chunks, which tell of blocks.
-        forward_work: work of a block's forward; None takes the third that it is of the FLOPs of matrix products.
     """
     fewer, more = FEW_BLOCKS
     few = whole["none", fewer]
     per_block = (whole["none", more] - few) / (more - fewer)
-    blocks = {
-        name: facts._replace(work=per_block + (whole[name, fewer] - few) / fewer)
-        for name, facts in chain.blocks.items()
-        if (name, fewer) in whole
-    }
-    facts = chain.facts._replace(
-        work=works["none", fewer] - per_block * fewer,
-        forward_work=per_block / 3 if forward_work is None else forward_work,
-    )
-    return replace(chain, facts=facts, blocks=blocks)
+    blocks = {name: per_block + (work - few) / fewer for (name, kept), work in whole.items() if kept == fewer}
+    return {**blocks, "rest": works["none", fewer] - per_block * fewer, "forward": per_block / 3}
 
 
 def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chain]:
@@ -374,22 +360,23 @@ def with_times(chains: Sequence[Chain], times: Sequence[BlockTime]) -> list[Chai
                 "measure them again, in another --results_dir"
             )
         forward_s = (many.forward_s - few.forward_s) / (more - fewer)
-        timed, none = with_works(chain, own_works, works, forward_s), chain.blocks["none"]
-        facts = timed.facts._replace(
-            adding_work=chain.facts.adding_work * timed.blocks["none"].work / none.work,
+        work = {**work_of(own_works, works), "forward": forward_s}
+        facts = chain.facts._replace(
+            adding_work=chain.facts.adding_work * work["none"] / chain.work["none"],
             update_work=few.update_s + (many.update_s - few.update_s) / (more - fewer) * (chain.count - fewer),
         )
-        known[chain.is_chunked].append(replace(timed, facts=facts))
+        blocks = {name: block for name, block in chain.blocks.items() if name in work}
+        known[chain.is_chunked].append(replace(chain, facts=facts, blocks=blocks, work=work))
     if not known:
         raise UsageError("there are no times of blocks that are not recomputed; `lmbench tune --for memory` has them")
     sizes = dict.fromkeys(chain.batch_size for chain in chains)
     timed_chains = []
     for ends in known.values():
         least = min(ends, key=lambda chain: chain.batch_size)
-        on_line = [ends[0].at(size, ends[-1]) for size in sizes]
-        timed_chains += [
-            chain.no_faster_than(least) if chain.batch_size < least.batch_size else chain for chain in on_line
-        ]
+        for chain in (ends[0].at(size, ends[-1]) for size in sizes):
+            if chain.batch_size < least.batch_size:
+                chain.work = {name: max(work_s, least.work[name]) for name, work_s in chain.work.items()}
+            timed_chains.append(chain)
     return timed_chains
 
 
@@ -487,14 +474,12 @@ def times_of(folder: Path | None) -> list[BlockTime]:
     return times
 
 
-def are_disturbed(times: Iterable[BlockTime]) -> bool:
+def are_disturbed(times: Sequence[BlockTime]) -> bool:
     """Whether more blocks took no longer than fewer of the same kind, as on a busy machine."""
-    ordered = sorted(times, key=lambda row: row.blocks)
-    same = ("treatment", "batch_size", "is_chunked")
+    kind = attrgetter("treatment", "batch_size", "is_chunked")
     return any(
-        more.micro_batch_s <= few.micro_batch_s
-        for few, more in combinations(ordered, 2)
-        if few.blocks < more.blocks and all(getattr(few, name) == getattr(more, name) for name in same)
+        few.blocks < more.blocks and kind(few) == kind(more) and more.micro_batch_s <= few.micro_batch_s
+        for few, more in product(times, repeat=2)
     )
 
 
@@ -503,14 +488,13 @@ def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
     times = []
     for run in runs:
         record = run.record
-        blocks, recompute = (value_at(record, f"config.{name}") for name in ("measure.blocks", "trainer.recompute"))
-        medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
-        if blocks is None or record.outcome != "ok":
-            continue
-        kept = {name: value for name, value in (recompute or {}).items() if name in ("keep", "offload") and value}
+        blocks = value_at(record, "config.measure.blocks")
+        recompute = value_at(record, "config.trainer.recompute") or {}
+        kept = {name: value for name, value in recompute.items() if name in ("keep", "offload") and value}
         treatment = next((name for name, settings in TREATMENTS.items() if settings == kept), None)
-        if treatment is None or (recompute or {}).get("group", 1) != 1:
+        if blocks is None or record.outcome != "ok" or treatment is None or recompute.get("group", 1) != 1:
             continue
+        medians = {name: value_at(record, f"phases.{name}.median_s") or 0.0 for name in PHASES}
         update_s = medians["optimizer"] + medians["clip"] + medians["zero_grad"]
         batch_size, loss = record.data.batch_size, value_at(record, "config.model.loss")
         micro_batch_s = sum(medians.values()) - update_s
@@ -521,12 +505,7 @@ def block_times(runs: Iterable[StoredRun]) -> list[BlockTime]:
 
 
 def ask_plan(words: list[str], request: PlanRequest) -> MemoryPlan:
-    """The plan for a configuration, made by a process of its own.
-
-    Raises:
-        UsageError: the words are wrong, the module has no alike blocks, or it cannot be run on fake tensors.
-        ProcessFailed: the process failed.
-    """
+    """The plan for a configuration, with its progress shown. Raises as `ask` does, also without alike blocks."""
     with progress("planning memory") as task:
         return ask(words, request, MemoryPlan, task.note)
 
@@ -541,7 +520,7 @@ class Shortage:
     reason: str = ""
 
 
-def explain(run: RunRecord, path: Path, ask: Callable[[list[str], PlanRequest], MemoryPlan] = ask_plan) -> Shortage:
+def explain(run: RunRecord, path: Path) -> Shortage:
     """Plan for a run that ran out of memory; it takes about a minute.
 
     Nothing is planned for a configuration that may run code other than lmbench's own: the run may come from anywhere.
@@ -549,7 +528,6 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], PlanRequest], 
     Args:
         run: the run's record.
         path: the run's folder, whose configuration is planned.
-        ask: the function that makes a plan.
     """
     gpu, config = gpu_of(run), path / "config.yaml"
     if run.error is not None and run.error.where == "host":
@@ -561,6 +539,6 @@ def explain(run: RunRecord, path: Path, ask: Callable[[list[str], PlanRequest], 
             command = f"lmbench memory --config {quote(str(config))} --fit {quote(gpu.name)}"
             return Shortage(run, config, reason=f"{name} may run code; if you trust it: {command}")
     try:
-        return Shortage(run, config, ask([f"--config={config}"], PlanRequest(gpu)))
+        return Shortage(run, config, ask_plan([f"--config={config}"], PlanRequest(gpu)))
     except (UsageError, ProcessFailed) as error:
         return Shortage(run, config, reason=str(error))

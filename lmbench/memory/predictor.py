@@ -8,15 +8,15 @@ and backward, and reserved 0.2 % less. Works without torch.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from math import ceil
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy  # type: ignore[import-untyped]
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
@@ -91,6 +91,17 @@ class CachingAllocator:
                 piece = Piece(size, address, piece.is_small)
         self._give(piece)
 
+    def serve(self, blocks: Any, column: str) -> list[int]:
+        """Serve requests for the bytes in a column of blocks, in the order of time; returns the sizes of the pieces."""
+        sizes, pieces = blocks[column].tolist(), dict[int, Piece]()
+        events = [*enumerate(blocks["start"].tolist()), *enumerate(blocks["end"].tolist())]
+        for index, _ in sorted(events, key=itemgetter(1)):
+            if index in pieces:
+                self.free(pieces[index])
+            else:
+                pieces[index] = self.allocate(sizes[index])
+        return [pieces[index].size_bytes for index in range(len(sizes))]
+
     def _give(self, piece: Piece) -> Piece:
         """Add a piece to the free ones."""
         insort(self._free[piece.is_small], piece)
@@ -143,18 +154,8 @@ def peaks_of(allocations: Sequence[Allocation], stretches: Sequence[Stretch]) ->
     """
     count = stretches[-1].end + 1
     sized = [allocation for allocation in allocations if allocation.size_bytes and allocation.start < count]
-    events = [(allocation.start, index) for index, allocation in enumerate(sized)]
-    events += [(allocation.end, index) for index, allocation in enumerate(sized) if allocation.end is not None]
-    allocator = CachingAllocator()
-    held = dict[int, Piece]()
-    sizes = list[int]()
-    for _, index in sorted(events):
-        if index in held:
-            allocator.free(held.pop(index))
-        else:
-            held[index] = allocator.allocate(sized[index].size_bytes)
-            sizes.append(held[index].size_bytes)
-    blocks = frame_of(sized, count).assign(size_bytes=sizes)
+    allocator, blocks = CachingAllocator(), frame_of(sized, count)
+    blocks["size_bytes"] = allocator.serve(blocks, "size_bytes")
     spans = [((stretch.phase, stretch.region), stretch.start, stretch.end) for stretch in stretches]
     peaks = []
     for (phase, region), moment in highest_moments(held_bytes(blocks, count), spans).items():
@@ -351,34 +352,21 @@ def _are_alike(left: list[PhasePeak], right: list[PhasePeak]) -> bool:
     """Whether the highest peaks agree, and the peaks of all phases roughly."""
     if not left or abs(peak_bytes(left) - peak_bytes(right)) > ALIKE_FRACTION * peak_bytes(right):
         return False
-    left, right = by_phase(left), by_phase(right)
-    if [peak.phase for peak in left] != [peak.phase for peak in right]:
-        return False
-    sizes = [(a.total_bytes, b.total_bytes) for a, b in zip(left, right, strict=True)]
-    return all(abs(a - b) <= ROUGHLY_FRACTION * b for a, b in sizes)
+    sizes, expected = ({peak.phase: peak.total_bytes for peak in by_phase(peaks)} for peaks in (left, right))
+    return sizes.keys() == expected.keys() and all(
+        abs(sizes[phase] - size) <= ROUGHLY_FRACTION * size for phase, size in expected.items()
+    )
 
 
 def largest_that_fits(
-    reserve: Callable[[int], float], room_bytes: int, start: int, unit: int, limit: int
+    reserve: Callable[[int], float], room_bytes: float, start: int, unit: int, limit: int
 ) -> int | None:
     """The largest multiple of `unit` up to `limit` whose reserved bytes are not more than the room; None if none is.
 
-    The search begins at `start`, brackets the border, and finds it by Brent's method.
+    The search widens from `start` in steps of four: a polynomial through three shapes is wrong far from them.
     """
-    low, max_count = 1, limit // unit
-    high = max(1, min(start // unit, max_count))
-
-    @cache
-    def rest_bytes(count: int) -> float:
-        return room_bytes - reserve(count * unit)
-
-    while rest_bytes(high) >= 0 and high < max_count:
-        low, high = high, min(4 * high, max_count)
-    count = high
-    if rest_bytes(high) < 0 <= rest_bytes(low):
-        count = round(scipy.optimize.brentq(lambda value: rest_bytes(round(value)), low, high, xtol=0.5))
-        while rest_bytes(count) < 0:
-            count -= 1
-        while rest_bytes(count + 1) >= 0:
-            count += 1
-    return count * unit if rest_bytes(count) >= 0 else None
+    count, max_count = max(1, start // unit), limit // unit
+    while count < max_count and reserve(count * unit) <= room_bytes:
+        count *= 4
+    counts = range(1, min(count, max_count) + 1)
+    return bisect_right(counts, room_bytes, key=lambda count: reserve(count * unit)) * unit or None

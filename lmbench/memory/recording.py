@@ -79,7 +79,7 @@ class Ledger:
         vocab_size: a floating tensor whose last dimension has this size counts as logits; None if it is unknown.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, vocab_size: int | None = None) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, vocab_size: int | None) -> None:
         self.moments: list[list[NotedBlock]] = []
         self._module, self._device, self._vocab_size = module, device, vocab_size
         self._saved: dict[int, NotedBlock] = {}

@@ -33,6 +33,8 @@ from lmbench.records.intervals import Integers
 MAX_FILE_BYTES = 2 << 30
 #: More frames of a stack are not read: real stacks are shorter, those of a damaged file may not be.
 MAX_FRAMES = 400
+#: The actions by which segments grow and shrink, with the sign of their bytes.
+GROWTH = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 #: The index of the empty stack, which is the last one.
 NO_STACK = -1
 #: File names of C and C++ frames: no name, or a source, a header or a library.
@@ -255,8 +257,7 @@ def replay(snapshot: Snapshot, device: int) -> Replay:
         columns=["address", "total_bytes", "is_expandable"],
     )
     # Segments are known at the end: reserved bytes at other entries follow from how they grew and shrank.
-    signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-    grown = (log["requested_bytes"] * log["action"].map(signs).fillna(0).astype(np.int64)).cumsum()
+    grown = (log["requested_bytes"] * log["action"].map(GROWTH).fillna(0).astype(np.int64)).cumsum()
     log = log[["action", "address", "stack", "time_us", "size_bytes", "device_free_bytes"]].assign(
         allocated_bytes=held_bytes(blocks, len(log)),
         requested_bytes=held_bytes(blocks, len(log), "requested_bytes"),

@@ -54,9 +54,9 @@ def memory_chart(title: str, findings: Findings) -> Chart:
     spec |= {"data": {"values": rows}, "usermeta": {"zoom": {"signal": "zoom_start", "start": 0, "end": count}}}
     spec["encoding"]["x"]["axis"]["labelExpr"] = f"{times_ms}[datum.value]"
     for axis, end in (("x", count), ("y", 1.1 * max_gib)):
-        spec["encoding"][axis]["scale"] = {"domain": [0, end], "nice": False}
-    order = {"calculate": f"indexof({names}, datum.name)", "as": "place"}
-    areas["transform"] = [{"fold": names, "as": ["name", "size"]}, order]
+        spec["encoding"][axis]["scale"]["domain"] = [0, end]
+    fold, place = areas["transform"]
+    fold["fold"], place["calculate"] = names, f"indexof({names}, datum.name)"
     peak_rule["data"] = {"values": [{"start": peak_column + 0.5}]}
     above["data"] = {"values": phases.to_dict("records")}
     pointer["encoding"]["tooltip"] = [

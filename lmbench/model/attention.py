@@ -266,7 +266,7 @@ class Attention(nn.Module):
     With `is_fused` one matrix product computes q, k and v.
     """
 
-    def __init__(self, shape: ModelShape, kind: AttentionKind, residual_scale: float, is_fused: bool = False) -> None:
+    def __init__(self, shape: ModelShape, kind: AttentionKind, residual_scale: float, is_fused: bool) -> None:
         super().__init__()
         width, std = shape.d_model, shape.d_model**-0.5
         self.head_dim, self._is_fused = shape.head_dim, is_fused

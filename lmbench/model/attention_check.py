@@ -30,7 +30,7 @@ from lmbench.errors import UsageError
 from lmbench.instruments.ending import frame_location, user_lines
 from lmbench.masking import one_line
 from lmbench.model.attention import AttentionKind, Size
-from lmbench.precision import PRECISIONS, find_precision
+from lmbench.precision import PRECISIONS, dtype_name, find_precision
 from lmbench.records.run import AttentionCheck
 from lmbench.records.vocabulary import INCORRECT
 
@@ -147,7 +147,7 @@ def _check_kernel(kind: AttentionKind, use: Use) -> None:
         reasons = [line for line in lines if not line.endswith("because:") and "runtime disabled" not in line]
         reason = "; ".join(reasons or [str(error).partition("\n")[0]])[:400]
         raise UsageError(
-            f"attention {kind.name!r} has no kernel for {_name(use.dtype)}, {use} on {use.device.type}; "
+            f"attention {kind.name!r} has no kernel for {dtype_name(use.dtype)}, {use} on {use.device.type}; "
             f"choose sdpa, which takes what there is, or naive: {reason}"
         ) from error
     finally:
@@ -178,8 +178,9 @@ def _check_function(kind: AttentionKind, use: Use, checked: list[Use]) -> Attent
     tolerance = TF32_TOLERANCE if is_tf32 and use.dtype is torch.float32 else TOLERANCES[use.dtype]
     if largest > tolerance:
         raise UsageError(
-            f"{INCORRECT}: {kind.name} is off by {largest:.2g} in the {largest_in}; allowed in {_name(use.dtype)} is "
-            f"{tolerance:.2g} of a row's size, against the formula in {_name(_wide(use.dtype))}"
+            f"{INCORRECT}: {kind.name} is off by {largest:.2g} in the {largest_in}; allowed in "
+            f"{dtype_name(use.dtype)} is {tolerance:.2g} of a row's size, against the formula in "
+            f"{dtype_name(_wide(use.dtype))}"
         )
     return AttentionCheck(len(checked) - len(refused), largest, tolerance, refused)
 
@@ -259,11 +260,7 @@ def _attend(kind: AttentionKind, case: Use, inputs: list[Tensor]) -> list[Tensor
 
 
 def _form(tensor: Tensor) -> str:
-    return f"shape {tuple(tensor.shape)}, {_name(tensor.dtype)} on {tensor.device.type}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return f"shape {tuple(tensor.shape)}, {dtype_name(tensor.dtype)} on {tensor.device.type}"
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

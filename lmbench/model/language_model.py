@@ -13,7 +13,6 @@ from lmbench.errors import UsageError, check_at_least, check_divides, unknown
 from lmbench.instruments.recomputing import RecomputeOptions, recomputed_flops
 from lmbench.model.attention import Size, attention_kind
 from lmbench.model.attention_check import check_again, check_attention, use_in
-from lmbench.model.layers import split_blocks
 from lmbench.model.optimizers import BY_MATRIX, choose_optimizer
 from lmbench.model.transformer import Transformer
 from lmbench.precision import PRECISIONS, find_precision
@@ -22,6 +21,13 @@ from lmbench.records.vocabulary import Values
 from lmbench.sizes import DEFAULT_VOCAB_SIZE, FlopCount, forward_flops, resolve_shape, size_name
 
 LOSSES = ("whole", "chunked")
+#: How the layers of a block are split over devices (Shoeybi et al. 2019): the last projection of each by rows, all
+#: others by columns, so that each layer needs one sum over devices.
+SPLIT = {
+    "attention": "shared_input", "attention.q": "colwise", "attention.k": "colwise", "attention.v": "colwise",
+    "attention.output": "rowwise",
+    "ffn": "shared_input", "ffn.gate": "colwise", "ffn.up": "colwise", "ffn.down": "rowwise",
+}  # fmt: skip
 
 
 class LanguageModel(LightningModule):
@@ -87,12 +93,10 @@ class LanguageModel(LightningModule):
         self.shape = resolve_shape(size, **dimensions, vocab_size=vocab_size)
         self._kind = attention_kind(attention)
         self._attention_check: AttentionCheck | None = None
-        for name, value, choices in (
-            ("loss", loss, LOSSES),
-            ("residual_dtype", residual_dtype or "bf16", ("bf16",)),
-        ):
-            if value not in choices:
-                raise unknown(name, value, choices)
+        if loss not in LOSSES:
+            raise unknown("loss", loss, LOSSES)
+        if residual_dtype not in (None, "bf16"):
+            raise unknown("residual_dtype", residual_dtype, ["bf16"])
         check_at_least(1, context_length=context_length)
         #: Whether the network was built for this run: one that was trained before in this process is not fresh.
         self._is_fresh = True
@@ -192,7 +196,7 @@ class LanguageModel(LightningModule):
         if self.fused_projections:
             raise UsageError("model.fused_projections cannot be split over devices by heads; leave it out")
         check_divides(size, num_heads=self.shape.num_heads, d_ff=self.shape.d_ff)
-        return split_blocks("network.blocks.*", attention="q k v output", ffn="gate up down")
+        return {f"network.blocks.*.{name}": style for name, style in SPLIT.items()}
 
     def compile_targets(self) -> list[torch.nn.Module]:
         """The modules that ``--trainer.compile`` compiles: the network with its loss, as one region."""

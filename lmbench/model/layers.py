@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-
-def split_blocks(blocks: str, **layers: str) -> dict[str, str]:
-    """A tensor-parallel plan for blocks of one kind (Shoeybi et al. 2019).
-
-    `layers` names the projections of each layer of a block. The last one is split by rows, the others by columns, so
-    that each layer needs one sum over devices.
-    """
-    plan = dict[str, str]()
-    for layer, names in layers.items():
-        *inputs, output = (f"{blocks}.{layer}.{name}" for name in names.split())
-        plan |= {f"{blocks}.{layer}": "shared_input", **dict.fromkeys(inputs, "colwise"), output: "rowwise"}
-    return plan
 
 
 class Projection(nn.Linear):
@@ -45,16 +31,18 @@ class Projection(nn.Linear):
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-def convert_projections(state: Mapping[str, Tensor], is_fused: bool) -> dict[str, Tensor]:
-    """A network's weights by name, converted for a network with fused or separate projections."""
-    fused_names = {part: fused for fused, parts in FUSED.items() for part in parts} if is_fused else {}
+def convert_projections(network: Any, state: dict[str, Tensor], *_: Any) -> None:
+    """Convert a state dict in place, so that a network whose projections are fused loads that of separate ones, and
+    vice versa; a hook of `load_state_dict`."""
+    fused_names = {part: fused for fused, parts in FUSED.items() for part in parts} if network.is_fused else {}
     pieces = defaultdict[str, list[Tensor]](list)
     for name, weight in state.items():
         *path, layer, kind = name.split(".")
         parts = FUSED.get(layer, (layer,))
         for part, piece in zip(parts, weight.chunk(len(parts)), strict=True):
             pieces[".".join([*path, fused_names.get(part, part), kind])].append(piece)
-    return {name: torch.cat(parts) for name, parts in pieces.items()}
+    state.clear()
+    state.update({name: torch.cat(parts) for name, parts in pieces.items()})
 
 
 class SplitParts(torch.autograd.Function):
@@ -110,7 +98,7 @@ class SwiGLU(nn.Module):
     With `is_fused` one matrix product computes gate and up.
     """
 
-    def __init__(self, d_model: int, d_ff: int, residual_scale: float, is_fused: bool = False) -> None:
+    def __init__(self, d_model: int, d_ff: int, residual_scale: float, is_fused: bool) -> None:
         super().__init__()
         if is_fused:
             self.gate_up = Projection(d_model, d_ff, d_model**-0.5, parts=2)

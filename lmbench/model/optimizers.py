@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
 from itertools import islice
@@ -72,11 +72,6 @@ def _plain(kind: Callable[..., Optimizer], named_parameters: NamedParameters, **
     return kind([parameter for _, parameter in named_parameters], **settings)
 
 
-def _sgd(kind: Callable[..., Optimizer], named_parameters: NamedParameters, betas: Any, **settings: Any) -> Optimizer:
-    """SGD, whose momentum corresponds to the first of AdamW's averages."""
-    return _plain(kind, named_parameters, momentum=betas[0], **settings)
-
-
 def _muon(kind: Callable[..., Optimizer], parameters: NamedParameters, betas: Any, **settings: Any) -> Optimizer:
     """Muon for the hidden layers' matrices, with updates as large as AdamW's, and AdamW for all other parameters."""
     hidden, others = list[nn.Parameter](), list[nn.Parameter]()
@@ -88,15 +83,11 @@ def _muon(kind: Callable[..., Optimizer], parameters: NamedParameters, betas: An
     return CombinedOptimizer(parts)
 
 
-#: Optimizers that are built in another way than `_plain` builds them, and their names where those differ.
-_BUILDERS: Mapping[str, Callable[..., Optimizer]] = {"SGD": _sgd, "Muon": _muon}
-_LABELS = {"Muon": "Muon + AdamW"}
-
-
 def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenOptimizer:
     """An optimizer of torch.optim with the settings (lr, weight_decay, betas) that it takes.
 
-    `variant` is its implementation: fused, foreach or loop. None stands for the optimizer's default.
+    The first of the betas is SGD's momentum. `variant` is the implementation: fused, foreach or loop. None stands for
+    the optimizer's default.
 
     Raises:
         UsageError: there is no such optimizer, it has no such variant, or PyTorch refuses its settings.
@@ -109,7 +100,12 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
     name = name.removeprefix("torch.optim.")
     if name not in kinds:
         raise unknown("optimizer", name, kinds)
-    parameters, label = signature(kinds[name]).parameters, _LABELS.get(name, name)
+    parameters, label = signature(kinds[name]).parameters, name
+    build: Callable[..., Optimizer] = _plain
+    if name == "Muon":
+        build, label = _muon, "Muon + AdamW"
+    elif name == "SGD":
+        settings["momentum"] = settings["betas"][0]
     if variant is None and name in _FUSED:
         variant = "fused"
     if variant is not None:
@@ -118,7 +114,7 @@ def choose_optimizer(name: str, variant: str | None, **settings: Any) -> ChosenO
             raise unknown(f"variant of {name}", variant, variants)
         settings |= {flag: value for flag, value in _VARIANTS[variant].items() if flag in parameters}
         label = f"{name} {variant}"
-    chosen = ChosenOptimizer(label, partial(_BUILDERS.get(name, _plain), kinds[name], **settings))
+    chosen = ChosenOptimizer(label, partial(build, kinds[name], **settings))
     try:
         # PyTorch checks the settings when an optimizer is made. A trial shows mistakes before the network is built.
         chosen.build([("", nn.Parameter(torch.zeros(1, 1, device="cpu")))])

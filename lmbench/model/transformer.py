@@ -47,13 +47,6 @@ class Block(nn.Module):
         return self.ffn_residual(x, self.ffn(self.ffn_norm(x)))
 
 
-def _convert(network: Transformer, state: dict[str, Tensor], *_: Any) -> None:
-    """Convert a state dict, so that a network with fused projections loads that of separate ones, and vice versa."""
-    converted = convert_projections(state, network.is_fused)
-    state.clear()
-    state.update(converted)
-
-
 class Transformer(nn.Module):
     """Decoder-only language model: tokens ``batch seq`` -> logits ``batch seq vocab``, or the loss.
 
@@ -96,7 +89,7 @@ class Transformer(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         keep_mask(self, self._kind.mask(context_length, is_causal=True))
-        self.register_load_state_dict_pre_hook(_convert)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(convert_projections)  # type: ignore[no-untyped-call]
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Any:
         """Logits, or with targets (``batch seq``) the mean cross entropy. torch.compile gets both as one region."""

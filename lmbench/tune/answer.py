@@ -81,6 +81,11 @@ def tuned_config(options: Options) -> str:
     return yaml.safe_dump(tree, sort_keys=False)
 
 
+def use_line(path: Path) -> Line:
+    """The command that runs the answer of a tuning in a folder."""
+    return Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True)
+
+
 def tune_answer(tuning: Tuning, path: Path) -> Answer:
     """What to set and what it gains, and the table of all candidates.
 
@@ -102,7 +107,7 @@ def tune_answer(tuning: Tuning, path: Path) -> Answer:
         headline=[
             *_findings(tuning, spread, change),
             Line("took", f"{spent}, {measured} of {len(tuning.candidates)} trials measured"),
-            Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
+            use_line(path),
         ],
         tables=[_choices(tuning, spread)],
         notes=[Line("gain", f"how many times better a choice is than the trial that it was added to; {note}")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.records.load import StoredRun
 from lmbench.report.answer import Answer, Column, Line, Table, Value
 from lmbench.report.units import GIB, MS, PERCENT, Unit, gib, milliseconds, whole
+from lmbench.tune.answer import use_line
 
 
 @dataclass
@@ -67,7 +67,7 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
             Line(
                 "step", f"{milliseconds(best.step_s or 0.0)} ms measured, {milliseconds(best.point.work)} ms predicted"
             ),
-            Line("use", shlex.join(["lmbench", "fit", "--config", str(path / "tuned.yaml")]), is_whole=True),
+            use_line(path),
         ]
     caption = f"the fastest of {plan.tried:,} recipes that fit by prediction, in this order; for {plan.gpu.name}"
     return Answer(lines, [Table("proof", "Predicted beside measured", columns, rows, caption)])

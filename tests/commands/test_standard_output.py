@@ -15,7 +15,7 @@ from comparison_runs import make_runs
 from fit_process import SMOKE
 from noisy import WORD, make_noise_beside_any_command
 from paths import TRACES
-from planted_memory import notes_of, planted_run, write
+from planted_memory import planted_run, write_recording
 from tables import rows
 
 NOISY = ["--model=noisy.Noisy", "--data=noisy.NoisyData", "--wandb.mode=offline"]
@@ -48,9 +48,7 @@ def run(*words, folder, **settings):
 def results(tmp_path):
     for name in "ab":
         make_runs(tmp_path / name, [0.05] * 6)
-    step = planted_run()
-    (tmp_path / "memory_notes.json").write_bytes(notes_of(step))
-    write(tmp_path / "memory_snapshot.pickle", step.memory)
+    write_recording(tmp_path, planted_run())
     return tmp_path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from planted_memory import notes_of, planted_run, write
+from planted_memory import planted_run, write, write_recording
 
 from lmbench.cli import main
 from lmbench.memory.blocks import CATEGORIES
@@ -14,10 +14,10 @@ from lmbench.memory.forecast import Forecast, PhasePeak
 
 
 def test_a_cut_history_and_compiled_regions_are_noted_before_any_table(tmp_path, capsys):
-    step = planted_run(max_entries=40)
-    notes = notes_of(step, max_entries=40).replace(b"MmBackward0", b"CompiledFunctionBackward")
-    (tmp_path / "memory_notes.json").write_bytes(notes)
-    assert main(["memory", str(write(tmp_path / "memory_snapshot.pickle", step.memory))]) == 0
+    path = write_recording(tmp_path, planted_run(max_entries=40), max_entries=40)
+    notes = path.with_name("memory_notes.json")
+    notes.write_text(notes.read_text().replace("MmBackward0", "CompiledFunctionBackward"))
+    assert main(["memory", str(path)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("WARN         the history is not complete: ")
     assert text.index("each compiled region is one operator") < text.index("At the peak")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import lzma
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from paths import MEMORY
+from recorded_memory import foreign
 
 from lmbench.memory.findings import examine
 from lmbench.memory.fragmentation import ExpandableAllocator, expandable_bytes, gaps, segments_at
@@ -18,9 +17,7 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("name", ["all", "ck", "late", "none", "oom", "python"])
 def test_gaps_fill_what_the_segments_of_the_peak_leave(name, tmp_path):
-    path = tmp_path / "snapshot.pickle"
-    path.write_bytes(lzma.decompress((MEMORY / f"h200_{name}.pickle.xz").read_bytes()))
-    findings = examine(path)
+    findings = examine(foreign(tmp_path, name))
     peak = findings.peak
     assert sum(end - start for start, end in segments_at(findings.played, peak["entry"])) == peak["reserved_bytes"]
     assert gaps(findings)["total_bytes"].sum() == peak["reserved_bytes"] - peak["allocated_bytes"]

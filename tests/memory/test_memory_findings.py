@@ -6,7 +6,7 @@ import pickle
 
 import planted_memory
 import pytest
-from planted_memory import FORWARD, MIB, USER, Allocator, notes_of, planted_run, snapshot, write
+from planted_memory import FORWARD, MIB, USER, Allocator, planted_run, snapshot, write, write_recording
 
 from lmbench.errors import UsageError
 from lmbench.memory.answer import history_answer
@@ -15,11 +15,7 @@ from lmbench.memory.findings import examine
 
 def recorded(folder, step=None, **notes):
     """The findings of a planted recording by lmbench."""
-    step = step or planted_run()
-    folder.mkdir(exist_ok=True)
-    path = write(folder / "memory_snapshot.pickle", step.memory)
-    (folder / "memory_notes.json").write_bytes(notes_of(step, **notes))
-    return examine(path)
+    return examine(write_recording(folder, step or planted_run(), **notes))
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +30,8 @@ def mib(sizes):
 
 def test_the_peak_is_the_planted_one_by_category_phase_and_part(planted):
     phases = planted.phases
-    assert (planted.peak["allocated_bytes"], mib(planted.by_category)) == (
-        planted_run().memory.peak,
-        planted_memory.PEAK,
-    )
+    peak_bytes = planted_run().memory.peak
+    assert (planted.peak["allocated_bytes"], mib(planted.by_category)) == (peak_bytes, planted_memory.PEAK)
     assert (planted.peak["phase"], planted.peak["step"], planted.cuts) == ("backward", "7", [])
     assert [guard.status for guard in planted.guards] == ["pass", "pass"]
     # After the backward's last free 172 are held, and zero_grad begins with them.
@@ -54,12 +48,8 @@ def test_a_full_history_is_not_complete_and_its_sums_stay_exact(planted, tmp_pat
     """Allocations from before the first entry are known from their end."""
     for kept in (10, 25, 44):
         cut = recorded(tmp_path, planted_run(max_entries=kept), max_entries=kept)
-        assert (
-            cut.played.entries["allocated_bytes"].tolist() == planted.played.entries["allocated_bytes"][-kept:].tolist()
-        )
-        assert (
-            cut.played.entries["reserved_bytes"].tolist() == planted.played.entries["reserved_bytes"][-kept:].tolist()
-        )
+        columns = ["allocated_bytes", "reserved_bytes"]
+        assert (cut.played.entries[columns].to_numpy() == planted.played.entries[columns][-kept:].to_numpy()).all()
         assert "all that `--memory.max_entries` allows" in cut.cuts[0]
         assert cut.guards[1].status == "warn"
 

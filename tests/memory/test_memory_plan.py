@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
 import pytest
 import yaml
+from fake_steps import in_fork
 from msgspec.structs import replace
-from paths import DATA, SUPPORT
+from paths import DATA
 
 from lmbench.errors import UsageError
+from lmbench.fit.planning import Planner, make_plan
+from lmbench.fit.prediction import Prediction
 from lmbench.memory.answer import plan_answer
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu
 from lmbench.memory.plan import (
@@ -40,11 +41,6 @@ OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.batch_size=4
 
 def _compared(recipes):
     """The words of recipes, with their peaks by the walk and by fake steps of all blocks."""
-    from lmbench.fit.planning import Planner
-    from lmbench.fit.prediction import Prediction
-    from lmbench.memory.fake_gpu import act_like_cuda
-
-    act_like_cuda()
     planner = Planner(WORDS, 0, Prediction)
     by_size = {(chain.batch_size, chain.is_chunked): chain for chain in planner.chains()}
     peaks = []
@@ -55,21 +51,9 @@ def _compared(recipes):
     return peaks
 
 
-def _planned(words, budget_bytes):
-    from lmbench.fit.planning import make_plan
-    from lmbench.fit.prediction import Prediction
-    from lmbench.memory.fake_gpu import act_like_cuda
-
-    act_like_cuda()
-    return make_plan(words, PlanRequest(TargetGpu("a budget", budget_bytes + CONTEXT_BYTES, 0)), Prediction)
-
-
-def forked(work, *arguments):
-    """In a fork: changes to PyTorch for fake steps cannot be undone."""
-    import lmbench.fit.prediction  # noqa: F401  (import it once, not in each fork)
-
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(work, arguments)
+def planned(words, budget_mib):
+    request = PlanRequest(TargetGpu("a budget", budget_mib * MIB + CONTEXT_BYTES, 0))
+    return in_fork(make_plan, words, request, Prediction)
 
 
 def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
@@ -78,13 +62,12 @@ def test_the_walk_is_within_two_percent_of_a_step_of_all_blocks():
         Recipe(4, 1, "inputs", None, 3, is_nested=True, is_chunked=True),
         Recipe(4, 1, "inputs on the host"),
     ]
-    for words, walked, stepped in forked(_compared, recipes):
+    for words, walked, stepped in in_fork(_compared, recipes):
         assert walked == pytest.approx(stepped, rel=0.02), words
 
 
-def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits(monkeypatch):
-    monkeypatch.syspath_prepend(SUPPORT)
-    plan = forked(_planned, OWN, 150 * MIB)
+def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits():
+    plan = planned(OWN, 150)
     best = plan.best
     assert best.is_checked
     assert "model.loss" not in best.options
@@ -93,25 +76,23 @@ def test_a_users_module_is_planned_by_its_alike_blocks_and_the_plan_fits(monkeyp
     assert all(point.reserved_bytes > 150 * MIB for point in plan.points if point.work < best.work)
 
 
-def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_that_saves_nothing(monkeypatch):
-    monkeypatch.syspath_prepend(SUPPORT)
-    plan = forked(_planned, [*OWN, "--model.checkpoints=true"], 1000 * MIB)
+def test_a_module_that_recomputes_its_blocks_itself_is_offered_no_recomputing_that_saves_nothing():
+    plan = planned([*OWN, "--model.checkpoints=true"], 1000)
     assert plan.best.recipe.treatment == "none"
     assert all("inputs" not in chain.blocks for chain in plan.chains)
 
 
-def test_a_step_with_a_backward_before_the_blocks_is_refused_in_a_line(monkeypatch):
-    monkeypatch.syspath_prepend(SUPPORT)
+def test_a_step_with_a_backward_before_the_blocks_is_refused_in_a_line():
     with pytest.raises(UsageError, match="several backwards"):
-        forked(_planned, [OWN[0].replace("OwnBlocks", "TwoBackwards"), *OWN[2:]], 1000 * MIB)
+        planned([OWN[0].replace("OwnBlocks", "TwoBackwards"), *OWN[2:]], 1000)
 
 
 # by formulas
 
-FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, work=50, adding_work=3, forward_work=11)
-NONE = BlockFacts(30, 30, 30, 5, -20, work=30)
+FACTS = ChainFacts(200, 0, 0, 0, 0, 0, 105, adding_work=3)
+BLOCKS = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 33, 8)}
 #: Ten blocks whose activations are 30 bytes, or 2 where they are computed again, and whose gradients are 10.
-CHAIN = Chain(4, False, 10, FACTS, {"none": NONE, "inputs": BlockFacts(30, 2, 2, 33, 8, work=40)})
+CHAIN = Chain(4, False, 10, FACTS, BLOCKS, {"rest": 50, "forward": 11, "none": 30, "inputs": 40})
 
 
 @pytest.mark.parametrize(
@@ -175,19 +156,22 @@ def test_a_plan_beside_a_faster_one_that_just_misses_has_a_row_of_its_own():
 
 def test_blocks_timed_on_an_h200_tell_the_steps_measured_there():
     measured = yaml.safe_load((DATA / "memory" / "plan_h200.yaml").read_text())
-    block = BlockFacts(*[0] * 5, work=1)
-    blocks = {"none": block, "inputs": block, "attention": block}
-    (chain,) = with_times([Chain(16, False, 36, FACTS, blocks)], [BlockTime(*row) for row in measured["blocks"]])
+    blocks = dict.fromkeys(("none", "inputs", "attention"), BlockFacts(*[0] * 5))
+    untimed = Chain(16, False, 36, FACTS, blocks, {"none": 1})
+    (chain,) = with_times([untimed], [BlockTime(*row) for row in measured["blocks"]])
     for treatment, first, group, is_nested, step_s in measured["steps"]:
         recipe = Recipe(16, 1, treatment, first, group, is_nested)
         assert predicted_work(chain, recipe) == pytest.approx(step_s, rel=0.015), recipe
 
 
-def test_the_frontier_has_no_point_that_another_beats():
-    points = [
-        PlanPoint(recipe, {}, 0.0, predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe))
-        for recipe in recipes_of(CHAIN, 4)
+def points_of(recipes):
+    return [
+        PlanPoint(recipe, {}, 0.0, predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe)) for recipe in recipes
     ]
+
+
+def test_the_frontier_has_no_point_that_another_beats():
+    points = points_of(recipes_of(CHAIN, 4))
     kept = frontier(points)
     assert [point.work for point in kept] == sorted(point.work for point in kept)
     for point in points:
@@ -197,10 +181,7 @@ def test_the_frontier_has_no_point_that_another_beats():
 
 
 def test_a_plan_with_other_settings_is_beside_the_given_one():
-    points = [
-        PlanPoint(recipe, {}, 0.0, predicted_peak(CHAIN, recipe), predicted_work(CHAIN, recipe))
-        for recipe in (Recipe(4, 1), Recipe(4, 1, "inputs", 10))
-    ]
+    points = points_of([Recipe(4, 1), Recipe(4, 1, "inputs", 10)])
     fits = MemoryPlan(points, points[1:], TargetGpu("40GiB", 40, 0), False, [CHAIN], 2)
     fits_not = replace(fits, fitting=[])
     answer = plan_answer(fits_not, [], {"trainer.precision=bf16-true": fits})

@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from fake_steps import in_fork, predict
 from fit_process import bench
 from memory_plans import LLAMA
 from memory_prediction_table import cells, errors, words_of
 from paths import RUNS
 
 from lmbench.errors import UsageError
+from lmbench.fit.prediction import Prediction
 from lmbench.memory.answer import forecast_answer
 from lmbench.memory.blocks import CATEGORIES
-from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, Request, TargetGpu, gpus_for
+from lmbench.memory.forecast import CONTEXT_BYTES, PhasePeak, TargetGpu, gpus_for
 from lmbench.memory.predictor import SHARED, FakeStep, Predictor, by_phase, largest_that_fits
 from lmbench.model.transformer import LOSS_CHUNKS
 
 ROOM = TargetGpu("test", 100 * 2**30, 0)
 TINY = ("--model.size=tiny", "--data.batch_size=2", "--data.context_length=16")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked():
-    """Runs a function in a fork, for all predictions: their changes to PyTorch cannot be undone."""
-    import lmbench.fit.prediction  # noqa: F401  (import it once, not in each fork)
-
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        _in_fork.append(pool.apply)
-        yield
-
-
-_in_fork = []
-
-
-def _forecast(words, gpu, finds_largest):
-    from lmbench.fit.prediction import forecast
-
-    return forecast(words, Request(gpus_for(gpu) if gpu else [], finds_largest))
-
-
-def predict(*words, gpu=None, finds_largest=False):
-    return _in_fork[-1](_forecast, (list(words), gpu, finds_largest))
 
 
 def peak_of(forecast, phase):
@@ -348,10 +326,6 @@ def test_the_verdict_names_the_number_of_gpus(strategy, enough):
 
 
 def _few(words):
-    from lmbench.fit.prediction import Prediction
-    from lmbench.memory.fake_gpu import act_like_cuda
-
-    act_like_cuda()
     plan = Prediction(words)
     predictor = plan.predictor(0)
     every, few = (by_phase(peaks) for peaks in (plan.step(4, 512, None, 0).peaks, predictor.peaks(4, 512)))
@@ -363,7 +337,7 @@ def _few(words):
 )
 def test_few_blocks_tell_the_peaks_of_all(compiled, method):
     words = ["--model.size=tiny", "--model.num_layers=6", "--trainer.compile", compiled]
-    used, few, every = _in_fork[-1](_few, (words,))
+    used, few, every = in_fork(_few, words)
     assert used == method
     assert few == pytest.approx(every, rel=0.01)
 
@@ -372,25 +346,20 @@ def test_few_blocks_tell_the_peaks_of_all(compiled, method):
 
 
 @pytest.mark.parametrize(
-    ("reserve", "start", "unit", "most_trials"),
+    ("reserve", "start", "unit"),
     [
-        (lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64, 7),
-        (lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1, 8),
-        (lambda batch: 90 * 2**30 + batch * 2**32, 512, 1, 4),
+        (lambda length: 10 * 2**30 + length * 3 * 2**20 + length**2 * 2**13, 512, 64),
+        (lambda batch: max(30 * 2**30 + batch * 2**27, 2**30 + batch * 2**30), 1, 1),
+        # Far from the border it falls.
+        (lambda batch: 2**30 + batch * 2**32 - batch**2 * 2**21, 8, 1),
+        (lambda batch: 90 * 2**30 + batch * 2**32, 512, 1),
     ],
 )
-def test_the_border_is_the_largest_that_fits(reserve, start, unit, most_trials):
-    trials = []
-
-    def tried(value):
-        trials.append(value)
-        return reserve(value)
-
-    border = largest_that_fits(tried, ROOM.room_bytes, start, unit, 2**20)
+def test_the_border_is_the_largest_that_fits(reserve, start, unit):
+    border = largest_that_fits(reserve, ROOM.room_bytes, start, unit, 2**20)
     assert border % unit == 0
     assert ROOM.fits(reserve(border))
     assert not ROOM.fits(reserve(border + unit))
-    assert len(trials) <= most_trials
     assert largest_that_fits(lambda value: 200 * 2**30 + value, ROOM.room_bytes, start, unit, 2**16) is None
     assert largest_that_fits(lambda value: value, ROOM.room_bytes, start, unit, 2**16) == 2**16
 

@@ -4,17 +4,16 @@ process, and a plain count."""
 from __future__ import annotations
 
 import json
-import lzma
 import pickle
 import re
 from itertools import accumulate
 
 import pytest
-from paths import MEMORY
-from recorded_memory import GOLDEN, printed, unpack
+from recorded_memory import GOLDEN, foreign, printed, unpack
 
 from lmbench.cli import main
-from lmbench.memory.findings import OUTSIDE, examine
+from lmbench.memory.blocks import OUTSIDE
+from lmbench.memory.findings import examine
 
 MIB = 1 << 20
 #: Batch x context x d_model in float32, which the residual stream keeps under autocast.
@@ -96,12 +95,6 @@ def test_the_tables_are_the_golden_file_and_fit_80_columns(run):
 #: The counts of the process that recorded the foreign histories: bytes of its tensors, and bytes left by its forward.
 PARAMETERS, GRADIENTS, STATES = 70_565_888, 70_565_888, 141_131_776
 LEFT = {"all": 128_983_552, "late": 128_983_552, "python": 128_983_552, "ck": 41_951_744}
-
-
-def foreign(folder, name):
-    path = folder / f"{name}.pickle"
-    path.write_bytes(lzma.decompress((MEMORY / f"h200_{name}.pickle.xz").read_bytes()))
-    return path
 
 
 @pytest.mark.parametrize("name", LEFT)

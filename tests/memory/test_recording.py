@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cpu_allocator import Annotating, CpuHistory, CpuWithHistory
+from cpu_allocator import CpuHistory, CpuWithHistory, annotate
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
@@ -68,7 +68,7 @@ def findings(tmp_path, monkeypatch):
 
 def record(folder, monkeypatch, module=None, first=(), **flags):
     for package in (ranges, recording):
-        monkeypatch.setattr(package, "record_function", Annotating)
+        monkeypatch.setattr(package, "record_function", annotate)
     monkeypatch.setattr(CpuHistory, "latest", None)
     monkeypatch.setitem(DEVICES, "cpu", CpuWithHistory)
     recorder = RunRecorder(str(folder), run_id="run")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
-from planted_memory import notes_of, planted_run, write
+from planted_memory import planted_run, write_recording
 from runs import ended, make_run
 from torch import nn
 
 from lmbench.cli import main
+from lmbench.memory import plan
 from lmbench.memory.plan import Chain, ChainFacts, MemoryPlan, PlanPoint, Recipe, explain
 from lmbench.memory.recording import held_by
 from lmbench.python_process import ProcessFailed
@@ -38,35 +40,38 @@ BEST = PlanPoint(
 )  # fmt: skip
 
 
-def ask(words, request):
+@pytest.fixture(autouse=True)
+def plans(monkeypatch):
     """A plan with one point, for the run's own configuration and GPU."""
-    assert words[0].startswith("--config=")
-    chain = Chain(48, False, 12, ChainFacts(*[0.0] * 7), {})
-    return MemoryPlan([BEST], [BEST], request.gpu, False, [chain], 116)
+
+    def plan_for(words, request):
+        assert words[0].startswith("--config=")
+        chain = Chain(48, False, 12, ChainFacts(*[0.0] * 7), {}, {})
+        return MemoryPlan([BEST], [BEST], request.gpu, False, [chain], 116)
+
+    monkeypatch.setattr(plan, "ask_plan", plan_for)
 
 
-def test_a_run_that_cannot_be_planned_has_a_reason(tmp_path):
+def test_a_run_that_cannot_be_planned_has_a_reason(tmp_path, monkeypatch):
     def refuses(words, request):
         assert request.gpu.total_bytes == 140 * GIB
         raise ProcessFailed("killed")
 
-    assert explain(out_of_memory(tmp_path / "run"), tmp_path / "run", refuses).reason == "killed"
+    monkeypatch.setattr(plan, "ask_plan", refuses)
+    assert explain(out_of_memory(tmp_path / "run"), tmp_path / "run").reason == "killed"
 
 
 def test_a_run_whose_configuration_may_run_code_is_not_planned(tmp_path):
     run = out_of_memory(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("model: {attention: 'evil:attend'}")
-    shortage = explain(run, tmp_path / "run", ask)
+    shortage = explain(run, tmp_path / "run")
     assert shortage.reason.startswith("model.attention may run code; if you trust it: lmbench memory --config")
     assert shortage.plan is None
 
 
-def test_the_command_prints_held_memory_the_plan_and_the_history(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(explain, "__defaults__", (ask,))
+def test_the_command_prints_held_memory_the_plan_and_the_history(tmp_path, capsys):
     out_of_memory(tmp_path / "run")
-    step = planted_run()
-    write(tmp_path / "run" / "memory_snapshot.pickle", step.memory)
-    (tmp_path / "run" / "memory_notes.json").write_bytes(notes_of(step))
+    write_recording(tmp_path / "run", planted_run())
     assert main(["memory", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     words = (
@@ -85,7 +90,7 @@ def test_a_lack_of_host_memory_is_not_explained_by_the_device(tmp_path):
     error = {"kind": "OutOfMemoryKill", "message": "the kernel ended it", "where": "host"}
     run = out_of_memory(tmp_path / "run", error=error)
     run.memory.refused = None
-    assert "host" in explain(run, tmp_path / "run", ask).reason
+    assert "host" in explain(run, tmp_path / "run").reason
 
 
 def test_memory_of_a_module_is_counted_by_storage():

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from planted_memory import MIB, Allocator, notes_of, planted_run, write
+from planted_memory import MIB, Allocator, planted_run, write, write_recording
 
 from lmbench.cli import main
 from lmbench.memory.blocks import by_category, held_at
@@ -16,10 +16,7 @@ from lmbench.memory.timeline import memory_chart
 
 def planted(folder, max_entries=None):
     """The path of a planted history with lmbench's notes."""
-    step = planted_run(max_entries)
-    folder.mkdir()
-    (folder / "memory_notes.json").write_bytes(notes_of(step, max_entries=max_entries or 1_000_000))
-    return write(folder / "memory_snapshot.pickle", step.memory)
+    return write_recording(folder, planted_run(max_entries), max_entries=max_entries or 1_000_000)
 
 
 @pytest.fixture(scope="module")

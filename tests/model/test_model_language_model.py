@@ -70,26 +70,30 @@ def test_every_optimizer_of_torch_trains_by_its_name(name):
     assert len(trainer.optimizers[0].state) == (1 if name == "LBFGS" else len(before))
 
 
-def test_muon_has_the_matrices_of_hidden_layers_and_adamw_the_rest():
-    model = LanguageModel(**TINY, optimizer="Muon", learning_rate=1e-2)
+@pytest.fixture
+def muon():
+    """A model that Muon trains."""
+    model = LanguageModel(**TINY, optimizer="Muon")
     model.configure_model()
-    optimizer = model.configure_optimizers()
-    assert optimizer.label == model.describe()["optimizer"] == "Muon + AdamW"
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    muon, adamw = ({names[parameter] for parameter in group["params"]} for group in optimizer.param_groups)
-    assert {name.split(".")[-3] for name in muon} == {"attention", "ffn"}
-    assert adamw >= {"network.embedding.weight", "network.head.weight", "network.norm.weight"}
-    assert len(muon | adamw) == len(names)
+    return model
+
+
+def test_muon_has_the_matrices_of_hidden_layers_and_adamw_the_rest(muon):
+    optimizer = muon.configure_optimizers()
+    assert optimizer.label == muon.describe()["optimizer"] == "Muon + AdamW"
+    names = {parameter: name for name, parameter in muon.named_parameters()}
+    matrices, others = ({names[parameter] for parameter in group["params"]} for group in optimizer.param_groups)
+    assert {name.split(".")[-3] for name in matrices} == {"attention", "ffn"}
+    assert others >= {"network.embedding.weight", "network.head.weight", "network.norm.weight"}
+    assert len(matrices | others) == len(names)
     # A schedule changes groups of the combined optimizer, which its parts share.
     optimizer.param_groups[0]["lr"] = 0.5
     assert optimizer.parts[0].param_groups[0]["lr"] == 0.5
 
 
-def test_resumed_parts_of_an_optimizer_have_its_momentum_and_its_groups():
-    model = LanguageModel(**TINY, optimizer="Muon")
-    model.configure_model()
-    first, second = model.configure_optimizers(), model.configure_optimizers()
-    for parameter in model.parameters():
+def test_resumed_parts_of_an_optimizer_have_its_momentum_and_its_groups(muon):
+    first, second = muon.configure_optimizers(), muon.configure_optimizers()
+    for parameter in muon.parameters():
         parameter.grad = torch.ones_like(parameter)
     first.step()
     second.load_state_dict(first.state_dict())

@@ -190,7 +190,9 @@ def _planted_step(step, batch, owners):
             memory.free(gradient[0])
 
 
-def notes_of(step, **fields):
-    """The content of the notes' file."""
+def write_recording(folder, step, **fields):
+    """The path of a step's snapshot in a folder, with lmbench's notes beside it."""
+    folder.mkdir(exist_ok=True)
     first = {"schema_version": 2, "device": step.memory.device, "first_step": 7, "steps": 2, "max_entries": 1_000_000}
-    return json.dumps({**first, **fields, "moments": step.moments}).encode()
+    (folder / "memory_notes.json").write_text(json.dumps({**first, **fields, "moments": step.moments}))
+    return write(folder / "memory_snapshot.pickle", step.memory)

@@ -32,6 +32,13 @@ def unpack(folder):
     return run
 
 
+def foreign(folder, name):
+    """The path of a history that somebody else recorded, in a folder."""
+    path = folder / f"{name}.pickle"
+    path.write_bytes(lzma.decompress((MEMORY / f"h200_{name}.pickle.xz").read_bytes()))
+    return path
+
+
 def printed(folder):
     """What `lmbench memory` prints of it on a screen of 80 columns."""
     out = io.StringIO()

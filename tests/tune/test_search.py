@@ -95,25 +95,29 @@ def test_an_interval_is_that_of_student_with_the_pooled_spread():
     assert spread.change([], [1.0]) is None
 
 
+def values_by_axis(space=None, settings=GIVEN, **has_gpu):
+    return {axis.name: axis.values for axis in applicable(read_space(space), settings, **has_gpu)}
+
+
 def test_of_the_space_remains_what_a_configuration_has_options_for_and_is_not_already(tmp_path):
-    axes = {axis.name: axis for axis in applicable(read_space(None), GIVEN)}
-    precisions = [value["trainer.precision"] for value in axes["precision"].values]
+    axes = values_by_axis()
+    precisions = [value["trainer.precision"] for value in axes["precision"]]
     assert "32-true" not in precisions
     assert "bf16-mixed" not in precisions
     assert "bf16-true" in precisions
-    assert axes["micro_batch"].values == [{"data.batch_size": 3, "trainer.accumulate_grad_batches": 2}]
+    assert axes["micro_batch"] == [{"data.batch_size": 3, "trainer.accumulate_grad_batches": 2}]
     assert {"model.residual_dtype", "trainer.strategy"}.isdisjoint(axes)
-    on_cpu = {axis.name: axis for axis in applicable(read_space(None), GIVEN, has_gpu=False)}
+    on_cpu = values_by_axis(has_gpu=False)
     assert axes.keys() - on_cpu.keys() == {"cuda_graphs"}
-    assert "fp8-tensorwise" not in str(on_cpu["precision"].values)
+    assert "fp8-tensorwise" not in str(on_cpu["precision"])
     space = Path(tmp_path, "space.yaml")
     space.write_text("axes: {compile: null, model.attention: [sdpa, flex], data.placement: [pinned]}")
-    changed = {axis.name: axis for axis in applicable(read_space(space), GIVEN)}
+    changed = values_by_axis(space)
     assert "compile" not in changed
     assert "data.placement" not in changed
-    assert changed["model.attention"].values == [{"model.attention": "flex"}]
+    assert changed["model.attention"] == [{"model.attention": "flex"}]
     space.write_text("axes: {trainer.compile.mode: [max-autotune]}")
-    assert [axis.name for axis in applicable(read_space(space), GIVEN)][-1] == "trainer.compile.mode"
+    assert [*values_by_axis(space)][-1] == "trainer.compile.mode"
 
 
 @pytest.mark.parametrize(
@@ -125,8 +129,7 @@ def test_micro_batches_keep_the_tokens_of_a_step(batch_size, accumulated, expect
 
 
 def test_batches_that_a_loader_of_the_users_own_decides_are_not_split():
-    axes = applicable(read_space(None), {**GIVEN, "data": {"batch_size": None}})
-    assert "micro_batch" not in {axis.name for axis in axes}
+    assert "micro_batch" not in values_by_axis(settings={**GIVEN, "data": {"batch_size": None}})
 
 
 def test_an_axis_can_save_what_the_what_if_that_it_acts_on_saves():

@@ -212,9 +212,9 @@ trainer: {accelerator: cpu}
 
 
 def test_a_memory_plan_is_ranked_by_measured_blocks_and_its_points_are_measured(tune, monkeypatch):
-    block = BlockFacts(30, 30, 30, 5, -20, work=30)
-    facts = ChainFacts(*[0.0] * 7, work=50, adding_work=3)
-    chain = Chain(2, False, 6, facts, {"none": block, "inputs": block._replace(kept=2, saved=2, work=40)})
+    blocks = {"none": BlockFacts(30, 30, 30, 5, -20), "inputs": BlockFacts(30, 2, 2, 5, -20)}
+    work = {"rest": 50, "forward": 0, "none": 30, "inputs": 40}
+    chain = Chain(2, False, 6, ChainFacts(*[0.0] * 7, adding_work=3), blocks, work)
 
     def plan_for(words, request):
         """A plan as its process makes it, for a chain that is known."""
