@@ -65,8 +65,8 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
         span: the phase that the part belongs to, empty without one.
     """
     group = record.__doc__.partition("\n")[0].rstrip(".")
-    hints, parts = typing.get_type_hints(record, include_extras=True), list[tuple[str, Any, str, str]]()
-    for entry in dataclasses.fields(record):
+    hints = typing.get_type_hints(record, include_extras=True)
+    for entry in sorted(dataclasses.fields(record), key=lambda entry: ABOUT not in entry.metadata):
         name, about = entry.name, entry.metadata.get(ABOUT)
         kind, *notes = _unwrapped(hints[name])
         names = [(name, notes[0] if notes and about is None else name, span)]
@@ -78,13 +78,11 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
             names = [(name, about.pattern, match[1])] if match else names
         for leaf, leaf_pattern, phase in names:
             if about is None:
-                parts.append((f"{prefix}{leaf}.", kind, f"{pattern}{leaf_pattern}.", phase))
+                yield from _walk(kind, f"{prefix}{leaf}.", f"{pattern}{leaf_pattern}.", phase)
             else:
                 title = _PLACEHOLDER.sub(phase, about.title) or _BESIDE_SUBJECT.sub("", name).replace("_", " ")
                 documented = dataclasses.replace(about, unit=notes[0] if notes else UNITS.get(kind, "tree"))
                 yield SchemaField(prefix + leaf, documented, group, pattern + leaf_pattern, phase, title)
-    for part_prefix, part_kind, part_pattern, phase in parts:
-        yield from _walk(part_kind, part_prefix, part_pattern, phase)
 
 
 def _unwrapped(hint: Any) -> list[Any]:
