@@ -22,7 +22,7 @@ from lmbench.records.endurance import leak_limit
 from lmbench.records.host_time import HARNESS
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
 from lmbench.records.run import RunEnvironment, RunRecord
-from lmbench.records.step import StepRecord, select_window
+from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Values
 
 #: The share of a window and the time at its ends that may be outside its steps. On a GPU the synchronizations at both
@@ -95,9 +95,8 @@ def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
 def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
     """Guards of losses, gradients, moved weights, and steps that the fp16 scaler skipped."""
     loss, uniform_loss = run.loss.first, math.log(run.model.vocab_size or 1)
-    losses = [(f"step {step.step}", step.loss) for step in steps if step.loss is not None]
-    losses = losses or [("the end", value) for value in (loss, run.loss.last) if value is not None]
-    nonfinite = [moment for moment, value in losses if not math.isfinite(value)]
+    losses = [(step.step, step.loss) for step in steps if step.loss is not None]
+    nonfinite = [step for step, value in losses if not math.isfinite(value)]
     yield make_guard("finite_loss", len(nonfinite) if losses else None, first=nonfinite[:1])
     distance = None
     if run.model.is_fresh and uniform_loss and loss is not None and math.isfinite(loss):
@@ -122,26 +121,27 @@ def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
     has_update = run.mode == "train_step" and not training.is_skipped
     yield guard_of("trained", training.unmoved_parameters if has_update else None)
 
-    is_old = None if training.has_new_batch is None else not training.has_new_batch
-    yield make_guard("inputs", is_old)
-    is_blind = None if training.depends_on_batch is None else not training.depends_on_batch
-    yield make_guard("outputs", is_blind)
+    yield make_guard("inputs", _lacks(training.has_new_batch))
+    yield make_guard("outputs", _lacks(training.depends_on_batch))
     pairs = list(pairwise(step.loss for step in steps if step.stage == "window" and step.loss is not None))
     repeated = sum(before == after for before, after in pairs)
     is_known = pairs and run.mode == "train_step"
     yield make_guard("repeated_losses", repeated / len(pairs) if is_known else None)
 
-    window, precision = select_window(steps), find_precision(str(run.precision))
-    count = window.skipped_count
-    total = count + len(window.used) + window.short_count
-    warmup_skips = [bool(step.is_skipped) for step in steps if step.stage == "warmup"]
+    skips, precision = [step.is_skipped for step in steps if step.stage == "window"], find_precision(str(run.precision))
+    count = sum(map(bool, skips))
     yield make_guard(
         "skipped_steps",
         count if count or (precision is not None and precision.has_scaler) else None,
-        variant="all" if count == total > 0 else "",
-        total=total,
-        since=", from the first step on: nothing was trained" if all(warmup_skips) else "",
+        variant="all" if skips and all(skips) else "",
+        total=len(skips),
+        since=", from the first step on: nothing was trained" if all(step.is_skipped for step in steps) else "",
     )
+
+
+def _lacks(flag: bool | None) -> bool | None:
+    """Whether a flag is false; None where it is unknown."""
+    return None if flag is None else not flag
 
 
 def _window(run: RunRecord) -> Iterator[Guard]:
@@ -154,14 +154,15 @@ def _window(run: RunRecord) -> Iterator[Guard]:
         requested_s *= 1 - PACE_LIMIT_FRACTION
     requests = ((count or 0, window.requested_steps), (lasted_s, requested_s))
     missing = 1 - min([1, *(amount / request for amount, request in requests if request)])
-    missing_fraction = missing if has_ended and count is not None else None
-    variant = "" if count else "empty"
-    yield make_guard("window_complete", missing_fraction, variant=variant, window=window, lasted_s=lasted_s)
-    is_incomplete = not probe.is_complete if has_ended and probe.is_complete is not None else None
-    if probe.error is None:
-        yield make_guard("probe_steps", is_incomplete)
-    else:
-        yield make_guard("probe_steps", is_incomplete, variant="error", phase=probe.error.phase)
+    yield make_guard(
+        "window_complete",
+        missing if has_ended and count is not None else None,
+        variant="" if count else "empty",
+        window=window,
+        lasted_s=lasted_s,
+    )
+    is_incomplete, error = _lacks(probe.is_complete) if has_ended else None, probe.error
+    yield make_guard("probe_steps", is_incomplete, variant="error" if error else "", phase=error and error.phase)
     if not wall_s or not count or total_s is None:
         yield make_guard("window_identity", None)
     else:

@@ -118,11 +118,12 @@ def trend(values: Sequence[float]) -> tuple[float, float] | None:
     return float(last / first - 1) if first > 0 else 0.0, 1.0 if math.isnan(chance) else float(chance)
 
 
-def slope(times: Floats, values: Floats) -> tuple[float, float, float]:
-    """The Theil-Sen slope of values over times, and its 95 % interval (Sen 1968), from at most 400 even points."""
+def slope(times: Floats, values: Floats) -> tuple[float, float]:
+    """The Theil-Sen slope of values over times, and the lower end of its 95 % interval (Sen 1968), from at most 400
+    even points."""
     chosen = np.linspace(0, len(values) - 1, min(len(values), 400)).astype(int)
     line = scipy.stats.theilslopes(values[chosen], times[chosen], CONFIDENCE)
-    return float(line.slope), float(line.low_slope), float(line.high_slope)
+    return float(line.slope), float(line.low_slope)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Ratio:
 
     @property
     def excludes_one(self) -> bool:
-        return self.low is not None and self.high is not None and (self.low > 1.0 or self.high < 1.0)
+        return self.lies_beyond(0.0)
 
     def lies_within(self, tolerance: float) -> bool:
         """Whether the 90 % interval lies between 1 / (1 + tolerance) and 1 + tolerance, which amounts to two one-sided

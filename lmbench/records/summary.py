@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -70,12 +71,13 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.memory.reserved_growth = growth_of(measured, "reserved_bytes")
     saving_of(timed, run.saving)
     run.phases = summarize_steps(steps)
+    series = defaultdict[str, list[float]](list)
     # Scalars describe updates, which skipped steps do not have.
-    updated = [step for step in measured if not step.is_skipped]
-    series = {name: _values(updated, name) for name in SCALARS}
-    for name in dict.fromkeys(name for step in updated for name in step.scalars):
-        series[name] = [value for step in updated if (value := step.scalars.get(name)) is not None]
-    run.scalars = {name: mean_of(values) for name, values in series.items() if values}
+    for step in (step for step in measured if not step.is_skipped):
+        for name, value in ({name: getattr(step, name) for name in SCALARS} | step.scalars).items():
+            if value is not None:
+                series[name].append(value)
+    run.scalars = {name: mean_of(values) for name, values in series.items()}
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
     run.throughput.refuse_impossible()
