@@ -139,17 +139,15 @@ class WindowSteps:
     short_count: int
 
 
-def select_window(records: Iterable[StepRecord], micro_batches: int | None = None) -> WindowSteps:
+def select_window(records: Iterable[StepRecord]) -> WindowSteps:
     """Select the steps that enter statistics: of stage `window`, full, and not skipped by the fp16 scaler.
 
-    A full step has `micro_batches`; by default as many as the window's longest step.
+    A full step has as many micro-batches as the window's longest step.
     """
     window = [record for record in records if record.stage == "window"]
-    if micro_batches is None:
-        counts = (record.micro_batches for record in window if record.micro_batches is not None)
-        micro_batches = max(counts, default=None)
     updated = [record for record in window if not record.is_skipped]
-    used = [record for record in updated if micro_batches is None or record.micro_batches in (None, micro_batches)]
+    longest = max((record.micro_batches or 0 for record in window), default=0)
+    used = [record for record in updated if record.micro_batches in (None, longest)]
     return WindowSteps(used, len(window) - len(updated), len(updated) - len(used))
 
 

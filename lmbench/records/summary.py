@@ -39,7 +39,7 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         steps: records of the stages warm-up and window.
         raw_wall_s: the window's wall time including its pauses; None where no window was completed.
     """
-    window, selected = run.window, select_window(steps, run.window.micro_batches)
+    window, selected = run.window, select_window(steps)
     measured = [step for step in steps if step.stage == "window"]
     window.steps_sum_s = math.fsum(_values(measured, "step_s"))
     window.excluded_s = math.fsum(_values(measured, "excluded_s"))

@@ -76,6 +76,13 @@ def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
     assert summarize_steps([warmup]) == PerPhase()
 
 
+def test_where_every_step_is_short_none_is_counted_as_left_out():
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    run.window.micro_batches = 4
+    complete_run(run, [_step(1), _step(2)])
+    assert (run.window.short_count, run.phases.step.n) == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("turns", "expected"),
     [
