@@ -18,6 +18,7 @@ from lmbench.device.nvml import NvmlSensor
 from lmbench.device.protocol import Device, History, Refused, SyncDebug
 from lmbench.device.sensor import Sensor
 from lmbench.records.run import GpuFacts
+from lmbench.records.store import write_whole
 
 #: The first compute capability with fp8 matrix units (Ada).
 _FP8_CAPABILITY = (8, 9)
@@ -90,13 +91,7 @@ class CudaHistory(History):
         return [stats.get(f"{name}_bytes.all.peak", 0) for name in names]
 
     def write(self, path: Path) -> None:
-        snapshot = torch.cuda.memory._snapshot(self._device)
-        unfinished = path.with_name(f".{path.name}")
-        try:
-            unfinished.write_bytes(pickle.dumps(snapshot, protocol=_PROTOCOL))
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(path, pickle.dumps(torch.cuda.memory._snapshot(self._device), protocol=_PROTOCOL))
 
     def stop(self) -> None:
         torch.cuda.memory._record_memory_history(enabled=None, device=self._device)

@@ -80,14 +80,14 @@ def lag1_autocorrelation(values: Sequence[float] | Floats) -> float | None:
     return float(deviations[:-1] @ deviations[1:]) / square if len(values) > 2 and square else None
 
 
-def outlier_count(values: Sequence[float], median: float) -> int:
+def outlier_count(values: Sequence[float]) -> int:
     """The number of values whose modified z-score |x - median| / (1.4826 MAD) is above 3.5.
 
     Where more than half of the values are equal, as with a coarse clock, the MAD is 0. Then 1.2533 times the mean
     absolute deviation, which also is the standard deviation of normal values, replaces 1.4826 MAD.
     """
-    deviations = np.abs(np.asarray(values) - median)
-    scale = STD_PER_MAD * np.median(deviations) or 1.2533 * deviations.mean()
+    deviations = np.abs(np.asarray(values) - np.median(values))
+    scale = robust_std(values) or 1.2533 * deviations.mean()
     return int((deviations > OUTLIER_SCORE * scale).sum())
 
 
@@ -106,10 +106,9 @@ def trend(values: Sequence[float]) -> tuple[float, float] | None:
     n = len(values)
     if n < 6:
         return None
-    blocks = np.array_split(np.asarray(values), min(n, TREND_BLOCKS))
-    ends = np.cumsum([block.size for block in blocks])
-    times = ends - np.array([block.size + 1 for block in blocks]) / 2
-    levels = np.array([np.median(block) for block in blocks])
+    count = min(n, TREND_BLOCKS)
+    times = np.array([block.mean() for block in np.array_split(np.arange(n), count)])
+    levels = np.array([np.median(block) for block in np.array_split(values, count)])
     line = scipy.stats.theilslopes(levels, times, method="joint")
     half = (levels.size + 1) // 2
     first = np.clip(line.intercept, levels[:half].min(), levels[:half].max())
@@ -301,10 +300,10 @@ def level_changes(values: Sequence[float]) -> list[LevelChange]:
     while borders:
         levels = np.split(logs, borders)
         std, freedom = pooled_std(levels)
-        changes = [float(after.mean() - before.mean()) for before, after in pairwise(levels)]
-        errors = [max(EQUAL, std) * math.sqrt(1 / a.size + 1 / b.size) for a, b in pairwise(levels)]
-        t_values = [abs(change) / error for change, error in zip(changes, errors, strict=True)]
-        weakest = int(np.argmin(t_values))
+        changes = np.diff([level.mean() for level in levels])
+        errors = max(EQUAL, std) * np.sqrt([1 / a.size + 1 / b.size for a, b in pairwise(levels)])
+        t_values = np.abs(changes) / errors
+        weakest = int(t_values.argmin())
         if 2 * scipy.special.stdtr(freedom, -t_values[weakest]) * (logs.size - 1) < 1 - CONFIDENCE:
             quantile = student_quantile(freedom)
             return [

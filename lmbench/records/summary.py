@@ -220,8 +220,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         raise ValueError("a series with a non-finite value has no summary")
     if not n:
         return PhaseSummary(n=0)
-    mean, median = statistics.fmean(values), float(np.median(series))
-    std = sample_std(values)
+    mean, std = statistics.fmean(values), sample_std(values)
     low, high, coverage = median_interval(np.sort(series).tolist()) or (None, None, None)
     drift, p = trend(values) or (None, None)
     quantiles: Values = {
@@ -237,7 +236,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         median_high_s=high,
         median_coverage_fraction=coverage,
         lag1_autocorrelation=lag1_autocorrelation(values),
-        outlier_count=outlier_count(values, median),
+        outlier_count=outlier_count(values),
         trend_fraction=drift,
         trend_p=p,
     )
