@@ -110,11 +110,11 @@ class DoBenchWindow(ControlWindow):
     written, which empties the L2 cache; the host goes on meanwhile, as it does in the time between steps.
     """
 
-    def __init__(self, schedule: Schedule, trainer: Trainer, options: CompileOptions | None) -> None:
-        super().__init__(schedule, trainer, options)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock = device_of(self._device).clock("events")
         self._cache = torch.empty(2**26, dtype=torch.int32, device=self._device)
         self._spans = list[tuple[Any, Any]]()
+        super().on_train_start(trainer, pl_module)
 
     def on_train_batch_start(self, *_: Any) -> None:
         super().on_train_batch_start()

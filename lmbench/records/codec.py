@@ -48,11 +48,7 @@ class DamagedRecord(ValueError):
 
 
 class OtherSchema(ValueError):
-    """A record has a schema version that this lmbench does not read, or none; then `version` is None."""
-
-    def __init__(self, version: int | None) -> None:
-        super().__init__(f"schema version {version}")
-        self.version = version
+    """A record has a schema version that this lmbench does not read, or none; the message follows its file's name."""
 
 
 class _Head(msgspec.Struct):
@@ -71,8 +67,11 @@ def decode_run(data: bytes) -> RunRecord:
     """
     plain = _plain(data)
     version = _typed(plain, _Head).schema_version
+    if version is None:
+        raise OtherSchema("is no lmbench result: it has no schema_version; give a run's folder")
     if version != SCHEMA_VERSION:
-        raise OtherSchema(version)
+        problem = f"has schema version {version}, this lmbench reads {SCHEMA_VERSION}"
+        raise OtherSchema(f"{problem}; use the lmbench that wrote it")
     run = _typed(_with_nonfinite(plain), RunRecord)
     run.throughput.refuse_impossible()
     return run

@@ -90,18 +90,10 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def about(
-    meaning: str,
-    title: str = "",
-    *,
-    better: Better | None = None,
-    over: Over = "mean",
-    pattern: str = "",
-    fold: Fold | None = None,
-    default: Any = None,
-    factory: Callable[[], Any] | None = None,
+    meaning: str, title: str = "", *, default: Any = None, factory: Callable[[], Any] | None = None, **facts: Any
 ) -> Any:
-    """A dataclass's field with its documentation (see `About`); its default is None unless another is given."""
-    metadata = {ABOUT: About(meaning, title, better, over, pattern, fold)}
+    """A dataclass's field with its documentation, the `facts` of `About`; its default is None unless one is given."""
+    metadata = {ABOUT: About(meaning, title, **facts)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)

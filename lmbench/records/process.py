@@ -14,8 +14,6 @@ import psutil
 
 from lmbench.records.run import Milestones
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 def now() -> str:
     """The present time as records write it: UTC, ISO 8601, in seconds."""
@@ -25,7 +23,7 @@ def now() -> str:
 def boot_id() -> str | None:
     """The kernel's random id of this boot; None where the system has none."""
     try:
-        return _BOOT_ID.read_text().strip() or None
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
 

@@ -112,10 +112,12 @@ class RunFolder:
         """
         write_whole(self.path / RUN_FILE, encode_run(run))
         # Without a sync of the folder a power cut can undo the renaming. Some file systems refuse such a sync.
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDONLY)
-            stack.callback(os.close, fd)
-            os.fsync(fd)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     @property
     def unwritten_count(self) -> int:
