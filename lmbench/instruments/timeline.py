@@ -193,15 +193,11 @@ def block_modules(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from child
-        elif not _is_compiled(child) and next(child.children(), None) is not None:
-            yield from block_modules(child)
-        else:
+        elif child._compiled_call_impl is not None or isinstance(child, OptimizedModule) or not [*child.children()]:
+            # Compiled as a whole, in place or by `torch.compile(module)`, which wraps it; or without parts.
             yield child
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether a module was compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
-    return module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
+        else:
+            yield from block_modules(child)
 
 
 class ProbeMarks(ExitStack):

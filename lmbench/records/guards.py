@@ -65,7 +65,7 @@ def make_guard(name: str, value: float | None, limit: float | None = None, varia
         value: the figure; None where it is unknown, which makes the guard `n/a`.
         limit: largest figure that passes, instead of the rule's.
         variant: name of the variant that changes the rule; empty for the rule itself.
-        words: values for the braces in the rule's texts.
+        words: values for the braces in the rule's texts, beside the figure itself in its unit, in MiB, GiB and ms.
     """
     rule = rules()[name]
     if value is None:
@@ -76,7 +76,8 @@ def make_guard(name: str, value: float | None, limit: float | None = None, varia
     figure, bound = (value, limit) if rule.unit else (None, None)
     if status == "pass":
         return Guard(name, status, figure, bound, rule.unit)
-    message, advice = rule.message.format(value=value, **words), rule.advice.format(**words)
+    message = rule.message.format(value=value, mib=value / 2**20, gib=value / 2**30, ms=value * 1e3, **words)
+    advice = rule.advice.format(**words)
     return Guard(name, status, figure, bound, rule.unit, message, advice)
 
 
@@ -234,10 +235,9 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 
     communication = run.communication
-    location, check_ms = communication.sigterm_check_location, (communication.sigterm_check_s or 0.0) * 1e3
-    yield make_guard("sigterm_check", communication.sigterm_check_s, location=location, check_ms=check_ms)
-    copied_bytes = communication.bucket_copy_bytes
-    yield make_guard("bucket_copies", copied_bytes, gib=(copied_bytes or 0) / 2**30)
+    location = communication.sigterm_check_location
+    yield make_guard("sigterm_check", communication.sigterm_check_s, location=location)
+    yield make_guard("bucket_copies", communication.bucket_copy_bytes)
     yield make_guard("bucket_splits", communication.bucket_split_count)
 
 
@@ -279,9 +279,13 @@ def _device(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("other_processes", others, pids=", ".join(map(str, pids)) or "unknown")
     growths = (("host", memory.host_growth), ("reserved device", memory.reserved_growth))
     name, slope = max(growths, key=lambda item: item[1].low_bytes_per_step or -math.inf)
-    limit, mib = leak_limit(run.window.steps or 1), (slope.bytes_per_step or 0.0) / 2**20
-    keeper = memory.keeper or "what keeps it is unknown"
-    yield make_guard("memory_growth", slope.low_bytes_per_step, limit, memory=name, mib=mib, keeper=keeper)
-    growth = memory.window_reserved_growth_bytes
-    yield make_guard("allocator_growth", growth, mib=(growth or 0) / 2**20)
+    yield make_guard(
+        "memory_growth",
+        slope.low_bytes_per_step,
+        leak_limit(run.window.steps or 1),
+        memory=name,
+        slope_mib=(slope.bytes_per_step or 0.0) / 2**20,
+        keeper=memory.keeper or "what keeps it is unknown",
+    )
+    yield make_guard("allocator_growth", memory.window_reserved_growth_bytes)
     yield make_guard("allocator_retries", memory.window_alloc_retry_count)
