@@ -167,7 +167,7 @@ class Ratio:
         """Whether the 95 % interval excludes every change up to the tolerance."""
         return (self.low or 0.0) > 1.0 + tolerance or (self.high or math.inf) < 1.0 / (1.0 + tolerance)
 
-    def verdict(self, tolerance: float, row_count: int = 1) -> Verdict:
+    def verdict(self, tolerance: float, row_count: int) -> Verdict:
         """`same` where the 90 % interval lies within the tolerance, `larger` or `smaller` where p is below 5 % over all
         rows that are tested together; else, and with fewer than three processes on a side, `undecided`."""
         is_same = self.lies_within(tolerance)
