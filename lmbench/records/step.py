@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from lmbench.records.field import (
-    ABOUT,
-    About,
     Bytes,
     Celsius,
     Count,
@@ -49,8 +47,7 @@ class StepRecord:
     tokens: Count = about("Tokens of all micro-batches of this rank.")
     loss: Nats = lower("Mean loss over the micro-batches, as `training_step` returned it.")
     gradient_norm: Number = about(
-        "2-norm of all gradients before clipping, without the loss scale; recorded with `measure.gradient_norm`.",
-        fold="norm",
+        "2-norm of all gradients before clipping, without the loss scale; recorded with `measure.gradient_norm`."
     )
     is_skipped: Flag = about(
         "Whether the fp16 scaler or a missing loss skipped the update; no statistic includes such steps."
@@ -151,7 +148,5 @@ def select_window(records: Iterable[StepRecord]) -> WindowSteps:
     return WindowSteps(used, len(window) - len(updated), len(updated) - len(used))
 
 
-#: Scalars that are fields of StepRecord, by name; every other logged scalar is in its `scalars`.
-SCALARS: dict[str, About] = {
-    entry.name: entry.metadata[ABOUT] for entry in fields(StepRecord) if entry.metadata[ABOUT].fold is not None
-}
+#: Norms that `session.log_scalar` is given and that are fields of StepRecord; every other scalar is in its `scalars`.
+NORMS = ("gradient_norm",)
