@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from lmbench.records.field import (
@@ -124,28 +123,14 @@ class StepRecord:
     lag_step_s: Offset = _lag()
 
 
-@dataclass(frozen=True)
-class WindowSteps:
-    """The window's step records that enter statistics, and the numbers of those left out.
-
-    `skipped_count` steps were skipped by the fp16 scaler, `short_count` steps had too few micro-batches.
-    """
-
-    used: list[StepRecord]
-    skipped_count: int
-    short_count: int
-
-
-def select_window(records: Iterable[StepRecord]) -> WindowSteps:
+def select_window(records: Iterable[StepRecord]) -> list[StepRecord]:
     """Select the steps that enter statistics: of stage `window`, full, and not skipped by the fp16 scaler.
 
     A full step has as many micro-batches as the window's longest step.
     """
     window = [record for record in records if record.stage == "window"]
-    updated = [record for record in window if not record.is_skipped]
     longest = max((record.micro_batches or 0 for record in window), default=0)
-    used = [record for record in updated if record.micro_batches in (None, longest)]
-    return WindowSteps(used, len(window) - len(updated), len(updated) - len(used))
+    return [record for record in window if not record.is_skipped and record.micro_batches in (None, longest)]
 
 
 #: Norms that `session.log_scalar` is given and that are fields of StepRecord; every other scalar is in its `scalars`.

@@ -39,13 +39,14 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         steps: records of the stages warm-up and window.
         raw_wall_s: the window's wall time including its pauses; None where no window was completed.
     """
-    window, selected = run.window, select_window(steps)
+    window, used = run.window, select_window(steps)
     measured = [step for step in steps if step.stage == "window"]
     window.steps_sum_s = math.fsum(_values(measured, "step_s"))
     window.excluded_s = math.fsum(_values(measured, "excluded_s"))
-    window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
+    window.skipped_count = sum(bool(step.is_skipped) for step in measured)
+    window.short_count = len(measured) - window.skipped_count - len(used)
     turns: dict[int | None, list[float]] = {}
-    for step in selected.used:
+    for step in used:
         turns.setdefault(step.turn, []).append(step.step_s or math.nan)
     if turns and all(len(times_s) > 1 for times_s in [*turns.values()][:-1]):
         # Turns of several steps, as on a GPU, begin on an idle device, where the first step waits for the host.
@@ -186,7 +187,7 @@ def host_bound_fraction(run: RunRecord) -> float | None:
 
 def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
     """Statistics of the step and of every phase that was seen, over the steps that `select_window` selects."""
-    steps = select_window(records).used
+    steps = select_window(records)
     phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
         values, host_values = _values(steps, f"{span}_s"), _values(steps, f"{span}_host_s")

@@ -68,11 +68,11 @@ def _step(step, stage="window", micro_batches=2, is_skipped=False, step_s=1.0):
 def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
     warmup = _step(0, "warmup", step_s=9.0)
     records = [warmup, _step(1, is_skipped=True, step_s=9.0), _step(3, micro_batches=1, step_s=9.0), _step(2), _step(4)]
-    window = select_window(records)
-    assert [step.step for step in window.used] == [2, 4]
-    assert (window.skipped_count, window.short_count) == (1, 1)
-    summary = summarize_steps(records)
-    assert (summary.step.n, summary.step.max_s) == (2, 1.0)
+    assert [step.step for step in select_window(records)] == [2, 4]
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    complete_run(run, records)
+    assert (run.window.skipped_count, run.window.short_count) == (1, 1)
+    assert (run.phases.step.n, run.phases.step.max_s) == (2, 1.0)
     assert summarize_steps([warmup]) == PerPhase()
 
 
