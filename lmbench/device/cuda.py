@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from weakref import WeakMethod
 
 import torch
@@ -85,7 +84,7 @@ class Cuda(Device):
     def clock(self, name: str) -> HostClock:
         if name == "events":
             return EventClock(self.device)
-        return SyncClock(partial(torch.cuda.synchronize, self.device))
+        return SyncClock(self.synchronize)
 
     def watch_refusals(self, listener: Refused) -> None:
         if not _listener:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -37,8 +36,6 @@ PACE_LIMIT_FRACTION = 0.1
 TREND_P = 0.05
 #: Largest share of a CPU's cores that other processes may take, and largest share of the window without a core.
 OTHER_CPU_LIMIT_FRACTION, WAITED_LIMIT_FRACTION = 0.10, 0.02
-
-Steps: TypeAlias = Sequence[StepRecord]
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -81,7 +78,7 @@ def make_guard(name: str, value: float | None, limit: float | None = None, varia
     return Guard(name, status, figure, bound, rule.unit, message, advice)
 
 
-def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
+def evaluate_guards(run: RunRecord, steps: Sequence[StepRecord]) -> list[Guard]:
     """Every guard once, in the order in which they are printed; the run is not changed."""
     return [
         *_training(run, steps),
@@ -93,7 +90,7 @@ def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
     ]
 
 
-def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
+def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     """Guards of losses, gradients, moved weights, and steps that the fp16 scaler skipped."""
     loss, uniform_loss = run.loss.first, math.log(run.model.vocab_size or 1)
     losses = [(step.step, step.loss) for step in steps if step.loss is not None]
