@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of
-from lmbench.device.protocol import History
+from lmbench.device.history import History
 from lmbench.errors import check_at_least
 from lmbench.instruments.ranges import ModuleRanges, StepRanges
 from lmbench.memory.blocks import NOTES_FILE, SNAPSHOT_FILE, WORKSPACES, CountedPeaks, MemoryNotes

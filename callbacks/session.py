@@ -36,7 +36,7 @@ from lmbench.instruments.window import (
 from lmbench.records.measured import Probe, Window
 from lmbench.records.process import reach
 from lmbench.records.run import SCHEMA_VERSION, RunRecord
-from lmbench.records.step import SCALARS, StepRecord
+from lmbench.records.step import NORMS, StepRecord
 from lmbench.records.vocabulary import RUNNING, Stage
 
 #: Events of each step, of which only observers are notified that define them.
@@ -215,7 +215,7 @@ class MeasurementSession(LeanCallback):
             value: a number, or a tensor of one element on any device, which is kept in float32.
             unit: unit of the number, for the heading of a column.
             source: who logs the number. A later value of the same source in a step replaces the earlier one; values of
-                several sources become their mean, or what a field of `StepRecord` with this name declares.
+                several sources become their mean, norms of gradients the norm of all.
 
         Raises:
             UsageError: the value is no single number.
@@ -301,7 +301,7 @@ class MeasurementSession(LeanCallback):
     def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
         for name, value in logged_values(trainer, self._logged):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
-            if name not in SCALARS:
+            if name not in NORMS:
                 self.log_scalar(name, value)
         # Lightning hands on a validation step's return value as it is, and a training step's as a mapping.
         if isinstance(outputs, torch.Tensor):

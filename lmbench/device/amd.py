@@ -10,8 +10,6 @@ import time
 from operator import attrgetter
 from typing import Any
 
-import torch
-
 from lmbench.device.sensor import Sensor, other_processes
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts
@@ -53,7 +51,7 @@ class AmdSensor(Sensor):
         tick_j = self._ask("energy_count", part="counter_resolution", scale=1e-6)
         processes = self._ask("gpu_process_list")
         pids = None if processes is None else [process["pid"] for process in processes]
-        other_pids, other_count = other_processes(pids, torch.cuda.is_initialized())
+        other_pids, other_count = other_processes(pids)
         return DeviceReading(
             read_at_s=read_at_s,
             energy_j=None if ticks is None or tick_j is None else ticks * tick_j,

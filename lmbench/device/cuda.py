@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from weakref import WeakMethod
 
 import torch
@@ -14,8 +11,9 @@ from torch.profiler import ProfilerActivity
 
 from lmbench.device.amd import AmdSensor
 from lmbench.device.clock import HostClock, SyncClock
+from lmbench.device.history import History
 from lmbench.device.nvml import NvmlSensor
-from lmbench.device.protocol import Device, History, Refused, SyncDebug
+from lmbench.device.protocol import Device, Refused, SyncDebug
 from lmbench.device.sensor import Sensor
 from lmbench.records.run import GpuFacts
 
@@ -23,8 +21,6 @@ from lmbench.records.run import GpuFacts
 _FP8_CAPABILITY = (8, 9)
 #: Events made before the window: those of 50 steps, after which the timer reads them, with 20 borders in each.
 _EVENTS = 1000
-#: The latest protocol of pickles that pytorch.org/memory_viz reads.
-_PROTOCOL = 4
 
 
 class EventClock(HostClock):
@@ -66,42 +62,6 @@ def _observed(device: int, requested_bytes: int, device_total_bytes: int, device
             listener(device, requested_bytes, device_free_bytes)
 
 
-class CudaHistory(History):
-    """The history of PyTorch's caching allocator on one GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def start(self, max_entries: int, *, resets_peaks: bool) -> None:
-        if resets_peaks:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        # Record the ranges of all threads: the backward on a CUDA device runs on a thread that Python did not start.
-        torch.cuda.memory._record_memory_history(
-            "all", "all", "python", max_entries, self._device, clear_history=True, global_record_annotations=True
-        )
-
-    def drop_workspaces(self) -> None:
-        torch.cuda.synchronize(self._device)
-        torch._C._cuda_clearCublasWorkspaces()
-
-    def peaks(self) -> list[int]:
-        stats = torch.cuda.memory_stats(self._device)
-        names = ("allocated", "requested", "reserved")
-        return [stats.get(f"{name}_bytes.all.peak", 0) for name in names]
-
-    def write(self, path: Path) -> None:
-        snapshot = torch.cuda.memory._snapshot(self._device)
-        unfinished = path.with_name(f".{path.name}")
-        try:
-            unfinished.write_bytes(pickle.dumps(snapshot, protocol=_PROTOCOL))
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-    def stop(self) -> None:
-        torch.cuda.memory._record_memory_history(enabled=None, device=self._device)
-
-
 class Cuda(Device):
     """A GPU of NVIDIA or, in a ROCm build of PyTorch, of AMD."""
 
@@ -124,7 +84,7 @@ class Cuda(Device):
     def clock(self, name: str) -> HostClock:
         if name == "events":
             return EventClock(self.device)
-        return SyncClock(partial(torch.cuda.synchronize, self.device))
+        return SyncClock(self.synchronize)
 
     def watch_refusals(self, listener: Refused) -> None:
         if not _listener:
@@ -137,7 +97,7 @@ class Cuda(Device):
         return AmdSensor(gpu) if torch.version.hip else NvmlSensor(gpu)
 
     def history(self) -> History:
-        return CudaHistory(self.device)
+        return History(self.device)
 
     def why_no_fp8(self) -> str | None:
         if torch.cuda.get_device_capability(self.device) < _FP8_CAPABILITY:

@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lmbench.device.sensor import Sensor, other_processes
 from lmbench.records.measured import DeviceReading
 from lmbench.records.run import GpuFacts
@@ -58,7 +56,7 @@ class NvmlSensor(Sensor):
         energy_j, read_at_s = self._query("TotalEnergyConsumption", scale=1e-3), time.monotonic()
         processes = self._query("ComputeRunningProcesses")
         pids = None if processes is None else [process.pid for process in processes]
-        other_pids, other_count = other_processes(pids, torch.cuda.is_initialized())
+        other_pids, other_count = other_processes(pids)
         return DeviceReading(
             read_at_s=read_at_s,
             energy_j=energy_j,

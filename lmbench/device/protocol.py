@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -12,37 +11,11 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from lmbench.device.clock import HostClock
+from lmbench.device.history import History
 from lmbench.device.sensor import Sensor
 
 #: A method that is called with the device's index, the requested bytes, and the bytes that are free on the device.
 Refused = Callable[[int, int, int], None]
-
-
-class History(Protocol):
-    """The history of the caching allocator on one device, with stacks of Python."""
-
-    def start(self, max_entries: int, *, resets_peaks: bool) -> None:
-        """Clear the history and record up to `max_entries` from now on.
-
-        `resets_peaks` also resets the allocator's peaks, so that `peaks` are those of the recorded steps.
-        """
-        ...
-
-    def drop_workspaces(self) -> None:
-        """Free the workspaces that the matrix libraries keep between calls."""
-        ...
-
-    def peaks(self) -> list[int]:
-        """The peaks of allocated, requested and reserved bytes by the allocator's own counters since their reset."""
-        ...
-
-    def write(self, path: Path) -> None:
-        """Write the history as a pickle, whole or not at all. Raises OSError."""
-        ...
-
-    def stop(self) -> None:
-        """Stop recording and drop the history; may be called again."""
-        ...
 
 
 class SyncDebug(NamedTuple):

@@ -6,6 +6,8 @@ import math
 import os
 import time
 
+import torch
+
 from lmbench.records.measured import DeviceReading, DeviceState
 from lmbench.records.run import GpuFacts
 
@@ -26,20 +28,20 @@ class Sensor:
         return None
 
 
-def other_processes(pids: list[int] | None, has_context: bool) -> tuple[list[int] | None, int | None]:
+def other_processes(pids: list[int] | None) -> tuple[list[int] | None, int | None]:
     """Process ids and number of the other processes on the GPU; None where the driver does not tell.
 
     In a container NVML's list may be empty, or hold the host's process ids. Then other processes can be counted at
     best, not named.
 
     Args:
-        pids: NVML's list of process ids; None where it has none.
-        has_context: whether this process uses the GPU and so belongs in the list.
+        pids: the library's list of process ids; None where it has none.
     """
     if pids is None:
         return None, None
     pid = os.getpid()
-    if pid in pids or not has_context:
+    # A process that uses no GPU is not in the list.
+    if pid in pids or not torch.cuda.is_initialized():
         others = sorted(set(pids) - {pid})
         return others, len(others)
     return None, len(pids) - 1 if pids else None

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 
 from lmbench.errors import UsageError
@@ -163,15 +164,11 @@ def end_compile_workers() -> None:
 
 def graph_counts() -> tuple[int, int]:
     """Numbers of compiled graphs and of graph breaks in this process so far."""
-    from torch._dynamo.utils import counters
-
     return int(counters["stats"]["unique_graphs"]), int(sum(counters["graph_break"].values()))
 
 
 def bucket_split_count() -> int:
     """How many further graphs came from Dynamo's splitting of its graphs at DDP's buckets, in this process so far."""
-    from torch._dynamo.utils import counters
-
     # AOTAutograd compiles each part of a graph that Dynamo has split.
     return max(int(counters["aot_autograd"]["total"] - counters["stats"]["unique_graphs"]), 0)
 
@@ -181,8 +178,6 @@ def is_attention_fused() -> bool | None:
 
     Its pass `fuse_attention` counts that. None where a graph came from a cache, which does not tell.
     """
-    from torch._dynamo.utils import counters
-
     if counters["inductor"]["fuse_attention"]:
         return True
     is_cached = counters["inductor"]["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"]

@@ -9,7 +9,6 @@ import errno
 import inspect
 import re
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from msgspec import Struct
+from torch._dynamo.exc import TorchDynamoException
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,8 +104,7 @@ def judge(exception: BaseException, phase: str, is_lmbench_subject: bool = True)
         return Ending("error", ExitCode.USAGE, facts)
     # The user's module is also to blame where PyTorch fails between two of its lines (a loss without a gradient, say).
     # The same holds for a module that cannot be compiled, where only the compiler has frames.
-    compiler = sys.modules.get("torch._dynamo.exc")
-    is_compiler_error = compiler is not None and isinstance(exception, compiler.TorchDynamoException)
+    is_compiler_error = isinstance(exception, TorchDynamoException)
     is_internal = is_lmbench_subject or (is_lmbench_failure(exception) and not is_compiler_error)
     return Ending("error", ExitCode.USER_CODE if lines or not is_internal else ExitCode.INTERNAL, facts)
 

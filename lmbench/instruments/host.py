@@ -44,7 +44,7 @@ def host_facts(device: torch.device) -> HostFacts:
         hostname=platform.node() or None,
         cpu_model=_proc_field("/proc/cpuinfo", "model name", "Model", "cpu model") or platform.processor() or None,
         core_count=os.cpu_count(),
-        affinity=_usable_cores(),
+        affinity=sorted(os.sched_getaffinity(0)),
         python_iteration_s=min(repeat(_LOOP, number=1, repeat=_REPEATS)) / 50_000,
         kernel_launch_s=kernel_launch_s(device),
     )
@@ -132,7 +132,7 @@ class HostReading(NamedTuple):
 
 def read_host() -> HostReading:
     """Read the counters; takes about a millisecond."""
-    usable = _usable_cores() or list(range(os.cpu_count() or 1))
+    usable = sorted(os.sched_getaffinity(0))
     by_core = psutil.cpu_times(percpu=True)
     cores = [by_core[core]._asdict() for core in usable if core < len(by_core)]
     this_process = top = psutil.Process()
@@ -158,11 +158,6 @@ def waited_s(native_id: int) -> float | None:
         text = Path(f"/proc/self/task/{native_id}/schedstat").read_text()
         return int(text.split()[1]) * 1e-9
     return None
-
-
-def _usable_cores() -> list[int] | None:
-    """Cores that this process may run on; None where the system does not tell."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def host_state(opened: HostReading, closed: HostReading) -> HostState:

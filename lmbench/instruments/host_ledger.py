@@ -60,8 +60,8 @@ class HostLedger:
         else:
             self.leave()
 
-    def timed(self, function: Callable[..., Any], owner: str = "") -> Callable[..., Any]:
-        """The function, whose calls are booked to an owner, or without one to the line that calls `self.log`."""
+    def timed(self, function: Callable[..., Any], owner: str) -> Callable[..., Any]:
+        """The function, whose calls are booked to an owner; an empty one is the line that calls `self.log`."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

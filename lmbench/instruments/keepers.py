@@ -62,13 +62,11 @@ def garbage_bytes() -> int:
     flags, first = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        try:
-            gc.collect()
-        finally:
-            # A Ctrl-C may come while it collects.
-            gc.set_debug(flags)
+        gc.collect()
         return sum(map(_held_bytes, gc.garbage[first:]))
     finally:
+        # A Ctrl-C may come while it collects.
+        gc.set_debug(flags)
         del gc.garbage[first:]
 
 

@@ -41,8 +41,6 @@ class PhaseTrack:
     def __init__(self) -> None:
         self.has_scaler, self.clips = False, True
         self.is_manual = False
-        #: Whether a training validates, which takes all time but that of checkpoints.
-        self._is_validating = False
         self.listeners: list[Callable[[str], None]] = []
         #: Phases whose time counts as `other`.
         self._hidden: set[str] = set()
@@ -54,6 +52,7 @@ class PhaseTrack:
         """Forget the running phases without calling a listener: a run begins, or an exception has cut a phase short."""
         self._stack = ["other"]
         self.current = "other"
+        #: Whether a training validates, which takes all time but that of checkpoints.
         self._is_validating = False
 
     def set_validating(self, is_on: bool) -> None:
@@ -151,15 +150,7 @@ class PhaseTrack:
             self.leave()
 
     def start_clip(self) -> None:
-        if self.clips:
-            self.enter("clip")
-
-    def stop_clip(self) -> None:
-        # The update follows clipping directly, inside the running `optimizer_step` action.
-        if self.clips:
-            self.leave("other", "optimizer")
-        else:
-            self.turn("other", "optimizer")
+        self.enter("clip" if self.clips else "other")
 
     # Actions of manual optimization, which happen inside the forward.
 
@@ -199,7 +190,8 @@ class PhaseTrack:
                 partial(self.enter, "zero_grad"),
                 partial(self.leave, "optimizer", "other"),
             ),
-            (MODULE, "configure_gradient_clipping"): (self.start_clip, self.stop_clip),
+            # The update follows clipping directly, inside the running `optimizer_step` action.
+            (MODULE, "configure_gradient_clipping"): (self.start_clip, partial(self.leave, "other", "optimizer")),
             ("", "save_checkpoint"): (partial(self.enter, CHECKPOINT), self.leave),
             (MODULE, "on_before_backward"): (_nothing, partial(self.start_manual, "backward")),
             # The first hook after backward ends it: a callback's, or else the module's.

@@ -15,15 +15,14 @@ from torch.autograd.profiler import record_function
 from lmbench.records.vocabulary import MODULE, PAUSES, PHASE, STEP
 
 
-class Range(ExitStack):
-    """A named range on this thread, open from construction until `close`; `markers` are those of `Device`."""
-
-    def __init__(self, name: str, markers: ModuleType | None) -> None:
-        super().__init__()
-        self.enter_context(record_function(name))
-        if markers is not None:
-            markers.range_push(name)
-            self.callback(markers.range_pop)
+def _opened(name: str, markers: ModuleType | None) -> ExitStack:
+    """A named range on this thread, open until the stack is closed; `markers` are those of `Device`."""
+    stack = ExitStack()
+    stack.enter_context(record_function(name))
+    if markers is not None:
+        markers.range_push(name)
+        stack.callback(markers.range_pop)
+    return stack
 
 
 class StepRanges:
@@ -35,7 +34,7 @@ class StepRanges:
     def __init__(self, markers: ModuleType | None) -> None:
         self._markers = markers
         #: The range of the running step, followed by that of the running phase.
-        self._open: list[Range] = []
+        self._open: list[ExitStack] = []
 
     @property
     def is_in_step(self) -> bool:
@@ -44,14 +43,14 @@ class StepRanges:
     def begin(self, step: int, phase: str) -> None:
         """Begin a step in `phase`, and end the step before."""
         self.end()
-        self._open.append(Range(f"{STEP}{step}", self._markers))
+        self._open.append(_opened(f"{STEP}{step}", self._markers))
         self.border(phase)
 
     def border(self, phase: str) -> None:
         """Begin a phase within the step, and end the phase before."""
         self._close(1)
         if self._open and phase not in PAUSES:
-            self._open.append(Range(f"{PHASE}{phase}", self._markers))
+            self._open.append(_opened(f"{PHASE}{phase}", self._markers))
 
     def end(self) -> None:
         self._close(0)
@@ -65,7 +64,7 @@ class _OpenRanges(threading.local):
     """The open ranges of the running thread: activation checkpointing recomputes a forward on autograd's thread."""
 
     def __init__(self) -> None:
-        self.stack: list[Range] = []
+        self.stack: list[ExitStack] = []
 
 
 class ModuleRanges:
@@ -91,7 +90,7 @@ class ModuleRanges:
                 self._hooks.callback(child.register_forward_hook(self._end, always_call=True).remove)
 
     def _begin(self, name: str, *_: Any) -> None:
-        self._open.stack.append(Range(f"{MODULE}{name}", self._markers))
+        self._open.stack.append(_opened(f"{MODULE}{name}", self._markers))
 
     def _end(self, *_: Any) -> None:
         if self._open.stack:

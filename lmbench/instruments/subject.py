@@ -31,7 +31,7 @@ def path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def describe_model(module: LightningModule, optimizers: Sequence[Optimizer] = ()) -> Model:
+def describe_model(module: LightningModule, optimizers: Sequence[Optimizer]) -> Model:
     """The `model` of a run's record: class, parameter counts, optimizers, and the answer of `module.describe()`.
 
     Raises:

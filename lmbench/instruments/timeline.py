@@ -24,15 +24,11 @@ from lmbench.device.clock import HostClock
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import LagVerdict, LagWord
 from lmbench.records.step import StepRecord
-from lmbench.records.vocabulary import BORDERS, CHECKPOINT, PAUSES, PHASES, VALIDATION, Phase
+from lmbench.records.vocabulary import CHECKPOINT, PAUSES, VALIDATION, Phase
 
 #: The beginning of a phase: stamp of the clock, host time in nanoseconds, and the phase. A dozen are made in each step
 #: of the window, so it is a plain tuple, which takes the host a fifth of the time of a NamedTuple.
 Mark = tuple[Any, int, str]
-#: The fields of a StepRecord by phase: device span and host span.
-_SPAN_FIELDS = [(phase, f"{phase}_s", f"{phase}_host_s") for phase in PHASES]
-#: The phase whose last lag each field of a StepRecord holds.
-_LAG_FIELDS = [("other" if border == "step" else border, f"lag_{border}_s") for border in BORDERS]
 
 
 @dataclass
@@ -123,17 +119,14 @@ class Timeline:
         clock.recycle(stamp for stamp, _, _ in marks[:-1])
         record.checkpoint_s, record.validation_s = device_s.get(CHECKPOINT), device_s.get(VALIDATION)
         record.excluded_s = sum(device_s.pop(pause, 0.0) for pause in PAUSES)
-        for pause in PAUSES:
-            host_s.pop(pause, None)
-        record.step_s, record.step_host_s = sum(device_s.values()), sum(host_s.values())
-        for phase, span_field, host_field in _SPAN_FIELDS:
-            # A phase that never began has a null span, not a span of zero.
-            if phase in device_s:
-                setattr(record, span_field, device_s[phase])
-                setattr(record, host_field, host_s[phase])
-        for phase, field_name in _LAG_FIELDS if lags_s else ():
-            if phase in lags_s:
-                setattr(record, field_name, lags_s[phase][-1])
+        record.step_s, record.step_host_s = sum(device_s.values()), sum(host_s[phase] for phase in device_s)
+        # A phase that never began has a null span, not a span of zero.
+        for phase, span_s in device_s.items():
+            setattr(record, f"{phase}_s", span_s)
+            setattr(record, f"{phase}_host_s", host_s[phase])
+            if clock.has_lag:
+                # The last phase of a step is `other`, so that its end is the step's.
+                setattr(record, f"lag_{'step' if phase == 'other' else phase}_s", lags_s[phase][-1])
 
     def _lag_s(self, host_ns: int) -> float:
         """Seconds that the device is behind the host at a mark of this host time, which `_device_s` has reached."""
@@ -200,15 +193,11 @@ def block_modules(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.Sequential):
             yield from child
-        elif not _is_compiled(child) and next(child.children(), None) is not None:
-            yield from block_modules(child)
-        else:
+        elif child._compiled_call_impl is not None or isinstance(child, OptimizedModule) or not [*child.children()]:
+            # Compiled as a whole, in place or by `torch.compile(module)`, which wraps it; or without parts.
             yield child
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether a module was compiled as a whole: in place, or by `torch.compile(module)`, which wraps it."""
-    return module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
+        else:
+            yield from block_modules(child)
 
 
 class ProbeMarks(ExitStack):

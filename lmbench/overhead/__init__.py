@@ -98,9 +98,7 @@ def _interval(values: Sequence[float], form: str, scale: float, convert: Callabl
 LOSS_TOLERANCE_FRACTION = 1e-3
 
 
-def measure_overhead(
-    fit_options: list[str], rounds: int, folder: Path, command: str, with_do_bench: bool = False
-) -> Answer:
+def measure_overhead(fit_options: list[str], rounds: int, folder: Path, command: str, with_do_bench: bool) -> Answer:
     """Measure every arm in each round; the first arm rotates from round to round.
 
     Args:

@@ -62,7 +62,7 @@ class ControlWindow(Callback):
         if self._steps == 0:
             quiet_collector(self._collector)
             synchronize(self._device)
-            self._start_ns = time.perf_counter_ns()
+            self._start_s = time.perf_counter()
 
     def micro_batch_ended(self, loss: Tensor) -> bool:
         """Count a micro-batch; returns True once the window is complete.
@@ -79,10 +79,10 @@ class ControlWindow(Callback):
         if self._steps <= 0:
             self._open_after_warmup()
             return False
-        is_complete = self._schedule.is_window_complete(self._steps, (time.perf_counter_ns() - self._start_ns) * 1e-9)
+        is_complete = self._schedule.is_window_complete(self._steps, time.perf_counter() - self._start_s)
         if is_complete:
             synchronize(self._device)
-            self.record.window = Window(steps=self._steps, wall_s=(time.perf_counter_ns() - self._start_ns) * 1e-9)
+            self.record.window = Window(steps=self._steps, wall_s=time.perf_counter() - self._start_s)
             self._collector.close()
             first, last = (float(torch.stack(step).double().sum()) for step in (self._first_losses, losses))
             self.record.loss = Loss(first, last)
@@ -110,11 +110,11 @@ class DoBenchWindow(ControlWindow):
     written, which empties the L2 cache; the host goes on meanwhile, as it does in the time between steps.
     """
 
-    def __init__(self, schedule: Schedule, trainer: Trainer, options: CompileOptions | None) -> None:
-        super().__init__(schedule, trainer, options)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock = device_of(self._device).clock("events")
         self._cache = torch.empty(2**26, dtype=torch.int32, device=self._device)
         self._spans = list[tuple[Any, Any]]()
+        super().on_train_start(trainer, pl_module)
 
     def on_train_batch_start(self, *_: Any) -> None:
         super().on_train_batch_start()

@@ -14,7 +14,7 @@ has its name with `nan`, `inf` or `-inf`. Reading puts the numbers back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
@@ -48,11 +48,7 @@ class DamagedRecord(ValueError):
 
 
 class OtherSchema(ValueError):
-    """A record has a schema version that this lmbench does not read, or none; then `version` is None."""
-
-    def __init__(self, version: int | None) -> None:
-        super().__init__(f"schema version {version}")
-        self.version = version
+    """A record has a schema version that this lmbench does not read, or none; the message follows its file's name."""
 
 
 class _Head(msgspec.Struct):
@@ -71,8 +67,11 @@ def decode_run(data: bytes) -> RunRecord:
     """
     plain = _plain(data)
     version = _typed(plain, _Head).schema_version
+    if version is None:
+        raise OtherSchema("is no lmbench result: it has no schema_version; give a run's folder")
     if version != SCHEMA_VERSION:
-        raise OtherSchema(version)
+        problem = f"has schema version {version}, this lmbench reads {SCHEMA_VERSION}"
+        raise OtherSchema(f"{problem}; use the lmbench that wrote it")
     run = _typed(_with_nonfinite(plain), RunRecord)
     run.throughput.refuse_impossible()
     return run
@@ -196,7 +195,7 @@ def encode_step(step: StepRecord) -> bytes:
         nonfinite = {name: str(value) for name, value in named if type(value) is float and not math.isfinite(value)}
     if step.scalars:
         step = replace(step, scalars=_changed(step.scalars, _readable))
-        nonfinite |= _nonfinite(step.scalars, ".scalars")
+        nonfinite |= _nonfinite(step.scalars, "scalars.")
     return msgspec.json.encode(replace(step, nonfinite=nonfinite) if nonfinite else step) + b"\n"
 
 
@@ -212,12 +211,19 @@ def _builtin(value: Any) -> Any:
     return value.item() if is_number else str(value)
 
 
-def _nonfinite(value: Any, path: str = "") -> dict[str, str]:
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted path of each leaf of nested dictionaries and lists, with its container and the key in that."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if isinstance(value, dict | list | tuple):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", tree, key
+
+
+def _nonfinite(tree: Any, prefix: str = "") -> dict[str, str]:
     """`nan`, `inf` or `-inf` for each non-finite number in a record, by its dotted path."""
-    if isinstance(value, float):
-        return {} if math.isfinite(value) else {path[1:]: str(float(value))}
-    items = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list | tuple) else ())
-    return {inner: name for key, item in items for inner, name in _nonfinite(item, f"{path}.{key}").items()}
+    numbers = ((path, container[key]) for path, container, key in _leaves(tree, prefix))
+    return {path: str(float(n)) for path, n in numbers if isinstance(n, float) and not math.isfinite(n)}
 
 
 def _with_nonfinite(plain: Any) -> Any:
@@ -226,21 +232,13 @@ def _with_nonfinite(plain: Any) -> Any:
     Raises:
         DamagedRecord: a path leads to something other than null.
     """
-    for path, name in _typed(plain, _Head).nonfinite.items():
-        container: Any = None
-        value: Any = plain
-        rest: str = path
-        try:
-            while rest:
-                # A name may have dots, as an option has.
-                names = [name for name in value if f"{rest}.".startswith(f"{name}.")] if isinstance(value, dict) else []
-                part = max(names, key=len, default=rest.partition(".")[0])
-                rest = rest[len(part) + 1 :]
-                container, key = value, int(part) if isinstance(value, list) else part
-                value = container[key]
-            if value is not None:
-                raise ValueError
-            container[key] = float(name)
-        except (LookupError, TypeError, ValueError):
-            raise DamagedRecord(f"nonfinite.{path} is {name!r}, or leads to no number") from None
+    nonfinite = _typed(plain, _Head).nonfinite
+    if not nonfinite:
+        return plain
+    nulls = {path: (container, key) for path, container, key in _leaves(plain) if container[key] is None}
+    for path, name in nonfinite.items():
+        if path not in nulls:
+            raise DamagedRecord(f"nonfinite.{path} is {name!r}, or leads to no number")
+        container, key = nulls[path]
+        container[key] = float(name)
     return {**plain, "nonfinite": {}}

@@ -9,7 +9,6 @@ from msgspec import Struct
 from lmbench.records.field import Bytes, Count, Fraction, Seconds, Text, about, lower, record
 
 _BytesPerStep: TypeAlias = Annotated[float | None, "bytes/step"]
-_BytesPerSecond: TypeAlias = Annotated[float | None, "bytes/s"]
 
 #: Growth below both is no leak: pages of libraries that are touched late, and the step records that lmbench keeps.
 _STEP_LIMIT_BYTES, _WINDOW_LIMIT_BYTES = 16 * 2**10, 4 * 2**20
@@ -54,7 +53,7 @@ class Saving:
     checkpoint_bytes: Bytes = lower("Size of the last checkpoint, a file or a folder.", "size")
     blocked_s: Seconds = lower("Mean time that a checkpoint keeps the training from its next step.", "blocked")
     written_s: Seconds = lower("Mean time until a checkpoint of the run is written, also in the background.", "written")
-    written_bytes_per_s: _BytesPerSecond = about(
+    written_bytes_per_s: Annotated[float | None, "bytes/s"] = about(
         "Size of a checkpoint divided by the time until it is written.", "rate"
     )
     slowed_fraction: Fraction = lower(

@@ -8,7 +8,6 @@ for the phase that the field belongs to. A part that occurs more than once names
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +19,6 @@ from lmbench.records.vocabulary import SPANS, Span
 
 Better = Literal["up", "down"]
 Over = Literal["mean", "max", "min"]
-Fold = Literal["mean", "norm"]
 T = TypeVar("T")
 
 Text: TypeAlias = str | None
@@ -61,8 +59,6 @@ class About:
         better: the good direction, if there is one.
         over: how the numbers of several runs become one in a table.
         pattern: the field's name with a placeholder, where each of several fields stands for one phase.
-        fold: for a field that callbacks fill by `session.log_scalar`, how the values that several sources log in one
-            step are joined: by their mean, or by their 2-norm. None for every other field.
         unit: an SI unit or one of `fraction`, `count`, `index`, `1` (another ratio), `text`, `flag` (true or false) and
             `tree` (a list, or a mapping with free keys). The schema reads it from the field's type.
     """
@@ -72,16 +68,11 @@ class About:
     better: Better | None = None
     over: Over = "mean"
     pattern: str = ""
-    fold: Fold | None = None
     unit: str = ""
 
     @property
     def is_number(self) -> bool:
         return self.unit not in ("text", "flag", "tree")
-
-    def folded(self, values: Sequence[float]) -> float:
-        """Join the values that several sources logged in one step."""
-        return math.hypot(*values) if self.fold == "norm" else mean_of(values)
 
 
 def mean_of(values: Sequence[float]) -> float:
@@ -90,18 +81,10 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def about(
-    meaning: str,
-    title: str = "",
-    *,
-    better: Better | None = None,
-    over: Over = "mean",
-    pattern: str = "",
-    fold: Fold | None = None,
-    default: Any = None,
-    factory: Callable[[], Any] | None = None,
+    meaning: str, title: str = "", *, default: Any = None, factory: Callable[[], Any] | None = None, **facts: Any
 ) -> Any:
-    """A dataclass's field with its documentation (see `About`); its default is None unless another is given."""
-    metadata = {ABOUT: About(meaning, title, better, over, pattern, fold)}
+    """A dataclass's field with its documentation, the `facts` of `About`; its default is None unless one is given."""
+    metadata = {ABOUT: About(meaning, title, **facts)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)

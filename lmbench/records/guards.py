@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -22,7 +21,7 @@ from lmbench.records.endurance import leak_limit
 from lmbench.records.host_time import HARNESS
 from lmbench.records.measured import BUSY_MACHINE, Guard, PhaseSummary, Status, TrainingFacts
 from lmbench.records.run import RunEnvironment, RunRecord
-from lmbench.records.step import StepRecord, select_window
+from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Values
 
 #: The share of a window and the time at its ends that may be outside its steps. On a GPU the synchronizations at both
@@ -37,8 +36,6 @@ PACE_LIMIT_FRACTION = 0.1
 TREND_P = 0.05
 #: Largest share of a CPU's cores that other processes may take, and largest share of the window without a core.
 OTHER_CPU_LIMIT_FRACTION, WAITED_LIMIT_FRACTION = 0.10, 0.02
-
-Steps: TypeAlias = Sequence[StepRecord]
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -65,7 +62,7 @@ def make_guard(name: str, value: float | None, limit: float | None = None, varia
         value: the figure; None where it is unknown, which makes the guard `n/a`.
         limit: largest figure that passes, instead of the rule's.
         variant: name of the variant that changes the rule; empty for the rule itself.
-        words: values for the braces in the rule's texts.
+        words: values for the braces in the rule's texts, beside the figure itself in its unit, in MiB, GiB and ms.
     """
     rule = rules()[name]
     if value is None:
@@ -76,11 +73,12 @@ def make_guard(name: str, value: float | None, limit: float | None = None, varia
     figure, bound = (value, limit) if rule.unit else (None, None)
     if status == "pass":
         return Guard(name, status, figure, bound, rule.unit)
-    message, advice = rule.message.format(value=value, **words), rule.advice.format(**words)
+    message = rule.message.format(value=value, mib=value / 2**20, gib=value / 2**30, ms=value * 1e3, **words)
+    advice = rule.advice.format(**words)
     return Guard(name, status, figure, bound, rule.unit, message, advice)
 
 
-def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
+def evaluate_guards(run: RunRecord, steps: Sequence[StepRecord]) -> list[Guard]:
     """Every guard once, in the order in which they are printed; the run is not changed."""
     return [
         *_training(run, steps),
@@ -92,12 +90,11 @@ def evaluate_guards(run: RunRecord, steps: Steps) -> list[Guard]:
     ]
 
 
-def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
+def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     """Guards of losses, gradients, moved weights, and steps that the fp16 scaler skipped."""
     loss, uniform_loss = run.loss.first, math.log(run.model.vocab_size or 1)
-    losses = [(f"step {step.step}", step.loss) for step in steps if step.loss is not None]
-    losses = losses or [("the end", value) for value in (loss, run.loss.last) if value is not None]
-    nonfinite = [moment for moment, value in losses if not math.isfinite(value)]
+    losses = [(step.step, step.loss) for step in steps if step.loss is not None]
+    nonfinite = [step for step, value in losses if not math.isfinite(value)]
     yield make_guard("finite_loss", len(nonfinite) if losses else None, first=nonfinite[:1])
     distance = None
     if run.model.is_fresh and uniform_loss and loss is not None and math.isfinite(loss):
@@ -122,26 +119,27 @@ def _training(run: RunRecord, steps: Steps) -> Iterator[Guard]:
     has_update = run.mode == "train_step" and not training.is_skipped
     yield guard_of("trained", training.unmoved_parameters if has_update else None)
 
-    is_old = None if training.has_new_batch is None else not training.has_new_batch
-    yield make_guard("inputs", is_old)
-    is_blind = None if training.depends_on_batch is None else not training.depends_on_batch
-    yield make_guard("outputs", is_blind)
+    yield make_guard("inputs", _lacks(training.has_new_batch))
+    yield make_guard("outputs", _lacks(training.depends_on_batch))
     pairs = list(pairwise(step.loss for step in steps if step.stage == "window" and step.loss is not None))
     repeated = sum(before == after for before, after in pairs)
     is_known = pairs and run.mode == "train_step"
     yield make_guard("repeated_losses", repeated / len(pairs) if is_known else None)
 
-    window, precision = select_window(steps), find_precision(str(run.precision))
-    count = window.skipped_count
-    total = count + len(window.used) + window.short_count
-    warmup_skips = [bool(step.is_skipped) for step in steps if step.stage == "warmup"]
+    skips, precision = [step.is_skipped for step in steps if step.stage == "window"], find_precision(str(run.precision))
+    count = sum(map(bool, skips))
     yield make_guard(
         "skipped_steps",
         count if count or (precision is not None and precision.has_scaler) else None,
-        variant="all" if count == total > 0 else "",
-        total=total,
-        since=", from the first step on: nothing was trained" if all(warmup_skips) else "",
+        variant="all" if skips and all(skips) else "",
+        total=len(skips),
+        since=", from the first step on: nothing was trained" if all(step.is_skipped for step in steps) else "",
     )
+
+
+def _lacks(flag: bool | None) -> bool | None:
+    """Whether a flag is false; None where it is unknown."""
+    return None if flag is None else not flag
 
 
 def _window(run: RunRecord) -> Iterator[Guard]:
@@ -154,14 +152,15 @@ def _window(run: RunRecord) -> Iterator[Guard]:
         requested_s *= 1 - PACE_LIMIT_FRACTION
     requests = ((count or 0, window.requested_steps), (lasted_s, requested_s))
     missing = 1 - min([1, *(amount / request for amount, request in requests if request)])
-    missing_fraction = missing if has_ended and count is not None else None
-    variant = "" if count else "empty"
-    yield make_guard("window_complete", missing_fraction, variant=variant, window=window, lasted_s=lasted_s)
-    is_incomplete = not probe.is_complete if has_ended and probe.is_complete is not None else None
-    if probe.error is None:
-        yield make_guard("probe_steps", is_incomplete)
-    else:
-        yield make_guard("probe_steps", is_incomplete, variant="error", phase=probe.error.phase)
+    yield make_guard(
+        "window_complete",
+        missing if has_ended and count is not None else None,
+        variant="" if count else "empty",
+        window=window,
+        lasted_s=lasted_s,
+    )
+    is_incomplete, error = _lacks(probe.is_complete) if has_ended else None, probe.error
+    yield make_guard("probe_steps", is_incomplete, variant="error" if error else "", phase=error and error.phase)
     if not wall_s or not count or total_s is None:
         yield make_guard("window_identity", None)
     else:
@@ -233,10 +232,9 @@ def _step_times(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("hidden_syncs", count, where=syncs[0].location if syncs else "")
 
     communication = run.communication
-    location, check_ms = communication.sigterm_check_location, (communication.sigterm_check_s or 0.0) * 1e3
-    yield make_guard("sigterm_check", communication.sigterm_check_s, location=location, check_ms=check_ms)
-    copied_bytes = communication.bucket_copy_bytes
-    yield make_guard("bucket_copies", copied_bytes, gib=(copied_bytes or 0) / 2**30)
+    location = communication.sigterm_check_location
+    yield make_guard("sigterm_check", communication.sigterm_check_s, location=location)
+    yield make_guard("bucket_copies", communication.bucket_copy_bytes)
     yield make_guard("bucket_splits", communication.bucket_split_count)
 
 
@@ -278,9 +276,13 @@ def _device(run: RunRecord) -> Iterator[Guard]:
     yield make_guard("other_processes", others, pids=", ".join(map(str, pids)) or "unknown")
     growths = (("host", memory.host_growth), ("reserved device", memory.reserved_growth))
     name, slope = max(growths, key=lambda item: item[1].low_bytes_per_step or -math.inf)
-    limit, mib = leak_limit(run.window.steps or 1), (slope.bytes_per_step or 0.0) / 2**20
-    keeper = memory.keeper or "what keeps it is unknown"
-    yield make_guard("memory_growth", slope.low_bytes_per_step, limit, memory=name, mib=mib, keeper=keeper)
-    growth = memory.window_reserved_growth_bytes
-    yield make_guard("allocator_growth", growth, mib=(growth or 0) / 2**20)
+    yield make_guard(
+        "memory_growth",
+        slope.low_bytes_per_step,
+        leak_limit(run.window.steps or 1),
+        memory=name,
+        slope_mib=(slope.bytes_per_step or 0.0) / 2**20,
+        keeper=memory.keeper or "what keeps it is unknown",
+    )
+    yield make_guard("allocator_growth", memory.window_reserved_growth_bytes)
     yield make_guard("allocator_retries", memory.window_alloc_retry_count)

@@ -137,11 +137,7 @@ def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
     try:
         return decode_run(read_file(path, MAX_RUN_BYTES)), None
     except OtherSchema as other:
-        if other.version is None:
-            problem = "is no lmbench result: it has no schema_version; give a run's folder"
-        else:
-            problem = f"has {other}, this lmbench reads {SCHEMA_VERSION}; use the lmbench that wrote it"
-        raise UsageError(f"{str(path)!r} {problem}") from None
+        raise UsageError(f"{str(path)!r} {other}") from None
     except Unreadable as error:
         problem = "is missing" if error.is_missing else f"is not read: {error}"
     except DamagedRecord as error:

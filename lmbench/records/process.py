@@ -14,8 +14,6 @@ import psutil
 
 from lmbench.records.run import Milestones
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 def now() -> str:
     """The present time as records write it: UTC, ISO 8601, in seconds."""
@@ -25,7 +23,7 @@ def now() -> str:
 def boot_id() -> str | None:
     """The kernel's random id of this boot; None where the system has none."""
     try:
-        return _BOOT_ID.read_text().strip() or None
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
 
@@ -47,15 +45,8 @@ def process_start_s(pid: int) -> float | None:
 
 
 def is_running(pid: int, boot: str | None, start_s: float | None) -> bool:
-    """Whether the process with this id, boot and start still runs on this machine.
-
-    A process id alone proves nothing, since ids are used again. It decides only where boot and start are unknown.
-    """
-    if pid < 1 or boot != boot_id():
-        return False
-    if start_s is None and boot is None:
-        return psutil.pid_exists(min(pid, 2**31 - 1))
-    return start_s is not None and process_start_s(pid) == start_s
+    """Whether the process with this id, boot and start still runs on this machine; an id alone may be used again."""
+    return boot == boot_id() and start_s is not None and process_start_s(pid) == start_s
 
 
 def process_identity() -> tuple[int, str | None, float | None]:
@@ -70,7 +61,7 @@ _began_s: float | None = None
 
 def clock_s() -> float:
     """Seconds since boot, on the kernel's clock for the start of processes."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def begin() -> None:

@@ -65,33 +65,28 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
         span: the phase that the part belongs to, empty without one.
     """
     group = record.__doc__.partition("\n")[0].rstrip(".")
-    hints, parts = typing.get_type_hints(record, include_extras=True), list[tuple[str, Any, str, str]]()
-    for entry in dataclasses.fields(record):
+    hints = typing.get_type_hints(record, include_extras=True)
+    for entry in sorted(dataclasses.fields(record), key=lambda entry: ABOUT not in entry.metadata):
         name, about = entry.name, entry.metadata.get(ABOUT)
-        kind, *notes = _unwrapped(hints[name])
+        hint = hints[name]
+        # The notes of a type are its unit, or a part's placeholder.
+        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+        if typing.get_origin(kind) in (typing.Union, types.UnionType):
+            # The other type of every union is None.
+            kind = typing.get_args(kind)[0]
         names = [(name, notes[0] if notes and about is None else name, span)]
         if typing.get_origin(kind) is PerPhase:
             names = [(f"{name}.{phase}", f"{name}.<phase>", phase) for phase in SPANS]
             kind = typing.get_args(kind)[0]
         elif about is not None and about.pattern:
-            match = re.fullmatch(_PLACEHOLDER.sub("(.+)", about.pattern), name)
-            names = [(name, about.pattern, match[1])] if match else names
+            names = [(name, about.pattern, part) for part in SPANS if _PLACEHOLDER.sub(part, about.pattern) == name]
         for leaf, leaf_pattern, phase in names:
             if about is None:
-                parts.append((f"{prefix}{leaf}.", kind, f"{pattern}{leaf_pattern}.", phase))
+                yield from _walk(kind, f"{prefix}{leaf}.", f"{pattern}{leaf_pattern}.", phase)
             else:
                 title = _PLACEHOLDER.sub(phase, about.title) or _BESIDE_SUBJECT.sub("", name).replace("_", " ")
                 documented = dataclasses.replace(about, unit=notes[0] if notes else UNITS.get(kind, "tree"))
                 yield SchemaField(prefix + leaf, documented, group, pattern + leaf_pattern, phase, title)
-    for part_prefix, part_kind, part_pattern, phase in parts:
-        yield from _walk(part_kind, part_prefix, part_pattern, phase)
-
-
-def _unwrapped(hint: Any) -> list[Any]:
-    """A field's type without None, then the notes of its annotation: its unit, or a part's placeholder."""
-    kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
-    is_optional = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return [typing.get_args(kind)[0] if is_optional else kind, *notes]
 
 
 def value_at(tree: object, name: str, default: Any = None) -> Any:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from lmbench.records.field import (
-    ABOUT,
-    About,
     Bytes,
     Celsius,
     Count,
@@ -49,8 +46,7 @@ class StepRecord:
     tokens: Count = about("Tokens of all micro-batches of this rank.")
     loss: Nats = lower("Mean loss over the micro-batches, as `training_step` returned it.")
     gradient_norm: Number = about(
-        "2-norm of all gradients before clipping, without the loss scale; recorded with `measure.gradient_norm`.",
-        fold="norm",
+        "2-norm of all gradients before clipping, without the loss scale; recorded with `measure.gradient_norm`."
     )
     is_skipped: Flag = about(
         "Whether the fp16 scaler or a missing loss skipped the update; no statistic includes such steps."
@@ -127,33 +123,15 @@ class StepRecord:
     lag_step_s: Offset = _lag()
 
 
-@dataclass(frozen=True)
-class WindowSteps:
-    """The window's step records that enter statistics, and the numbers of those left out.
-
-    `skipped_count` steps were skipped by the fp16 scaler, `short_count` steps had too few micro-batches.
-    """
-
-    used: list[StepRecord]
-    skipped_count: int
-    short_count: int
-
-
-def select_window(records: Iterable[StepRecord], micro_batches: int | None = None) -> WindowSteps:
+def select_window(records: Iterable[StepRecord]) -> list[StepRecord]:
     """Select the steps that enter statistics: of stage `window`, full, and not skipped by the fp16 scaler.
 
-    A full step has `micro_batches`; by default as many as the window's longest step.
+    A full step has as many micro-batches as the window's longest step.
     """
     window = [record for record in records if record.stage == "window"]
-    if micro_batches is None:
-        counts = (record.micro_batches for record in window if record.micro_batches is not None)
-        micro_batches = max(counts, default=None)
-    updated = [record for record in window if not record.is_skipped]
-    used = [record for record in updated if micro_batches is None or record.micro_batches in (None, micro_batches)]
-    return WindowSteps(used, len(window) - len(updated), len(updated) - len(used))
+    longest = max((record.micro_batches or 0 for record in window), default=0)
+    return [record for record in window if not record.is_skipped and record.micro_batches in (None, longest)]
 
 
-#: Scalars that are fields of StepRecord, by name; every other logged scalar is in its `scalars`.
-SCALARS: dict[str, About] = {
-    entry.name: entry.metadata[ABOUT] for entry in fields(StepRecord) if entry.metadata[ABOUT].fold is not None
-}
+#: Norms that `session.log_scalar` is given and that are fields of StepRecord; every other scalar is in its `scalars`.
+NORMS = ("gradient_norm",)

@@ -79,18 +79,16 @@ class RunFolder:
         if run_id is not None:
             check_name("run id", run_id)
         path = parent / (run_id or new_run_id())
-        problem = f"results folder {str(results_dir)!r} cannot be written"
+        problem = f"a file stands in the way of the results folder {str(results_dir)!r}"
         try:
             parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()
+            return cls(path)
         except FileExistsError:
-            problem = f"a file stands in the way of the results folder {str(results_dir)!r}"
             if parent.is_dir():
                 problem = f"run {path.name!r} exists already in the results folder {str(results_dir)!r}"
         except OSError as error:
-            problem += f": {error.strerror}"
-        else:
-            return cls(path)
+            problem = f"results folder {str(results_dir)!r} cannot be written: {error.strerror}"
         raise UsageError(f"{problem}; choose another one")
 
     def reserve(self) -> None:
@@ -112,12 +110,14 @@ class RunFolder:
         Raises:
             OSError: the file cannot be written, such as on a full disk; the old run.json stays as it was.
         """
-        write_whole(self.path / RUN_FILE, encode_run(run).decode())
+        write_whole(self.path / RUN_FILE, encode_run(run))
         # Without a sync of the folder a power cut can undo the renaming. Some file systems refuse such a sync.
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
             fd = os.open(self.path, os.O_RDONLY)
-            stack.callback(os.close, fd)
-            os.fsync(fd)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     @property
     def unwritten_count(self) -> int:
@@ -166,7 +166,7 @@ def write_or_refuse(path: Path, text: str, advice: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}; {advice}") from error
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: a reader sees either the old or the new one, even after a crash.
 
     Raises:
@@ -175,8 +175,8 @@ def write_whole(path: Path, text: str) -> None:
     # The name is random and must be new: somebody else's folder may hold a link of a predictable name.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ from lmbench.records.statistics import (
     sample_std,
     trend,
 )
-from lmbench.records.step import SCALARS, StepRecord, select_window
+from lmbench.records.step import NORMS, StepRecord, select_window
 from lmbench.records.trends import changes_of, growth_of, saving_of
 from lmbench.records.vocabulary import SPANS, Values
 
@@ -38,13 +39,14 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
         steps: records of the stages warm-up and window.
         raw_wall_s: the window's wall time including its pauses; None where no window was completed.
     """
-    window, selected = run.window, select_window(steps, run.window.micro_batches)
+    window, used = run.window, select_window(steps)
     measured = [step for step in steps if step.stage == "window"]
     window.steps_sum_s = math.fsum(_values(measured, "step_s"))
     window.excluded_s = math.fsum(_values(measured, "excluded_s"))
-    window.skipped_count, window.short_count = selected.skipped_count, selected.short_count
+    window.skipped_count = sum(bool(step.is_skipped) for step in measured)
+    window.short_count = len(measured) - window.skipped_count - len(used)
     turns: dict[int | None, list[float]] = {}
-    for step in selected.used:
+    for step in used:
         turns.setdefault(step.turn, []).append(step.step_s or math.nan)
     if turns and all(len(times_s) > 1 for times_s in [*turns.values()][:-1]):
         # Turns of several steps, as on a GPU, begin on an idle device, where the first step waits for the host.
@@ -70,12 +72,13 @@ def complete_run(run: RunRecord, steps: Sequence[StepRecord], raw_wall_s: float 
     run.memory.reserved_growth = growth_of(measured, "reserved_bytes")
     saving_of(timed, run.saving)
     run.phases = summarize_steps(steps)
+    series = defaultdict[str, list[float]](list)
     # Scalars describe updates, which skipped steps do not have.
-    updated = [step for step in measured if not step.is_skipped]
-    series = {name: _values(updated, name) for name in SCALARS}
-    for name in dict.fromkeys(name for step in updated for name in step.scalars):
-        series[name] = [value for step in updated if (value := step.scalars.get(name)) is not None]
-    run.scalars = {name: mean_of(values) for name, values in series.items() if values}
+    for step in (step for step in measured if not step.is_skipped):
+        for name, value in ({name: getattr(step, name) for name in NORMS} | step.scalars).items():
+            if value is not None:
+                series[name].append(value)
+    run.scalars = {name: mean_of(values) for name, values in series.items()}
     run.throughput = _throughput(run)
     run.guards = evaluate_guards(run, steps)
     run.throughput.refuse_impossible()
@@ -184,7 +187,7 @@ def host_bound_fraction(run: RunRecord) -> float | None:
 
 def summarize_steps(records: Iterable[StepRecord]) -> PerPhase[PhaseSummary]:
     """Statistics of the step and of every phase that was seen, over the steps that `select_window` selects."""
-    steps = select_window(records).used
+    steps = select_window(records)
     phases: PerPhase[PhaseSummary] = PerPhase()
     for span in SPANS:
         values, host_values = _values(steps, f"{span}_s"), _values(steps, f"{span}_host_s")
@@ -218,8 +221,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         raise ValueError("a series with a non-finite value has no summary")
     if not n:
         return PhaseSummary(n=0)
-    mean, median = statistics.fmean(values), float(np.median(series))
-    std = sample_std(values)
+    mean, std = statistics.fmean(values), sample_std(values)
     low, high, coverage = median_interval(np.sort(series).tolist()) or (None, None, None)
     drift, p = trend(values) or (None, None)
     quantiles: Values = {
@@ -235,7 +237,7 @@ def summarize(values: Sequence[float]) -> PhaseSummary:
         median_high_s=high,
         median_coverage_fraction=coverage,
         lag1_autocorrelation=lag1_autocorrelation(values),
-        outlier_count=outlier_count(values, median),
+        outlier_count=outlier_count(values),
         trend_fraction=drift,
         trend_p=p,
     )

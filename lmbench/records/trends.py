@@ -29,8 +29,8 @@ def growth_of(steps: Sequence[StepRecord], name: str) -> Growth:
     readings = np.array([(s.step, getattr(s, name)) for s in steps if getattr(s, name) is not None], dtype=float)
     if len(readings) < _LEAST_READINGS:
         return Growth()
-    lows = [slope(*part.T)[1] for part in (readings, *np.array_split(readings, 2))]
-    return Growth(slope(*readings.T)[0], min(lows))
+    slopes = [slope(*part.T) for part in (readings, *np.array_split(readings, 2))]
+    return Growth(slopes[0][0], min(low for _, low in slopes))
 
 
 def saving_of(steps: Sequence[StepRecord], saving: Saving) -> None:

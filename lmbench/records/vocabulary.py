@@ -18,8 +18,6 @@ Mode = Literal["inference", "forward", "forward_backward", "train_step"]
 #: In the order of the columns of a table.
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SPANS: tuple[Span, ...] = get_args(Span)
-#: Spans whose end has a measured lag. `other`, the last phase, is a remainder and has no end of its own.
-BORDERS: tuple[Span, ...] = (*PHASES[:-1], "step")
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 #: Saving, validation, and writing of records inside a step. Their time is subtracted from the step and counted.

@@ -124,8 +124,9 @@ def test_power_energy_caps_and_clock_follow_from_two_readings(opened, closed, wa
         (None, True, (None, None)),
     ],
 )
-def test_other_processes_are_named_counted_or_unknown(pids, has_context, others):
-    assert other_processes(pids, has_context) == others
+def test_other_processes_are_named_counted_or_unknown(pids, has_context, others, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_context)
+    assert other_processes(pids) == others
 
 
 def test_what_a_card_supports_is_in_si_units_and_the_rest_is_null():

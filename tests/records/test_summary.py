@@ -68,12 +68,19 @@ def _step(step, stage="window", micro_batches=2, is_skipped=False, step_s=1.0):
 def test_only_full_unskipped_window_steps_enter_and_the_others_are_counted():
     warmup = _step(0, "warmup", step_s=9.0)
     records = [warmup, _step(1, is_skipped=True, step_s=9.0), _step(3, micro_batches=1, step_s=9.0), _step(2), _step(4)]
-    window = select_window(records)
-    assert [step.step for step in window.used] == [2, 4]
-    assert (window.skipped_count, window.short_count) == (1, 1)
-    summary = summarize_steps(records)
-    assert (summary.step.n, summary.step.max_s) == (2, 1.0)
+    assert [step.step for step in select_window(records)] == [2, 4]
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    complete_run(run, records)
+    assert (run.window.skipped_count, run.window.short_count) == (1, 1)
+    assert (run.phases.step.n, run.phases.step.max_s) == (2, 1.0)
     assert summarize_steps([warmup]) == PerPhase()
+
+
+def test_where_every_step_is_short_none_is_counted_as_left_out():
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    run.window.micro_batches = 4
+    complete_run(run, [_step(1), _step(2)])
+    assert (run.window.short_count, run.phases.step.n) == (0, 2)
 
 
 @pytest.mark.parametrize(

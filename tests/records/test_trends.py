@@ -35,25 +35,20 @@ def test_memory_that_grows_to_the_end_leaks_by_so_much_a_step(host_bytes, growth
     assert growth_of(steps[:11], "host_bytes").bytes_per_step is None
 
 
-def saved(every, beside, slower, blocked_s, step_s=0.1):
-    """Steps with a checkpoint at every so many, beside whose writing so many steps are slower."""
-    return [
-        StepRecord(
-            step=step,
-            step_s=step_s
-            * (1 + 0.01 * NOISE[step])
-            * (1 + slower if step >= every and 0 < step % every <= beside else 1),
-            checkpoint_s=blocked_s if step and step % every == 0 else None,
-            is_saving=(step >= every and 0 < step % every <= beside) or None,
-        )
-        for step in range(COUNT)
-    ]
+def saved(slower, blocked_s):
+    """Steps with a checkpoint at every 20th, beside whose writing 8 steps are slower."""
+    steps = [StepRecord(step=step, step_s=0.1 * (1 + 0.01 * noise)) for step, noise in enumerate(NOISE)]
+    for save in range(20, COUNT, 20):
+        steps[save].checkpoint_s = blocked_s
+        for step in steps[save + 1 : save + 9]:
+            step.is_saving, step.step_s = True, step.step_s * (1 + slower)
+    return steps
 
 
 @pytest.mark.parametrize(("slower", "blocked_s"), [(0.1, 0.02), (0.0, 0.2), (4.0, 0.0001)])
 def test_a_planted_interference_and_the_cost_of_saving_lie_in_their_intervals(slower, blocked_s):
     run = RunRecord(SCHEMA_VERSION, "ok", saving=Saving(checkpoint_bytes=10**9, written_s=0.5))
-    saving_of(saved(20, 8, slower, blocked_s), run.saving)
+    saving_of(saved(slower, blocked_s), run.saving)
     saving = run.saving
     assert (saving.count, saving.interval_steps, saving.blocked_s) == (5, 20, pytest.approx(blocked_s))
     assert saving.written_bytes_per_s == 2 * 10**9

@@ -26,7 +26,7 @@ class CpuHistory(TorchDispatchMode):
         CpuHistory.latest = self
         self.memory = planted_memory.Allocator(is_on=False)
 
-    # lmbench.device.protocol.History
+    # lmbench.device.history.History
 
     def start(self, max_entries, *, resets_peaks):
         self.memory.max_entries, self.memory.is_on = max_entries, True
