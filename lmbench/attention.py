@@ -10,7 +10,7 @@ from lmbench.report.frame import Frame
 from lmbench.report.units import GIB, PERCENT, Unit
 from lmbench.report.view import Feature
 
-_RATE = Unit("TFLOP/s", 1e-12, lambda value: units.plain(value * 1e-12))
+_RATE = Unit(lambda value: units.plain(value * 1e-12), "TFLOP/s", 1e-12)
 
 
 def _columns(span: Span) -> tuple[Quantity, ...]:

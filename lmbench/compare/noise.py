@@ -184,7 +184,7 @@ def read_floors(folder: Path) -> list[NoiseEntry]:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
-_PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}")
+_PERCENT = Unit(lambda fraction: f"{fraction * 100:.2f}", "%")
 _COLUMNS = (
     Column("cell"),
     Column("repeats", COUNT),

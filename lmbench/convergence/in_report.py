@@ -103,14 +103,14 @@ COLUMNS: tuple[Quantity, ...] = tuple(
         ("trains_alike", f"trains like {BASELINE}", _follows, units.WORDS),
         ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),
         ("tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"), NAT),
-        ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("± nat", 1.0, "{:.2g}".format)),
+        ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("{:.2g}".format, "± nat")),
         (
             "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
-            _of_difference(_NORM, "value"), Unit("", 100.0, units.change_percent),
+            _of_difference(_NORM, "value"), Unit(units.change_percent, scale=100.0),
         ),
         (
             "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit"),
-            Unit("± %", 100.0, lambda value: f"{value * 100:.2g}"),
+            Unit(lambda value: f"{value * 100:.2g}", "± %", 100.0),
         ),
         ("time_to_loss_s", "time to the same loss", _time_to_loss, SECONDS),
     )

@@ -101,7 +101,7 @@ COLUMNS: tuple[Quantity, ...] = (
     ),
     Quantity(
         "top_other_fraction", "top kernel but matmul", per_cell(_top_other),
-        Unit("", 100.0, units.percent_number), None,
+        Unit(units.percent_number, scale=100.0), None,
     ),
     Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),
     Quantity("step_prediction_error_fraction", "predicted - step", _prediction_error, CHANGE, None),
@@ -120,7 +120,7 @@ COLUMNS: tuple[Quantity, ...] = (
             Quantity(f"{span}_busy_s", f"{span}, device busy", beside(f"kernels.phases.{span}.busy_s"), MS, None),
             Quantity(
                 f"{span}_{_RATIO}", "softmax / matmul, time", f"kernels.attention.{span}.{_RATIO}",
-                Unit("", 1.0, "{:.2f}".format),
+                Unit("{:.2f}".format),
             ),
         )
     ),

@@ -38,9 +38,9 @@ _SCALARS = "scalars."
 #: Begins the names of what rooms of installed packages recorded.
 _ROOMS = "rooms."
 #: The unit of a change relative to the baseline.
-CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
+CHANGE = Unit(lambda value: units.signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
-NAT = Unit("nat", 1.0, units.signed)
+NAT = Unit(units.signed, "nat")
 #: How the numbers of runs become one of a cell. Rates are averaged harmonically, to agree with the mean step time.
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,

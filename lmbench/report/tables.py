@@ -27,7 +27,7 @@ from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: The rows of a table: each a cell of the frame with its figures, the facts left out.
 _Rows = list[tuple[int, list[Cell | None]]]
-_CHANGE = Unit("", 100.0, change_percent)
+_CHANGE = Unit(change_percent, scale=100.0)
 
 _UNDECIDED_RATIO = (
     "the difference to the baseline is not told from none, after Holm's correction over the rows: processes of the "

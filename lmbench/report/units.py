@@ -128,35 +128,35 @@ def duration(time_s: float) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit of a column: its word in the heading, the factor from SI, and the function that formats an SI number."""
+    """The unit of a column: the function that formats an SI number, its word in the heading, and the factor from SI."""
 
-    word: str
-    scale: float
     text: Callable[[float], str]
+    word: str = ""
+    scale: float = 1.0
 
 
 #: The unit of a column of words; code compares it by identity.
-WORDS = Unit("", 1.0, str)
+WORDS = Unit(str)
 #: The unit of a setting that is a number: it is shown as it is, but aligned to the right.
-SETTING = Unit("", 1.0, str)
-MS = Unit("ms", 1e3, milliseconds)
-SECONDS = Unit("s", 1.0, seconds)
-PERCENT = Unit("%", 100.0, percent_number)
-GIB = Unit("GiB", 2.0**-30, gib_number)
-COUNT = Unit("", 1.0, whole)
-TIMES = Unit("", 1.0, times)
+SETTING = Unit(str)
+MS = Unit(milliseconds, "ms", 1e3)
+SECONDS = Unit(seconds, "s")
+PERCENT = Unit(percent_number, "%", 100.0)
+GIB = Unit(gib_number, "GiB", 2.0**-30)
+COUNT = Unit(whole)
+TIMES = Unit(times)
 
 UNITS: Mapping[str, Unit] = {
     "ms": MS, "%": PERCENT, "GiB": GIB, "": COUNT,
-    "mJ": Unit("", 1e3, millijoules), "nat": Unit("nat", 1.0, "{:.4f}".format),
+    "mJ": Unit(millijoules, scale=1e3), "nat": Unit("{:.4f}".format, "nat"),
 }  # fmt: skip
 
-_PLAIN = Unit("", 1.0, plain)
+_PLAIN = Unit(plain)
 _OF_FIELDS = {
-    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit("", 1.0, instances), "index": _PLAIN, "1": _PLAIN,
+    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit(instances), "index": _PLAIN, "1": _PLAIN,
 }  # fmt: skip
 
 
 def unit_of(field_unit: str) -> Unit:
     """The unit in which a field of the schema is shown, by the unit in which it is recorded."""
-    return _OF_FIELDS.get(field_unit, Unit(field_unit, 1.0, plain))
+    return _OF_FIELDS.get(field_unit, Unit(plain, field_unit))
