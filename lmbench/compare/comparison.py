@@ -23,7 +23,9 @@ from lmbench.compare.sides import (
     METRICS,
     SIZE_WORDS,
     TIME_WORDS,
+    BothRuns,
     LeftOut,
+    Runs,
     Side,
     are_rounds,
     home_of,
@@ -207,9 +209,7 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
     return Comparison(side_a, side_b, tolerance, about, judged, only_a, only_b, neither, family)
 
 
-def _compare_cell(
-    name: str, runs: tuple[list[StoredRun], list[StoredRun]], about: Sequence[str], floors: Floors
-) -> CellComparison:
+def _compare_cell(name: str, runs: BothRuns, about: Sequence[str], floors: Floors) -> CellComparison:
     """The samples and ratios of a cell, and the verdict `invalid` where it applies.
 
     `_judge` decides all other verdicts, because they depend on the ratios of all cells.
@@ -239,9 +239,7 @@ def _compare_cell(
     return cell
 
 
-def _measure(
-    cell: CellComparison, a: Sequence[StoredRun], b: Sequence[StoredRun], floors: Floors, is_invalid: bool
-) -> None:
+def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid: bool) -> None:
     """Fill in the figures of a cell, its differences and notes, and signs of load, drift and slow processes."""
     cell.differences = differences(a[0].record, b[0].record)
     facts = [noise_facts(run.record) for run in (a[0], b[0])]
@@ -317,7 +315,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
     return len(tested)
 
 
-def slow_processes(a: Sequence[StoredRun], b: Sequence[StoredRun], ratio: Ratio) -> list[SlowProcess]:
+def slow_processes(a: Runs, b: Runs, ratio: Ratio) -> list[SlowProcess]:
     """The slow processes of both sides, in the order of their rounds.
 
     No round is dropped for a slow process: the bets of `compare.rounds` give an outlying round little weight, whichever

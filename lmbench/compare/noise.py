@@ -17,6 +17,7 @@ from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import (
     METRICS,
     STEP,
+    Runs,
     are_rounds,
     home_of,
     join_cells,
@@ -143,7 +144,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     return _answer(entries, [Line("holds for", f"{describe(shared, names)}; not for other settings"), *problems])
 
 
-def _in_turns(runs: Sequence[StoredRun]) -> list[Line]:
+def _in_turns(runs: Runs) -> list[Line]:
     """A line on the noise of rounds in which the processes of two sides took turns, for `compare --run`."""
     a, b = ([run for run in runs if value_at(run.record, f"sweep.axes.{SIDE}") == side] for side in "AB")
     pairs = list(zip(*paired(a, b), strict=True)) if a and b and are_rounds(a, b) else []

@@ -18,6 +18,8 @@ from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
 Value = str | int | float | None
+#: Facts by their names, as far as they are known.
+Facts = dict[str, Value]
 #: The settings of a run: the sweep's axes by dotted names, and the nested configuration.
 Plan = tuple[Values, Any]
 
@@ -231,7 +233,7 @@ SEEDS = ("seed_everything", "data.seed")
 NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASS.values() for option in run_pass.options))
 
 
-def read_facts(run: RunRecord, plan: Plan | None = None) -> dict[str, Value]:
+def read_facts(run: RunRecord, plan: Plan | None = None) -> Facts:
     """Every fact of FACT that the record or the plan has; without a plan, the record's own axes and configuration."""
     plan = plan or (value_at(run, "sweep.axes") or {}, run.config)
     facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
@@ -243,17 +245,17 @@ def fact_of(option: str) -> str:
     return _FACT_OF.get(option, option)
 
 
-def other_axes(axes: Values) -> dict[str, Value]:
+def other_axes(axes: Values) -> Facts:
     """The sweep's axes that set no fact of FACT, by their own names."""
     return _others(axes, NO_ROWS)
 
 
-def other_settings(config: Values) -> dict[str, Value]:
+def other_settings(config: Values) -> Facts:
     """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
     return _others(dict(leaves(config)), (*NO_ROWS, *NOT_MEASURED, *_LEFT_OUT.split()))
 
 
-def _others(settings: Values, left_out: tuple[str, ...]) -> dict[str, Value]:
+def _others(settings: Values, left_out: tuple[str, ...]) -> Facts:
     return {
         shown(name): plain(masked(value, name))
         for name, value in settings.items()
@@ -280,7 +282,7 @@ def heading(name: str) -> str:
     return (FACT[name].heading or name) if name in FACT else name.rpartition(".")[2]
 
 
-def describe(facts: Mapping[str, Value], names: Sequence[str], has_matmul: bool = True) -> str:
+def describe(facts: Facts, names: Sequence[str], has_matmul: bool = True) -> str:
     """The named facts, as far as they are known, as people say them: `small, TF32, compiled, batch 4`.
 
     Texts stand alone and numbers follow their names. Precision and float32 matmul are one word (`TF32`), unless

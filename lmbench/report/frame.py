@@ -31,6 +31,7 @@ from lmbench.report.facts import (
     FACT,
     NO_ROWS,
     SEEDS,
+    Facts,
     Value,
     describe,
     is_notable,
@@ -87,7 +88,7 @@ class RunRow(NamedTuple):
     """
 
     run: StoredRun
-    facts: dict[str, Value]
+    facts: Facts
     row: str | None
     repeat: int
     seed: tuple[Any, ...] | None
@@ -183,8 +184,8 @@ class Frame:
     """
 
     rows: Mapping[int, Sequence[RunRow]]
-    facts: Mapping[int, Mapping[str, Value]]
-    baseline: Mapping[str, Value] = field(default_factory=dict)
+    facts: Mapping[int, Facts]
+    baseline: Facts = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
     course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
 
@@ -274,7 +275,7 @@ class Frame:
         """Facts that differ between cells and do not follow from others: those that labels name."""
         return [name for name in self.varying() if name not in CONSEQUENCES]
 
-    def shared(self) -> dict[str, Value]:
+    def shared(self) -> Facts:
         """Facts that all cells share; a cell whose runs died before they were known counts as sharing them."""
         varying = self.varying()
         return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
@@ -287,7 +288,7 @@ class Frame:
         """The cell in words, by the facts that people choose first."""
         return self.describe(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
 
-    def against(self, baseline: Mapping[str, Value]) -> Frame:
+    def against(self, baseline: Facts) -> Frame:
         """The frame with the base of each cell: the cell with the baseline's facts whose other facts are the same.
 
         A fact that one of the two lacks counts as the same: only some cells may have an axis, and a run may have died
@@ -320,7 +321,7 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     default_gpu = gpus.pop() if len(gpus) == 1 else "device unknown"
     cells = dict[Any, int]()
     rows = defaultdict[int, list[RunRow]](list)
-    planned, recorded = defaultdict[int, dict[str, Value]](dict), defaultdict[int, dict[str, Value]](dict)
+    planned, recorded = defaultdict[int, Facts](dict), defaultdict[int, Facts](dict)
     for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
         facts = {"gpu": default_gpu, **row.facts}
         identity = row.row if group.home else as_text(facts)
@@ -359,7 +360,7 @@ def outcome_word(outcome: str) -> str:
     return "OOM" if outcome == "oom" else outcome
 
 
-def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
+def parse_baseline(text: str, frame: Frame) -> Facts:
     """A baseline from `precision=32-true,matmul=highest`.
 
     Raises:

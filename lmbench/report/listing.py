@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from lmbench.records.schema import recorded
 from lmbench.records.store import RESULTS
 from lmbench.report.answer import Answer, Cell, Column, Line, Table, labelled
 from lmbench.report.columns import MEASURED
-from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
+from lmbench.report.facts import FACT, Facts, Value, describe, is_notable, plain, read_facts
 from lmbench.report.frame import Frame, frame_of, read_sweep_summary
 from lmbench.report.units import tally
 
@@ -38,7 +38,7 @@ class _Entry(NamedTuple):
     name: str
     result: Result
     frame: Frame
-    facts: Mapping[str, Value]
+    facts: Facts
 
 
 def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -> Answer:

@@ -17,7 +17,7 @@ from lmbench.files import Unreadable, read_file
 from lmbench.reference import FOLDER
 from lmbench.report.answer import Cell
 from lmbench.report.columns import STEP, Quantity
-from lmbench.report.facts import EAGER, FACT, Value
+from lmbench.report.facts import EAGER, FACT, Facts
 from lmbench.report.frame import Frame
 from lmbench.report.view import Feature
 
@@ -27,7 +27,7 @@ _CIRCUMSTANCES = {"gpu", "warmup", "environment", "torch", "commit", "host"}
 #: Columns shown of another report; all of its columns would double each table.
 _COMPARED = (STEP.name, "tokens_per_s", "peak_bytes")
 #: The facts of a cell that does not state them.
-_USUAL: Mapping[str, Value] = {
+_USUAL: Facts = {
     "attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER, "head_dim": "none"
 }  # fmt: skip
 _MOST_BYTES = 2**24

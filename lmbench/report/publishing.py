@@ -8,7 +8,7 @@ their folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import MIN_REPEATS
 from lmbench.report.answer import Answer, Line
-from lmbench.report.facts import ENVIRONMENT, Value
+from lmbench.report.facts import ENVIRONMENT, Facts
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
@@ -101,7 +101,7 @@ def _by_cell(frame: Frame) -> Frame:
 
 def _by_run(frame: Frame) -> Frame:
     """The frame in which each run that a table counts is a cell, without a baseline."""
-    rows, facts = dict[int, Sequence[RunRow]](), dict[int, Mapping[str, Value]]()
+    rows, facts = dict[int, Sequence[RunRow]](), dict[int, Facts]()
     for cell, runs in frame.rows.items():
         for row in runs:
             if row.is_shown and row.run.outcome == "ok":
@@ -110,7 +110,7 @@ def _by_run(frame: Frame) -> Frame:
     return Frame(rows, facts)
 
 
-def _environment(rows: Iterable[RunRow]) -> dict[str, Value]:
+def _environment(rows: Iterable[RunRow]) -> Facts:
     """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
     known = {name: sorted({str(row.facts[name]) for row in rows if name in row.facts}) for name in sorted(ENVIRONMENT)}
     return {name: " ".join(values) for name, values in known.items() if values}

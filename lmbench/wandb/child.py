@@ -31,7 +31,7 @@ from lmbench.records.schema import recorded, value_at
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Values
 from lmbench.report import logged
-from lmbench.report.facts import Value, describe, fact_of, other_axes, read_facts
+from lmbench.report.facts import Facts, describe, fact_of, other_axes, read_facts
 from lmbench.report.logged import STEP
 from lmbench.wandb.publish import SERVER
 
@@ -39,7 +39,7 @@ from lmbench.wandb.publish import SERVER
 _NAMED = ("size", "mode", "precision", "compile", "batch", "context")
 
 
-def _facts_of(record: RunRecord) -> dict[str, Value]:
+def _facts_of(record: RunRecord) -> Facts:
     """The facts of the run, and its sweep's axes that set no fact."""
     return read_facts(record) | other_axes(_axes(record))
 
