@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Comparison, Figure, interval
 from lmbench.compare.sides import SAMPLE
 from lmbench.records.statistics import CONFIDENCE
-from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, listed
 from lmbench.report.units import unit_of
 
 COMPARISON_SCHEMA_VERSION = 3
@@ -61,7 +61,7 @@ def comparison_answer(comparison: Comparison) -> Answer:
         "slow": slow,
         "only A": comparison.only_a,
         "only B": comparison.only_b,
-        "neither": [": ".join(filter(None, cell.values())) for cell in comparison.neither],
+        "neither": [listed(*cell.values(), separator=": ") for cell in comparison.neither],
         "left out": [
             f"{reason} ({path}{f' and {len(others)} more' if others else ''})"
             for reason, (path, *others) in left_out.items()

@@ -23,7 +23,7 @@ from lmbench.convergence.judgement import (
 )
 from lmbench.records.vocabulary import Values
 from lmbench.report import units
-from lmbench.report.answer import Cell, Chart
+from lmbench.report.answer import Cell, Chart, listed
 from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
 from lmbench.report.frame import Frame
@@ -126,7 +126,7 @@ def headline(frame: Frame) -> list[str]:
         if judgement is not None:
             is_timed = {cell, frame.base[cell]} <= times.keys()
             speed = TIMES.text(times[frame.base[cell]] / times[cell]) if is_timed else ""
-            words = "; ".join(filter(None, [speed, judgement.why]))
+            words = listed(speed, judgement.why, separator="; ")
             rows[judgement.follows].append(f"{row} ({words})" if words else row)
         elif cell not in frame.ok:
             rows["ended"].append(f"{row} ({frame.outcome(cell)})")

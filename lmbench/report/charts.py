@@ -11,7 +11,7 @@ from typing import Any
 
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
-from lmbench.report.answer import Chart, Spec
+from lmbench.report.answer import Chart, Spec, listed
 from lmbench.report.columns import MEASURED, RELATIVE, Quantity, first_steps
 from lmbench.report.facts import heading
 from lmbench.report.frame import Frame
@@ -48,7 +48,7 @@ def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: Colu
     charts = []
     for part in frame.by(names):
         if chart := kind.build(spec, part, column_of):
-            title = ": ".join(filter(None, [spec.title, part.describe(next(iter(part.facts)), names)]))
+            title = listed(spec.title, part.describe(next(iter(part.facts)), names), separator=": ")
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
     if (more := len(charts) - MAX_CHARTS) > 0:

@@ -14,6 +14,7 @@ from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import NOT_MEASURED, as_text, is_named
 from lmbench.records.vocabulary import MODES, Values, recompute_words
+from lmbench.report.answer import listed
 from lmbench.sizes import SIZES
 
 #: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
@@ -89,14 +90,12 @@ def _size(run: RunRecord) -> str | None:
 
 def choices(residual_dtype: str | None, is_fused: bool | None, loss: str | None) -> str:
     """The non-default choices of lmbench's own model, in words; empty if it is computed the plain way."""
-    words = []
-    if residual_dtype:
-        words.append(f"{residual_dtype} residual")
-    if is_fused:
-        words.append("fused projections")
-    if loss == "chunked":
-        words.append("chunked loss")
-    return " + ".join(words)
+    return listed(
+        residual_dtype and f"{residual_dtype} residual",
+        is_fused and "fused projections",
+        loss == "chunked" and "chunked loss",
+        separator=" + ",
+    )
 
 
 def choices_of(model: Model) -> str:
@@ -138,9 +137,8 @@ def _compile_label(options: Any) -> str:
     if not isinstance(options, Mapping):
         return str(options)
     extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
-    if options.get("dynamic") is False:
-        extras.append("static")
-    return " ".join([str(options.get("mode") or "default"), *extras])
+    is_static = options.get("dynamic") is False
+    return listed(options.get("mode") or "default", *extras, is_static and "static", separator=" ")
 
 
 def _checkpoint_label(recompute: Any) -> Any:
@@ -156,16 +154,15 @@ def _commit(run: RunRecord) -> str | None:
     return code.commit[:9] + ("+" if code.is_dirty else "")
 
 
-def _planned_size(size: str | None, *dimensions: int | None) -> str | None:
-    return "{} x {}".format(*dimensions) if all(dimensions) else size
-
-
 #: Every fact, in the order of columns and of words.
 FACT: Mapping[str, Fact] = {
     fact.name: fact
     for fact in (
         Fact("gpu", _device),
-        Fact("size", _size, "model.size model.num_layers model.d_model", from_settings=_planned_size),
+        Fact(
+            "size", _size, "model.size model.num_layers model.d_model",
+            from_settings=lambda size, *shape: "{} x {}".format(*shape) if all(shape) else size,
+        ),
         Fact(
             "mode", lambda run: "inference" if run.command == "validate" else run.mode, "measure.mode mode", MODES,
         ),

@@ -16,7 +16,7 @@ from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean, level_changes
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
-from lmbench.report.answer import Cell
+from lmbench.report.answer import Cell, listed
 from lmbench.report.columns import Quantity
 from lmbench.report.facts import ENVIRONMENT
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
@@ -126,7 +126,7 @@ def _headline(frame: Frame) -> Iterator[str]:
             for cell, change in column.of(part).items()
         ]
         text = ", ".join(changes) or f"no change over {len(part.facts)} points"
-        yield ": ".join(filter(None, [part.describe(next(iter(part.facts)), names), text]))
+        yield listed(part.describe(next(iter(part.facts)), names), text, separator=": ")
 
 
 OVER = Feature(columns=_COLUMNS, headline=_headline)

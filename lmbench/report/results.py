@@ -18,7 +18,7 @@ from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
 from lmbench.report import answer
-from lmbench.report.answer import Answer, Line, Table, labelled
+from lmbench.report.answer import Answer, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
 from lmbench.report.frame import (
     Frame,
@@ -161,7 +161,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         ],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in filter(None, (note, copies, *_notes(frame)))),
+            *(Line("note", note) for note in (note, copies, *_notes(frame)) if note),
         ],
     )
 
@@ -178,10 +178,10 @@ def _failures(frame: Frame) -> Iterator[str]:
             if run.outcome != "ok":
                 message = run.damage or value_at(run.record, "error.message") or ""
                 shortened = shorten(message, 160, placeholder=" ...")
-                reason = ": ".join(filter(None, [outcome_label(run), shortened]))
+                reason = listed(outcome_label(run), shortened, separator=": ")
                 cells_of[reason].append(frame.describe(cell, names))
     for reason, cells in cells_of.items():
-        yield ": ".join(filter(None, ["; ".join(_first(list(dict.fromkeys(cells)))), reason]))
+        yield listed("; ".join(_first(list(dict.fromkeys(cells)))), reason, separator=": ")
 
 
 def _first(names: Sequence[str]) -> list[str]:

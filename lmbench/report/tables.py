@@ -17,7 +17,7 @@ from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import CONFIDENCE, ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION
 from lmbench.report import answer, units
-from lmbench.report.answer import Cell, Table, text_of
+from lmbench.report.answer import Cell, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
@@ -94,7 +94,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         spec.title,
         [*fact_columns, *headings],
         cells,
-        "; ".join(filter(None, [describe(shared, in_caption), spread])),
+        listed(describe(shared, in_caption), spread, separator="; "),
     )
 
 

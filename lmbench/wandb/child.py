@@ -178,17 +178,16 @@ def write_run(result: Path) -> None:
     )
     run.define_metric(STEP, summary="none")
     run.define_metric("*", step_metric=STEP, summary="none")
-    ended_s = lasted_s = None
+    began_s, end = None, {}
     if record.ended_at is not None and (lasted_s := record.milestones.closed_s) is not None:
         ended_s = datetime.fromisoformat(record.ended_at).timestamp()
+        began_s, end = ended_s - lasted_s, {"_wandb": {"runtime": round(lasted_s)}, "_timestamp": ended_s}
     for number, (step, time_s) in enumerate(zip(loaded.steps, step_times(record, loaded.steps), strict=True)):
-        times = {} if ended_s is None or lasted_s is None else {"_timestamp": ended_s - lasted_s + time_s}
+        times = {} if began_s is None else {"_timestamp": began_s + time_s}
         row = {STEP: step.step, "_runtime": time_s, **times, **logged.of_step(step, record)}
         # `run.log` would replace `_runtime` by the time of this writing.
         run._interface.publish_history(run, row, number)
-    run.summary.update(summary_of(record, loaded.outcome))
-    if ended_s is not None and lasted_s is not None:
-        run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_timestamp": ended_s})
+    run.summary.update(summary_of(record, loaded.outcome) | end)
     for name, rows in tables_of(record).items():
         run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
     if filed.artifact:
