@@ -44,7 +44,7 @@ def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: Colu
     elif kind.has_rows:
         names = []
     else:
-        names = [name for name in frame.differing() if name not in (spec.x, *spec.series)]
+        names = frame.differing((spec.x, *spec.series))
     charts = []
     for part in frame.by(names):
         if chart := kind.build(spec, part, column_of):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -271,9 +271,9 @@ class Frame:
             if others or (is_notable(name, value) and any(name not in facts for facts in recorded))
         ]
 
-    def differing(self) -> list[str]:
+    def differing(self, left_out: Container[str] = ()) -> list[str]:
         """Facts that differ between cells and do not follow from others: those that labels name."""
-        return [name for name in self.varying() if name not in CONSEQUENCES]
+        return [name for name in self.varying() if name not in CONSEQUENCES and name not in left_out]
 
     def shared(self) -> Facts:
         """Facts that all cells share; a cell whose runs died before they were known counts as sharing them."""

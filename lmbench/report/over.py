@@ -82,7 +82,7 @@ def _git_order(commits: Iterable[str]) -> dict[str, int]:
 
 def _courses(frame: Frame) -> Iterator[Frame]:
     """The cells of each configuration, in the order of the course."""
-    for part in frame.by([name for name in frame.differing() if name not in frame.course]):
+    for part in frame.by(frame.differing(frame.course)):
         yield part.select(part.ordered(list(frame.course)))
 
 
@@ -113,7 +113,7 @@ _COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_p
 
 def _headline(frame: Frame) -> Iterator[str]:
     """For each configuration its changes, or that it has none; a line for all those with too few points."""
-    names, (over,) = [name for name in frame.differing() if name not in frame.course], frame.course
+    names, (over,) = frame.differing(frame.course), frame.course
     parts = [*_courses(frame)]
     if short := sum(len(part.facts) < _LEAST_POINTS for part in parts):
         yield f"{short} of {len(parts)} configurations have fewer than the {_LEAST_POINTS} points that a change takes"

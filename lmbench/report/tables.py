@@ -222,21 +222,21 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
 
 def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """How fast each way is compared with the baseline, for the largest cell that both have."""
-    speedups, (ways, others) = column_of("speedup").of(frame), _split(frame, frame.baseline)
+    speedups, others = column_of("speedup").of(frame), frame.differing(frame.baseline)
     comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
-    for cell in _largest(frame, ways, others, comparable):
+    for cell in _largest(frame, others, comparable):
         if (speedup := speedups.get(cell)) is not None:
-            ratio, qualifier = text_of(speedup, TIMES), ""
+            way, ratio, qualifier = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES), ""
             if speedup.low is None or speedup.high is None:
                 qualifier = " (not decided: one process each; --repeats 3)"
             elif _may_be_one(speedup):
                 qualifier = " (undecided)"
-            yield f"{frame.describe(cell, ways)} is {ratio} as fast as {frame.base_name}{qualifier}", cell, others
+            yield f"{way} is {ratio} as fast as {frame.base_name}{qualifier}", cell, others
 
 
 def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """The value of `x` with the largest `y`, for each combination of the other facts."""
-    _, others = _split(frame, (spec.x,))
+    others = frame.differing((spec.x,))
     for part in list(frame.by(others))[-_MOST_CELLS:]:
         if cells := [cell for cell in part.facts if cell in measured]:
             best = max(cells, key=lambda cell: measured[cell].value)
@@ -246,7 +246,8 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measur
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """The largest cell, with the largest of the quantities that make up its `y`."""
     parts = {part: part.of(frame) for part in map(column_of, spec.of)}
-    for cell in _largest(frame, *_split(frame, (spec.x,)), measured):
+    others = frame.differing((spec.x,))
+    for cell in _largest(frame, others, measured):
         sizes = {part: cells[cell].value for part, cells in parts.items() if cell in cells and cells[cell].value}
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
         mostly = ", ".join(f"{part.title} {part.text(parts[part][cell])}" for part in largest)
@@ -256,8 +257,7 @@ def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measu
 
 def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterator[str]:
     """For each way the number of shapes in which it is the fastest."""
-    quantity, (_, others) = column_of(spec.y), _split(frame, spec.among)
-    parts = [*frame.by(others)]
+    quantity, parts = column_of(spec.y), [*frame.by(frame.differing(spec.among))]
     rows = [fastest(part, spec.among, quantity, len(parts)) for part in parts]
     wins = Counter(row[0].value for row in rows if row[0] and row[2])
     if wins:
@@ -265,13 +265,9 @@ def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterat
         yield f"The fastest by {quantity.title} is {counts}."
 
 
-def _split(frame: Frame, names: Container[str]) -> tuple[list[str], list[str]]:
-    """The facts that differ between cells: those of these names, and the others."""
-    differing = frame.differing()
-    return [name for name in differing if name in names], [name for name in differing if name not in names]
-
-
-def _largest(frame: Frame, ways: Sequence[str], others: Sequence[str], measured: Container[int]) -> list[int]:
-    """The largest measured cell of each way, by the order in which tables sort the other facts."""
-    groups = [[cell for cell in part.ordered(others) if cell in measured] for part in frame.by(ways)]
+def _largest(frame: Frame, others: Sequence[str], measured: Container[int]) -> list[int]:
+    """The largest measured cell of each way, by the order in which tables sort the facts `others`; the ways differ in
+    the rest of the facts."""
+    parts = frame.by(frame.differing(others))
+    groups = [[cell for cell in part.ordered(others) if cell in measured] for part in parts]
     return [group[-1] for group in groups if group]
