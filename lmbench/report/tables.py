@@ -246,13 +246,13 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measur
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """The largest cell, with the largest of the quantities that make up its `y`."""
     parts = {part: part.of(frame) for part in map(column_of, spec.of)}
-    others = frame.differing((spec.x,))
+    others = frame.differing()
     for cell in _largest(frame, others, measured):
         sizes = {part: cells[cell].value for part, cells in parts.items() if cell in cells and cells[cell].value}
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
         mostly = ", ".join(f"{part.title} {part.text(parts[part][cell])}" for part in largest)
         statement = f"{column_of(spec.y).title} is mostly {mostly}" if mostly else "the largest cell has"
-        yield statement, cell, frame.differing()
+        yield statement, cell, others
 
 
 def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterator[str]:
