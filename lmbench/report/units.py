@@ -53,10 +53,10 @@ def milliseconds(time_s: float | None, spread_s: float | None = None) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
+def mean_and_std(mean_s: float, std_s: float | None) -> str:
     """`50.59 ± 0.12` or `443 ± 112` in ms, with no digits beyond the spread's second; the mean alone if std is None."""
     text = milliseconds(mean_s, std_s)
-    if mean_s is None or std_s is None:
+    if std_s is None:
         return text
     decimals = len(text.partition(".")[2])
     return f"{text} ± {std_s * 1e3:,.{decimals}f}"
@@ -71,20 +71,16 @@ def gib(size_bytes: float | None) -> str:
     return f"{size_bytes / 2**30:.2f} GiB"
 
 
-def gib_number(size_bytes: float | None) -> str:
+def gib_number(size_bytes: float) -> str:
     """A size in GiB (2^30 bytes) for a column that names the unit: three decimals under 1, two digits under 0.01."""
-    if size_bytes is None:
-        return MISSING
     value = size_bytes / 2**30
     if 0 < abs(value) < 0.01:
         return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
     return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
 
 
-def count(number: int | None) -> str:
+def count(number: int) -> str:
     """A count as `128.6 M`, `3.41 B`."""
-    if number is None:
-        return MISSING
     sizes = {1e9: " B", 1e6: " M", 1e3: " k", 1: ""}
     size = next((size for size in sizes if number >= size), 1)
     return f"{number / size:.4g}{sizes[size]}"
@@ -105,10 +101,8 @@ def change_range(low: float, high: float) -> str:
     return f"{change_percent(low).removesuffix(' %')} .. {change_percent(high)}"
 
 
-def signed(value: float | None) -> str:
+def signed(value: float) -> str:
     """A small difference with its sign, two significant digits: `+0.0031`, `0`."""
-    if value is None:
-        return MISSING
     return f"{value:+.2g}" if value else "0"
 
 
