@@ -244,7 +244,6 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     cell.differences = differences(a[0].record, b[0].record)
     facts = [noise_facts(run.record) for run in (a[0], b[0])]
     known = [] if cell.by_rounds else [entry for entry in floors if entry.facts in facts]
-    noises = [entry.metrics for entry in known]
     for metric in METRICS:
         values = metric.of_all(a), metric.of_all(b)
         if all(values):
@@ -254,7 +253,8 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
                 ratio: Ratio = ratio_by_rounds(logs, [is_first(run) for run in b])
             else:
                 ratio = ratio_of(*values)
-            floor = max((noise[metric.name].floor_fraction for noise in noises if metric.name in noise), default=None)
+            noises = [noise for entry in known if (noise := entry.metrics.get(metric.name))]
+            floor = max((noise.floor_fraction for noise in noises), default=None)
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor))
     step = cell.metrics[0]
     cell.notes = notes(a, b, step.ratio)

@@ -129,7 +129,7 @@ COLUMNS: tuple[Quantity, ...] = (
 
 def _path_or_reason(frame: Frame, cell: int) -> list[str]:
     """What sets the step of a cell by its trace, or the reasons why it has no kernels to show, each once."""
-    shown, every = (frame.runs_of(cell, "ok", is_shown) for is_shown in (True, None))
+    shown, every = (frame.runs_of(cell, "ok", of_every_pass) for of_every_pass in (False, True))
     reasons = [run.record.kernels.reason for run in shown if run.record.is_profiled and run.record.kernels is not None]
     paths = [what_sets(run.record.kernels) for run in every if run.record.kernels is not None]
     return list(dict.fromkeys(filter(None, [*paths, *reasons])))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -118,14 +118,9 @@ class Quantity:
 Read = Callable[[Frame, int], Any]
 
 
-def per_cell(read: Callable[[StoredRun], Any], *, is_shown: bool | None = True, outcome: str | None = "ok") -> Read:
-    """A function of a cell: the first value, a number or a Cell, that `read` finds in one of the cell's runs."""
-
-    def of(frame: Frame, cell: int) -> Any:
-        values = map(read, frame.runs_of(cell, outcome, is_shown))
-        return next((value for value in values if value is not None), None)
-
-    return of
+def per_cell(read: Callable[[StoredRun], Any]) -> Read:
+    """A function of a cell: the first value, a number or a Cell, that `read` finds in one of the cell's ok runs."""
+    return lambda frame, cell: _first(map(read, frame.runs_of(cell, "ok")))
 
 
 def beside(name: str) -> Read:
@@ -134,7 +129,11 @@ def beside(name: str) -> Read:
     Runs of any pass and outcome count. Memory histories and traces come from runs of their own beside the timed ones,
     and predictions are the same in all runs.
     """
-    return per_cell(lambda run: value_at(run.record, name), is_shown=None, outcome=None)
+    return lambda frame, cell: _first(value_at(run.record, name) for run in frame.runs_of(cell, of_every_pass=True))
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def _first_step(cache_kind: str) -> Expression:

@@ -205,9 +205,9 @@ class Frame:
         ok = {cell: self.runs_of(cell, "ok") for cell in self.rows}
         return {cell: runs for cell, runs in ok.items() if runs}
 
-    def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[StoredRun]:
-        """The cell's runs of this outcome, or of any if it is None; with `is_shown=None` the runs of all passes."""
-        rows = (row for row in self.rows[cell] if is_shown is None or row.is_shown == is_shown)
+    def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
+        """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""
+        rows = (row for row in self.rows[cell] if of_every_pass or row.is_shown)
         return [row.run for row in rows if outcome is None or row.run.outcome == outcome]
 
     def by_seed(self, cell: int) -> dict[Any, StoredRun]:
@@ -264,7 +264,7 @@ class Frame:
 
         A fact that is missing because all runs of a cell died early does not differ.
         """
-        recorded = [self.facts[cell] for cell in self.rows if self.runs_of(cell, "ok", is_shown=None)]
+        recorded = [self.facts[cell] for cell in self.rows if self.runs_of(cell, "ok", of_every_pass=True)]
         return [
             name
             for name, (value, *others) in self.values.items()

@@ -174,7 +174,7 @@ def _failures(frame: Frame) -> Iterator[str]:
     """Each reason why runs did not end well, with the cells of these runs."""
     names, cells_of = frame.differing(), defaultdict[str, list[str]](list)
     for cell in frame.facts:
-        for run in frame.runs_of(cell, is_shown=None):
+        for run in frame.runs_of(cell, of_every_pass=True):
             if run.outcome != "ok":
                 message = run.damage or value_at(run.record, "error.message") or ""
                 shortened = shorten(message, 160, placeholder=" ...")
