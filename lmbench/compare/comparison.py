@@ -292,17 +292,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
         for figure, p in zip(tested, holm([figure.ratio.p or 0.0 for figure in tested]), strict=True):
             figure.adjusted_p = p
         for cell, figure in pairs:
-            figure.finding, figure.reason = decide(
-                figure.ratio,
-                tolerance=tolerance,
-                floor=figure.noise_floor_fraction,
-                adjusted_p=figure.adjusted_p,
-                family=len(tested),
-                is_time=figure.unit == "s",
-                is_apart=cell.is_apart,
-                busy=cell.busy,
-                shares_servers=cell.shares_servers,
-            )
+            figure.finding, figure.reason = decide(figure, cell, tolerance, len(tested))
     for cell, step in steps:
         mean = next((figure for figure in cell.metrics if figure.name == MEAN_STEP.name), step)
         if step.finding == SAME and (side := one_sided(cell.slow)) is not None:
@@ -358,48 +348,35 @@ class Decision(NamedTuple):
 
 
 def decide(  # noqa: PLR0911 (one return for each verdict and reason)
-    ratio: Ratio,
-    *,
-    tolerance: float,
-    adjusted_p: float | None,
-    floor: float | None = None,
-    family: int = 1,
-    is_time: bool = True,
-    is_apart: bool = False,
-    busy: str | None = None,
-    shares_servers: bool = False,
+    figure: Figure, cell: CellComparison, tolerance: float, family: int
 ) -> Decision:
-    """The verdict on one ratio of a valid comparison.
+    """The finding on a figure of a valid cell, whose p value is corrected. Load, drift and address layouts affect times
+    alone.
 
     Args:
         tolerance: changes up to this fraction count as none (`--gate`).
-        adjusted_p: p after Holm's correction, None with fewer than two repeats on a side.
-        floor: the change that a configuration shows against itself (`lmbench noise`), None if not measured.
         family: the number of tests that Holm's correction was taken over.
-        is_time: the figure is a time, so that load and drift of the machine affect it.
-        is_apart: one side was measured before the other, so that the ratio contains any drift of the machine.
-        busy: why the load of the machine may explain the ratio, or None.
-        shares_servers: rounds share a server, whose address layout may change a time by as much as the tolerance.
     """
+    ratio, adjusted_p, floor, is_time = figure.ratio, figure.adjusted_p, figure.noise_floor_fraction, figure.unit == "s"
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
     repeats, least = min(ratio.n_a, ratio.n_b), LEAST_ROUNDS if by_rounds else MIN_REPEATS
     if adjusted_p is None or repeats < least:
         return Decision(UNDECIDED, f"{_too_few(ratio)} ({change} so far)")
-    if busy and is_time:
-        return Decision(UNDECIDED, f"{change}, and {busy}")
+    if cell.busy and is_time:
+        return Decision(UNDECIDED, f"{change}, and {cell.busy}")
     if ratio.lies_within(tolerance):
         return Decision(SAME, f"the 90 % interval {interval(ratio.equal_low, ratio.equal_high)} lies within {gate}")
     limits = interval(ratio.low, ratio.high)
     if adjusted_p < 1.0 - CONFIDENCE and ratio.excludes_one:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
             return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
-        if is_apart and is_time and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
+        if cell.is_apart and is_time and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
             known = f"{shown_floor} is of one day" if shown_floor else "no A/A noise floor is known"
             remedy = "`lmbench noise` over repeats of two days measures it, `lmbench compare --run` takes turns"
             drift = f"one side was measured before the other, and {known}: {remedy}"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
-        excluded = gate if shares_servers and is_time else "0"
+        excluded = gate if cell.shares_servers and is_time else "0"
         if excluded == gate and not ratio.lies_beyond(tolerance):
             return Decision(UNDECIDED, f"{change}, but rounds of one server have to exclude {gate}: {limits}")
         basis = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"

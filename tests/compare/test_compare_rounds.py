@@ -8,11 +8,11 @@ import random
 import numpy as np
 import pytest
 import yaml
-from comparison_runs import make_run
+from comparison_runs import decided, make_run
 from simulated_rounds import MACHINES, simulate
 from tables import flat
 
-from lmbench.compare.comparison import compare, decide
+from lmbench.compare.comparison import compare
 from lmbench.compare.rounds import ratio_by_rounds, rounds_until
 
 TRIALS = 300
@@ -49,7 +49,7 @@ def test_the_ratio_of_a_comparison_says_what_its_bets_say():
     for trial in range(40):
         differences = generator.normal(0.006 * (trial % 4), 0.006, 12)
         ratio = ratio_by_rounds(differences, generator.random(12) < 0.5)
-        word = decide(ratio, tolerance=0.01, adjusted_p=ratio.p).word
+        word = decided(ratio).word
         # The interval excludes 1 exactly where the bets show a change.
         assert (ratio.p < 0.05) == ratio.excludes_one
         assert word == ("same" if ratio.lies_within(0.01) else "slower" if ratio.excludes_one else "undecided")

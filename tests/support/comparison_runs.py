@@ -8,6 +8,7 @@ import json
 
 from runs import BASE, put
 
+from lmbench.compare.comparison import CellComparison, Figure, decide
 from lmbench.compare.noise import NoiseEntry, measure_noise, noise_facts, store_noise
 from lmbench.records.load import load_run
 
@@ -72,3 +73,10 @@ def store_floor(folder, run, step_times_s, days=2):
     """Writes the noise floor of a run's configuration, from step times of repeats of some days, to noise.json."""
     facts = noise_facts(load_run(run).record)
     store_noise(folder, [NoiseEntry(facts, {"step_s": measure_noise(step_times_s)}, days)])
+
+
+def decided(ratio, tolerance=0.01, adjusted_p=None, floor=None, family=1, is_time=True, **of_cell):
+    """The decision on a figure with this ratio, whose p value is the corrected one by default, in a cell so made."""
+    adjusted_p = ratio.p if adjusted_p is None else adjusted_p
+    figure = Figure("", "", "s" if is_time else "bytes", 1.0, ratio.point, ratio, floor, adjusted_p)
+    return decide(figure, CellComparison("", [], [], [], [], bool(ratio.differences), **of_cell), tolerance, family)
