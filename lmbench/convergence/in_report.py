@@ -22,12 +22,11 @@ from lmbench.convergence.judgement import (
     steps_to_loss,
 )
 from lmbench.records.vocabulary import Values
-from lmbench.report import units
 from lmbench.report.answer import Cell, Chart, listed
 from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
 from lmbench.report.frame import Frame
-from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
+from lmbench.report.units import SECONDS, TIMES, UNITS, WORDS, Unit, change_percent
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: The most points of a curve on a page: more of them cannot be seen.
@@ -100,13 +99,13 @@ _NORM = "gradient norm"
 COLUMNS: tuple[Quantity, ...] = tuple(
     Quantity(name, title, read, unit, None)
     for name, title, read, unit in (
-        ("trains_alike", f"trains like {BASELINE}", _follows, units.WORDS),
+        ("trains_alike", f"trains like {BASELINE}", _follows, WORDS),
         ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),
         ("tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"), NAT),
         ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("{:.2g}".format, "± nat")),
         (
             "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
-            _of_difference(_NORM, "value"), Unit(units.change_percent, scale=100.0),
+            _of_difference(_NORM, "value"), Unit(change_percent, scale=100.0),
         ),
         (
             "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit"),

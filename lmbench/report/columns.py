@@ -26,10 +26,10 @@ from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import MIN_REPEATS
-from lmbench.report import answer, shipped, units
-from lmbench.report.answer import Cell
+from lmbench.report import shipped
+from lmbench.report.answer import Cell, Column, text_of
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
+from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit, signed, unit_of
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
@@ -38,9 +38,9 @@ _SCALARS = "scalars."
 #: Begins the names of what rooms of installed packages recorded.
 _ROOMS = "rooms."
 #: The unit of a change relative to the baseline.
-CHANGE = Unit(lambda value: units.signed(value * 100), "%", 100.0)
+CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
-NAT = Unit(units.signed, "nat")
+NAT = Unit(signed, "nat")
 #: How the numbers of runs become one of a cell. Rates are averaged harmonically, to agree with the mean step time.
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
@@ -100,18 +100,18 @@ class Quantity:
                 cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
         return cells
 
-    def heading(self, frame: Frame) -> answer.Column:
+    def heading(self, frame: Frame) -> Column:
         """The column of a table that shows this one."""
         unit = self.unit
         if self.name.startswith(_SCALARS):
             units_of_runs = (run.record.scalar_units for runs in frame.ok.values() for run in runs)
             words = (units_of_run.get(self.name.removeprefix(_SCALARS)) for units_of_run in units_of_runs)
             unit = replace(unit, word=next(filter(None, words), ""))
-        return answer.Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
+        return Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
 
     def text(self, cell: Cell) -> str:
         """A value as text with its unit."""
-        return f"{answer.text_of(cell, self.unit)} {self.unit.word}".rstrip()
+        return f"{text_of(cell, self.unit)} {self.unit.word}".rstrip()
 
 
 #: A function of a cell that returns a number, a Cell of an answer, or None.
@@ -266,9 +266,9 @@ def schema_column(name: str) -> Quantity | None:
         UsageError: the field is no number.
     """
     if name.startswith(_SCALARS):
-        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, units.unit_of("1"))
+        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, unit_of("1"))
     if name.startswith(_ROOMS):
-        return Quantity(name, name.removeprefix(_ROOMS), beside(name), units.unit_of("1"), None)
+        return Quantity(name, name.removeprefix(_ROOMS), beside(name), unit_of("1"), None)
     field = fields("run").get(name)
     if field is None:
         return None
@@ -277,4 +277,4 @@ def schema_column(name: str) -> Quantity | None:
     # Name the phase or the end of the window (open, close) where the title does not.
     parts = zip_longest(name.split("."), field.pattern.split("."))
     varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    return Quantity(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), field.about.over)
+    return Quantity(name, " ".join([*varying, field.title]), name, unit_of(field.unit), field.about.over)

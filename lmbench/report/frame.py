@@ -18,6 +18,7 @@ from lmbench.errors import UsageError
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
+from lmbench.records.measured import RunError
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
@@ -122,22 +123,20 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups = {}
-    seen = set()
+    groups, seen = dict[Path | None, Group](), set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
         if home not in groups:
-            groups[home] = Group(home)
-            if home is not None:
-                groups[home].sweep = read_sweep_summary(home)
+            groups[home] = Group(home, read_sweep_summary(home) if home else SweepSummary())
+        group = groups[home]
         identity = home, run.record.run_id, run.record.started_at, run.record.pid
         if None not in identity[2:] and identity in seen:
-            groups[home].copies.append(folder.name)
+            group.copies.append(folder.name)
         # The trials of a search are not cells.
         elif value_at(run.record, "sweep.search") != "trial":
             seen.add(identity)
-            groups[home].rows.append(_row(run, groups[home]))
+            group.rows.append(_row(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None
     return sorted(groups.values(), key=lambda group: (not group.name, group.name))
@@ -350,10 +349,10 @@ def in_order(names: Set[str]) -> list[str]:
 def outcome_label(run: StoredRun) -> str:
     """How a run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if attention
     gave wrong results."""
-    word, error = outcome_word(run.outcome), run.record.error
-    if error is not None and error.is_incorrect:
+    word, error = outcome_word(run.outcome), run.record.error or RunError()
+    if error.is_incorrect:
         return f"{word}: {INCORRECT}"
-    return f"{word} ({shown(error.phase)})" if error is not None and error.phase else word
+    return f"{word} ({shown(error.phase)})" if error.phase else word
 
 
 def outcome_word(outcome: str) -> str:

@@ -17,8 +17,7 @@ from lmbench.records.load import guards_by_name
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
-from lmbench.report import answer
-from lmbench.report.answer import Answer, Line, Table, labelled, listed
+from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
 from lmbench.report.frame import (
     Frame,
@@ -73,7 +72,7 @@ def report_on(
         for section in sections
         for run, *_ in section.frame.runs
     ]
-    columns = [answer.Column("run", name="run_id"), answer.Column("outcome"), answer.Column("command")]
+    columns = [Column("run", name="run_id"), Column("outcome"), Column("command")]
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
     return Answer(
         sections=[*(section_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
@@ -235,5 +234,5 @@ def rows_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for key in dict.fromkeys(key for row in rows for key in row):
         title, _, unit = key.rpartition("_")
         is_number = unit in _UNIT_OF
-        columns.append(answer.Column(title.replace("_", " ") if is_number else key, _UNIT_OF.get(unit, WORDS), key))
+        columns.append(Column(title.replace("_", " ") if is_number else key, _UNIT_OF.get(unit, WORDS), key))
     return Table(name, name, columns, [[row.get(column.name) for column in columns] for row in rows])

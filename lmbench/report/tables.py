@@ -16,13 +16,12 @@ from typing import Any
 from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import CONFIDENCE, ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION
-from lmbench.report import answer, units
-from lmbench.report.answer import Cell, Table, listed, text_of
+from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.run import disputed_peak
-from lmbench.report.units import TIMES, Unit, change_percent, change_range, tally
+from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: The rows of a table: each a cell of the frame with its figures, the facts left out.
@@ -54,7 +53,7 @@ def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
 def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) -> Table | None:
     """The table; None if it is empty. If no run ended well, the first table shows the outcomes."""
     columns = catalogue.columns_of(spec)
-    values = {column.name: column.of(frame) for column in columns}
+    values = {column: column.of(frame) for column in columns}
     # The fact `optimizer` repeats an axis `model.optimizer`.
     differing = [name for name in frame.varying() if name not in spec.among and f"model.{name}" not in frame.values]
     sorting = list(dict.fromkeys([*spec.rows, *differing]))
@@ -69,11 +68,11 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
         # The first column stays, as it holds the outcomes.
-        columns = [column for column in columns if values[column.name] or column is columns[0]]
+        columns = [column for column in columns if values[column] or column is columns[0]]
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
-            figures = [values[column.name].get(cell) for column in columns]
+            figures = [values[column].get(cell) for column in columns]
             feature_notes = [note for feature in features for note in feature.row_notes(frame, cell)]
             notes = [*_notes(frame, cell, columns, figures), *feature_notes]
             first = figures[0] if cell in frame.ok else Cell(None, text=frame.outcome(cell), style="outcome")
@@ -81,7 +80,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     fact_columns = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
-        fact_columns.append(answer.Column(heading(name), units.SETTING if is_number else units.WORDS, name))
+        fact_columns.append(Column(heading(name), SETTING if is_number else WORDS, name))
     cells = []
     for cell, figures in rows:
         run_id = frame.runs_of(cell)[0].run_id
@@ -144,13 +143,11 @@ def spread_text(runs: Iterable[int]) -> str:
 # the fastest
 
 
-def _fastest(
-    frame: Frame, names: Sequence[str], among: Sequence[str], column: Quantity
-) -> tuple[list[answer.Column], _Rows]:
+def _fastest(frame: Frame, names: Sequence[str], among: Sequence[str], column: Quantity) -> tuple[list[Column], _Rows]:
     """A row for each combination of the row facts: the fastest way, the second, and how certain the difference is."""
     headings = [
-        answer.Column("fastest"), column.heading(frame), answer.Column("second"),
-        answer.Column("second takes", _CHANGE), answer.Column("95 % interval", _CHANGE),
+        Column("fastest"), column.heading(frame), Column("second"),
+        Column("second takes", _CHANGE), Column("95 % interval", _CHANGE),
     ]  # fmt: skip
     parts = [*frame.by(names)]
     return headings, [(next(iter(part.facts)), fastest(part, among, column, len(parts))) for part in parts]
