@@ -268,11 +268,13 @@ def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid:
     has_drift = all(any(entry.facts == of_side and entry.days > 1 for entry in known) for of_side in facts)
     cell.busy = busy_reason({"runs of A": a, "runs of B": b})
     cell.is_apart = are_apart(a, b) and not has_drift
-    if not is_invalid and step.noise_floor_fraction is None:
+    if is_invalid:
+        return
+    if step.noise_floor_fraction is None:
         unlike = min((entry.differences_from(facts[0]) for entry in floors), key=len, default=[])
         others = f"of these runs is known, only of others: {', '.join(unlike[:3])}" if unlike else "is known"
         cell.notes.append(f"no A/A noise floor {others}; `lmbench noise` measures it")
-    for side, runs in (("A", a), ("B", b)) if not is_invalid else ():
+    for side, runs in (("A", a), ("B", b)):
         if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))
             cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")

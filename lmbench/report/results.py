@@ -153,11 +153,7 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
         ],
         tables=view_tables(view, timed, catalogue),
-        charts=lambda: [
-            chart
-            for spec in view.charts
-            for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], timed, catalogue.column)
-        ],
+        charts=lambda: [chart for spec in view.charts for chart in build_charts(spec, timed, catalogue)],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
             *(Line("note", note) for note in (note, copies, *_notes(frame)) if note),

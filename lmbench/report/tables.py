@@ -72,19 +72,21 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
-            figures = [values[column].get(cell) for column in columns]
+            figures = [(column, values[column].get(cell)) for column in columns]
             feature_notes = [note for feature in features for note in feature.row_notes(frame, cell)]
-            notes = [*_notes(frame, cell, columns, figures), *feature_notes]
-            first = figures[0] if cell in frame.ok else Cell(None, text=frame.outcome(cell), style="outcome")
-            rows.append((cell, [replace(first or Cell(None), notes=tuple(notes)), *figures[1:]]))
+            notes = [*_notes(frame, cell, figures), *feature_notes]
+            first, *others = (figure for _, figure in figures)
+            if cell not in frame.ok:
+                first = Cell(None, text=frame.outcome(cell), style="outcome")
+            rows.append((cell, [replace(first or Cell(None), notes=tuple(notes)), *others]))
     fact_columns = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
         fact_columns.append(Column(heading(name), SETTING if is_number else WORDS, name))
     cells = []
-    for cell, figures in rows:
+    for cell, row in rows:
         run_id = frame.runs_of(cell)[0].run_id
-        cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *figures])
+        cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *row])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
     has_spread = frame.ok and not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
@@ -97,7 +99,7 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     )
 
 
-def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequence[Cell | None]) -> list[str]:
+def _notes(frame: Frame, cell: int, figures: Sequence[tuple[Quantity, Cell | None]]) -> list[str]:
     """Notes on failed guards, runs that are not counted, attention that was fused, and ratios that may be 1."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
     notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
@@ -109,9 +111,9 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequen
     if any(run.record.compile.is_attention_fused for run in runs):
         attention = frame.facts[cell].get("attention")
         notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
-    if any(column.name.endswith("mfu_fraction") for column, figure in zip(columns, figures, strict=True) if figure):
+    if any(column.name.endswith("mfu_fraction") for column, figure in figures if figure):
         notes += dict.fromkeys(f"MFU{peak}" for run in runs if (peak := disputed_peak(run.record.flops)))
-    ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
+    ratios = [figure for column, figure in figures if figure and column.is_relative]
     if base != cell and any(map(_may_be_one, ratios)):
         notes.append(_UNDECIDED_RATIO)
     return notes
@@ -168,7 +170,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
     samples = {cell: frame.numbers(cell, column.expression) for cell in frame.facts}
     ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values, default=0) > 0)
     if not ways:
-        return [None, None, None, None, None]
+        return [None] * 5
     (time_s, first), *others = ways
     name, notes = frame.describe(first, among), tuple[str, ...]()
     if not others:
@@ -254,9 +256,9 @@ def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measu
 
 def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterator[str]:
     """For each way the number of shapes in which it is the fastest."""
-    quantity, parts = column_of(spec.y), [*frame.by(frame.differing(spec.among))]
-    rows = [fastest(part, spec.among, quantity, len(parts)) for part in parts]
-    wins = Counter(row[0].value for row in rows if row[0] and row[2])
+    quantity = column_of(spec.y)
+    _, rows = _fastest(frame, frame.differing(spec.among), spec.among, quantity)
+    wins = Counter(first.value for _, (first, _, second, *_) in rows if first and second)
     if wins:
         counts = "; ".join(f"{name} in {count} of {wins.total()}" for name, count in wins.most_common())
         yield f"The fastest by {quantity.title} is {counts}."
