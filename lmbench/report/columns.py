@@ -88,15 +88,14 @@ class Quantity:
         cells = dict[int, Cell]()
         for cell in frame.ok:
             if numbers := frame.numbers(cell, self.expression):
-                std = None
-                if self.has_spread and len(numbers) > 1:
+                std = low = high = None
+                if self.has_spread:
                     std = sample_std(numbers)
-                # A sum of phases has no standard deviation within a run.
-                elif self.has_spread and "+" not in self.expression:
-                    std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
-                low = high = None
-                if self.has_spread and len(numbers) >= MIN_REPEATS:
-                    low, high = mean_interval(numbers)
+                    # A sum of phases has no standard deviation within a run.
+                    if std is None and "+" not in self.expression:
+                        std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
+                    if len(numbers) >= MIN_REPEATS:
+                        low, high = mean_interval(numbers)
                 cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
         return cells
 

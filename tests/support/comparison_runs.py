@@ -56,15 +56,12 @@ def make_sides(folder, times_b=SLOWER, common=None, **changes):
     return str(folder / "a"), str(folder / "b")
 
 
-def make_sweep(folder, times, axis="model.size", **changes):
-    """Writes a sweep with one axis. `times` has the step times of the repeats for each value of the axis."""
-    for value, step_times_s in times.items():
+def make_sweep(folder, times, **changes):
+    """Writes a sweep over model sizes. `times` has the step times of the repeats of each size."""
+    for size, step_times_s in times.items():
         for repeat, step_s in enumerate(step_times_s):
-            sweep = {"name": folder.name, "cell": f"cell-{value}", "axes": {axis: value}, "repeat": repeat}
-            sweep["environment"] = changes.get("environment")
-            rest = {name: change for name, change in changes.items() if name != "environment"}
-            part, _, option = axis.partition(".")
-            rest = {"run_id": f"cell-{value}-r{repeat}", f"config__{part}__{option}": value, **rest}
+            sweep = {"name": folder.name, "cell": f"cell-{size}", "axes": {"model.size": size}, "repeat": repeat}
+            rest = {"run_id": f"cell-{size}-r{repeat}", "config__model__size": size, **changes}
             make_run(folder / "runs", step_s, sweep=sweep, **rest)
     return folder
 
