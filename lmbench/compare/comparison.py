@@ -352,8 +352,10 @@ class Decision(NamedTuple):
 def decide(  # noqa: PLR0911 (one return for each verdict and reason)
     figure: Figure, cell: CellComparison, tolerance: float, family: int
 ) -> Decision:
-    """The finding on a figure of a valid cell, whose p value is corrected. Load, drift and address layouts affect times
-    alone.
+    """The finding on a figure of a valid cell, whose p value is corrected.
+
+    Load, drift of a machine, and the address layout of a server that rounds share affect times alone. That layout may
+    change a time by as much as the tolerance.
 
     Args:
         tolerance: changes up to this fraction count as none (`--gate`).
