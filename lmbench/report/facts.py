@@ -14,11 +14,9 @@ from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import NOT_MEASURED, as_text, is_named
 from lmbench.records.vocabulary import MODES, Values, recompute_words
-from lmbench.report.answer import listed
+from lmbench.report.answer import Value, listed
 from lmbench.sizes import SIZES
 
-#: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
-Value = str | int | float | None
 #: Facts by their names, as far as they are known.
 Facts = dict[str, Value]
 #: The settings of a run: the sweep's axes by dotted names, and the nested configuration.

@@ -26,6 +26,7 @@ from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT, Values
+from lmbench.report.answer import Value
 from lmbench.report.facts import (
     CONSEQUENCES,
     ENVIRONMENT,
@@ -33,7 +34,6 @@ from lmbench.report.facts import (
     NO_ROWS,
     SEEDS,
     Facts,
-    Value,
     describe,
     is_notable,
     other_axes,

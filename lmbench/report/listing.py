@@ -13,9 +13,9 @@ from lmbench.records.named import Result, given_names, results_in, shown_path, s
 from lmbench.records.passes import pass_of
 from lmbench.records.schema import recorded
 from lmbench.records.store import RESULTS
-from lmbench.report.answer import Answer, Cell, Column, Line, Table, labelled, listed
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled, listed
 from lmbench.report.columns import MEASURED
-from lmbench.report.facts import FACT, Facts, Value, describe, is_notable, plain, read_facts
+from lmbench.report.facts import FACT, Facts, describe, is_notable, plain, read_facts
 from lmbench.report.frame import Frame, frame_of, read_sweep_summary
 from lmbench.report.units import tally
 

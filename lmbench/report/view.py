@@ -20,9 +20,9 @@ from lmbench.configs import converted, lines_of, parse_yaml, placed, read_yaml, 
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.records.schema import fields
 from lmbench.report import shipped
-from lmbench.report.answer import Chart
+from lmbench.report.answer import Chart, Value
 from lmbench.report.columns import Quantity, schema_column
-from lmbench.report.facts import FACT, Value, fact_of, plain
+from lmbench.report.facts import FACT, fact_of, plain
 from lmbench.report.frame import Frame
 
 ColumnOf = Callable[[str], Quantity]
@@ -92,7 +92,7 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
     charts: tuple[ChartSpec, ...] = ()
     question: str = ""
     answers: tuple[AnswerSpec, ...] = ()
-    baseline: dict[str, Value | bool] = {}
+    baseline: dict[str, Value] = {}
     is_profiled: bool = False
     name: str = ""
 
