@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -20,7 +19,7 @@ from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
-from lmbench.records.vocabulary import MIN_REPEATS
+from lmbench.records.vocabulary import MIN_REPEATS, Values
 from lmbench.report.answer import Answer, Line
 from lmbench.report.facts import ENVIRONMENT, Facts
 from lmbench.report.frame import Frame, RunRow
@@ -32,7 +31,7 @@ from lmbench.report.view import Catalogue
 class _StoredAnswer(Struct):
     """An answer as JSON: labels and texts, and by name the rows of its tables in SI units."""
 
-    tables: dict[str, list[dict[str, Any]]]
+    tables: dict[str, list[Values]]
     headline: list[tuple[str, str]] = []
     notes: list[tuple[str, str]] = []
 
