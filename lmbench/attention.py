@@ -5,12 +5,12 @@ from __future__ import annotations
 from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import BACKWARD_MODES, Span
 from lmbench.report import units
-from lmbench.report.columns import Quantity, per_cell
+from lmbench.report.columns import Quantity, beside
 from lmbench.report.frame import Frame
 from lmbench.report.units import GIB, PERCENT, Unit
 from lmbench.report.view import Feature
 
-_RATE = Unit("TFLOP/s", 1e-12, lambda value: units.plain(value * 1e-12))
+_RATE = Unit(lambda value: units.plain(value * 1e-12), "TFLOP/s", 1e-12)
 
 
 def _columns(span: Span) -> tuple[Quantity, ...]:
@@ -53,7 +53,7 @@ ATTENTION = Feature(
         # Computed from the shape, so a run that ran out of memory has it too.
         Quantity(
             "saved_by_shape_bytes", "saved by shape",
-            per_cell(lambda run: run.record.memory.expected_saved_bytes, outcome=None), GIB, None,
+            beside("memory.expected_saved_bytes"), GIB, None,
         ),
     ),
     row_notes=_about,

@@ -27,7 +27,7 @@ def measure_numerics() -> Answer:
         plain_sum = addends.sum(dtype=getattr(torch, loop.accumulator)).item()
         addend = loop.addend_dtype + (".float()" if loop.is_cast else "")
         rows.append([f"{loop.accumulator} += {addend}", run_loop(loop, device), plain_sum, loop.results])
-    unit = Unit("", 1.0, "{:.8g}".format)
+    unit = Unit("{:.8g}".format)
     columns = [Column("total += addend"), Column("loop", unit), Column("torch.sum", unit), Column("published")]
     # Every write-up has the first loop.
     caption = f"{loops[0].n:,} x {loops[0].addend:g}, run here; as printed by write-ups {loops[0].sources}"

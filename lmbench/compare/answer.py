@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
 from lmbench.compare.comparison import EXIT_CODES, INVALID, SAME, UNDECIDED, Comparison, Figure, interval
 from lmbench.compare.sides import SAMPLE
 from lmbench.records.statistics import CONFIDENCE
-from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, listed
 from lmbench.report.units import unit_of
 
 COMPARISON_SCHEMA_VERSION = 3
@@ -38,31 +39,39 @@ def comparison_answer(comparison: Comparison) -> Answer:
     and what a sample is. `figures` hold everything in SI units.
     """
     cells, sides = comparison.cells, {"A": comparison.a, "B": comparison.b}
-    counts = Counter(cell.verdict for cell in cells)
-    tally = ", ".join(f"{counts[word]} {word}" for word in EXIT_CODES if counts[word]) or "none can be judged"
-    verdict, *reasons = cells[0].reasons if len(cells) == 1 else [f"of {len(cells)} cells {tally}"]
-    lines = [Line("verdict", f"{comparison.verdict.upper()}: {verdict}"), *(Line("", reason) for reason in reasons)]
-    lines += [Line(name, side.given) for name, side in sides.items()]
+    if len(cells) == 1:
+        (verdict, *reasons), notes, slow = cells[0].reasons, cells[0].notes, cells[0].slow
+    else:
+        counts = Counter(cell.verdict for cell in cells)
+        tally = ", ".join(f"{counts[word]} {word}" for word in EXIT_CODES if counts[word]) or "none can be judged"
+        verdict, reasons, notes, slow = f"of {len(cells)} cells {tally}", [], [], []
     differences = dict.fromkeys(str(difference) for cell in cells for difference in cell.differences)
     if not differences and any(cell.metrics for cell in cells):
-        lines.append(Line("differs", "nothing that is recorded: an A/A comparison"))
-    lines += [Line("differs", difference) for difference in differences]
-    if len(cells) == 1:
-        lines += [*(Line("note", note) for note in cells[0].notes), *(Line("slow", str(run)) for run in cells[0].slow)]
-    lines += [Line("only A", name) for name in comparison.only_a]
-    lines += [Line("only B", name) for name in comparison.only_b]
-    lines += [Line("neither", ": ".join(filter(None, cell.values()))) for cell in comparison.neither]
+        differences = dict.fromkeys(["nothing that is recorded: an A/A comparison"])
     left_out = defaultdict[str, list[str]](list)
     for name, side in sides.items():
         for run in (*side.left_out, *(run for cell in cells for run in getattr(cell, f"left_out_{name.lower()}"))):
             left_out[f"{name}: {run.reason}"].append(run.path)
-    for reason, (path, *others) in left_out.items():
-        lines.append(Line("left out", f"{reason} ({path}{f' and {len(others)} more' if others else ''})"))
+    texts: dict[str, Iterable[object]] = {
+        "verdict": [f"{comparison.verdict.upper()}: {verdict}"],
+        "": reasons,
+        **{name: [side.given] for name, side in sides.items()},
+        "differs": differences,
+        "note": notes,
+        "slow": slow,
+        "only A": comparison.only_a,
+        "only B": comparison.only_b,
+        "neither": [listed(*cell.values(), separator=": ") for cell in comparison.neither],
+        "left out": [
+            f"{reason} ({path}{f' and {len(others)} more' if others else ''})"
+            for reason, (path, *others) in left_out.items()
+        ],
+    }
     tests = dict.fromkeys(BY_ROUNDS if cell.by_rounds else BY_WELCH for cell in cells)
     exit_code = EXIT_CODES[comparison.verdict]
     tables = [table for table in _tables(comparison) if table.rows]
     return Answer(
-        headline=lines,
+        headline=[Line(label, str(text)) for label, of_label in texts.items() for text in of_label],
         tables=tables,
         notes=[*(Line("test", test) for test in tests), Line("sample", SAMPLE)],
         first=[table.name for table in tables[:1]],

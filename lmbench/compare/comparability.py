@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from lmbench.compare.sides import Runs
 from lmbench.errors import UsageError, suggest
-from lmbench.records.load import StoredRun, guards_by_name
+from lmbench.records.load import guards_by_name
 from lmbench.records.measured import BUSY_MACHINE
 from lmbench.records.schema import fields, value_at
 from lmbench.records.settings import CHOSEN, as_text, brief, chosen_differences, is_named, settings, values_at
@@ -37,7 +38,7 @@ _REPEATED = ("TORCHELASTIC_",)
 _VARIABLES = "environment.variables"
 
 
-def check_about(about: Iterable[str], runs: Sequence[StoredRun]) -> None:
+def check_about(about: Iterable[str], runs: Runs) -> None:
     """Raises UsageError for a name of `--about` that these runs do not record."""
     recorded = {*MUST_MATCH.always, *MUST_MATCH.host, *CHOSEN, _VARIABLES}
     recorded.update(*((*settings(run.record), *values_at(run.record, "environment")) for run in runs))
@@ -46,9 +47,7 @@ def check_about(about: Iterable[str], runs: Sequence[StoredRun]) -> None:
             raise UsageError(f"--about {name}: these runs record nothing of that name{suggest(name, recorded)}")
 
 
-def invalid_reasons(
-    a: Sequence[StoredRun], b: Sequence[StoredRun], about: Sequence[str] = (), by_rounds: bool = False
-) -> list[str]:
+def invalid_reasons(a: Runs, b: Runs, about: Sequence[str] = (), by_rounds: bool = False) -> list[str]:
     """The reasons why runs of A and B are not comparable, a line each; empty if they are.
 
     Args:
@@ -91,26 +90,26 @@ def invalid_reasons(
     return reasons
 
 
-def _texts(runs: Iterable[StoredRun], name: str, default: object = None) -> set[str]:
+def _texts(runs: Runs, name: str, default: object = None) -> set[str]:
     """The distinct values of a fact in the records, as text. `default` replaces missing values; None drops them."""
     values = (value_at(run.record, name) for run in runs)
     recorded = (default if value is None else value for value in values)
     return {as_text(value) for value in recorded if value is not None}
 
 
-def facts_of(runs: Sequence[StoredRun]) -> dict[str, list[str]]:
+def facts_of(runs: Runs) -> dict[str, list[str]]:
     """The facts that must be equal: GPU and flags, and the host where its speed is part of the measurement."""
     return MUST_MATCH.always | (MUST_MATCH.host if counts_host(runs) else {})
 
 
-def differences_within(runs: Sequence[StoredRun], facts: Iterable[str]) -> list[str]:
+def differences_within(runs: Runs, facts: Iterable[str]) -> list[str]:
     """The differences between runs that should be repeats, a line each: in code, in versions or in one of `facts`."""
     names = dict.fromkeys(name for run in runs for name in values_at(run.record, *CHOSEN, *facts))
     texts_by_name = {name: _texts(runs, name) for name in names}
     return [f"{name} is {_alternatives(texts)}" for name, texts in texts_by_name.items() if len(texts) > 1]
 
 
-def counts_host(runs: Sequence[StoredRun]) -> bool:
+def counts_host(runs: Runs) -> bool:
     """Whether the host's speed is part of the measurement: on a CPU, and on a GPU unless the probe of every phase found
     work queued at its end."""
     probed = [run.record.probe.verdicts for run in runs if run.record.probe.verdicts]
@@ -122,7 +121,7 @@ def _alternatives(texts: Iterable[str]) -> str:
     return " or ".join(map(brief, sorted(texts)))
 
 
-def failed_guards(side: str, runs: Sequence[StoredRun]) -> list[str]:
+def failed_guards(side: str, runs: Runs) -> list[str]:
     """The guards that failed in runs of a side, a line each."""
     return [
         f"guard {name} failed in {len(guards)} of {len(runs)} runs of {side}: {guards[0].message}"
@@ -130,7 +129,7 @@ def failed_guards(side: str, runs: Sequence[StoredRun]) -> list[str]:
     ]
 
 
-def busy_reason(sides: Mapping[str, Sequence[StoredRun]]) -> str | None:
+def busy_reason(sides: Mapping[str, Runs]) -> str | None:
     """Why the load of the machine may explain a difference, or None. The sides go by their names (`runs of A`).
 
     Load is an explanation if most runs of a side shared the machine, and the host's speed is part of the measurement.
@@ -144,7 +143,7 @@ def busy_reason(sides: Mapping[str, Sequence[StoredRun]]) -> str | None:
     return None
 
 
-def are_apart(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> bool:
+def are_apart(a: Runs, b: Runs) -> bool:
     """Whether all runs of one side started before all runs of the other.
 
     False where the sides took turns, where start times are unknown, and for a single run on each side.
@@ -154,7 +153,7 @@ def are_apart(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> bool:
     return is_apart and len(a) + len(b) > 2
 
 
-def notes(a: Sequence[StoredRun], b: Sequence[StoredRun], step: Ratio) -> list[str]:
+def notes(a: Runs, b: Runs, step: Ratio) -> list[str]:
     """Notes on a cell: the time per token, where steps of A and B have different numbers of tokens, and the guards that
     warned. `step` is the ratio of the step times."""
     lines = []

@@ -23,7 +23,9 @@ from lmbench.compare.sides import (
     METRICS,
     SIZE_WORDS,
     TIME_WORDS,
+    BothRuns,
     LeftOut,
+    Runs,
     Side,
     are_rounds,
     home_of,
@@ -207,9 +209,7 @@ def compare(a: str, b: str, tolerance: float, about: Sequence[str] = ()) -> Comp
     return Comparison(side_a, side_b, tolerance, about, judged, only_a, only_b, neither, family)
 
 
-def _compare_cell(
-    name: str, runs: tuple[list[StoredRun], list[StoredRun]], about: Sequence[str], floors: Floors
-) -> CellComparison:
+def _compare_cell(name: str, runs: BothRuns, about: Sequence[str], floors: Floors) -> CellComparison:
     """The samples and ratios of a cell, and the verdict `invalid` where it applies.
 
     `_judge` decides all other verdicts, because they depend on the ratios of all cells.
@@ -239,14 +239,11 @@ def _compare_cell(
     return cell
 
 
-def _measure(
-    cell: CellComparison, a: Sequence[StoredRun], b: Sequence[StoredRun], floors: Floors, is_invalid: bool
-) -> None:
+def _measure(cell: CellComparison, a: Runs, b: Runs, floors: Floors, is_invalid: bool) -> None:
     """Fill in the figures of a cell, its differences and notes, and signs of load, drift and slow processes."""
     cell.differences = differences(a[0].record, b[0].record)
     facts = [noise_facts(run.record) for run in (a[0], b[0])]
     known = [] if cell.by_rounds else [entry for entry in floors if entry.facts in facts]
-    noises = [entry.metrics for entry in known]
     for metric in METRICS:
         values = metric.of_all(a), metric.of_all(b)
         if all(values):
@@ -256,7 +253,8 @@ def _measure(
                 ratio: Ratio = ratio_by_rounds(logs, [is_first(run) for run in b])
             else:
                 ratio = ratio_of(*values)
-            floor = max((noise[metric.name].floor_fraction for noise in noises if metric.name in noise), default=None)
+            noises = [noise for entry in known if (noise := entry.metrics.get(metric.name))]
+            floor = max((noise.floor_fraction for noise in noises), default=None)
             cell.metrics.append(Figure(metric.name, metric.title, metric.unit, mean_a, mean_b, ratio, floor))
     step = cell.metrics[0]
     cell.notes = notes(a, b, step.ratio)
@@ -270,11 +268,13 @@ def _measure(
     has_drift = all(any(entry.facts == of_side and entry.days > 1 for entry in known) for of_side in facts)
     cell.busy = busy_reason({"runs of A": a, "runs of B": b})
     cell.is_apart = are_apart(a, b) and not has_drift
-    if not is_invalid and step.noise_floor_fraction is None:
+    if is_invalid:
+        return
+    if step.noise_floor_fraction is None:
         unlike = min((entry.differences_from(facts[0]) for entry in floors), key=len, default=[])
         others = f"of these runs is known, only of others: {', '.join(unlike[:3])}" if unlike else "is known"
         cell.notes.append(f"no A/A noise floor {others}; `lmbench noise` measures it")
-    for side, runs in (("A", a), ("B", b)) if not is_invalid else ():
+    for side, runs in (("A", a), ("B", b)):
         if len(runs) < MIN_REPEATS:
             config = quote(shown_path(runs[0].path / "config.yaml"))
             cell.notes.append(f"repeats of {side}: lmbench fit --config {config} --repeats {MIN_REPEATS}")
@@ -294,17 +294,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
         for figure, p in zip(tested, holm([figure.ratio.p or 0.0 for figure in tested]), strict=True):
             figure.adjusted_p = p
         for cell, figure in pairs:
-            figure.finding, figure.reason = decide(
-                figure.ratio,
-                tolerance=tolerance,
-                floor=figure.noise_floor_fraction,
-                adjusted_p=figure.adjusted_p,
-                family=len(tested),
-                is_time=figure.unit == "s",
-                is_apart=cell.is_apart,
-                busy=cell.busy,
-                shares_servers=cell.shares_servers,
-            )
+            figure.finding, figure.reason = decide(figure, cell, tolerance, len(tested))
     for cell, step in steps:
         mean = next((figure for figure in cell.metrics if figure.name == MEAN_STEP.name), step)
         if step.finding == SAME and (side := one_sided(cell.slow)) is not None:
@@ -317,7 +307,7 @@ def _judge(cells: Sequence[CellComparison], tolerance: float) -> int:
     return len(tested)
 
 
-def slow_processes(a: Sequence[StoredRun], b: Sequence[StoredRun], ratio: Ratio) -> list[SlowProcess]:
+def slow_processes(a: Runs, b: Runs, ratio: Ratio) -> list[SlowProcess]:
     """The slow processes of both sides, in the order of their rounds.
 
     No round is dropped for a slow process: the bets of `compare.rounds` give an outlying round little weight, whichever
@@ -360,48 +350,37 @@ class Decision(NamedTuple):
 
 
 def decide(  # noqa: PLR0911 (one return for each verdict and reason)
-    ratio: Ratio,
-    *,
-    tolerance: float,
-    adjusted_p: float | None,
-    floor: float | None = None,
-    family: int = 1,
-    is_time: bool = True,
-    is_apart: bool = False,
-    busy: str | None = None,
-    shares_servers: bool = False,
+    figure: Figure, cell: CellComparison, tolerance: float, family: int
 ) -> Decision:
-    """The verdict on one ratio of a valid comparison.
+    """The finding on a figure of a valid cell, whose p value is corrected.
+
+    Load, drift of a machine, and the address layout of a server that rounds share affect times alone. That layout may
+    change a time by as much as the tolerance.
 
     Args:
         tolerance: changes up to this fraction count as none (`--gate`).
-        adjusted_p: p after Holm's correction, None with fewer than two repeats on a side.
-        floor: the change that a configuration shows against itself (`lmbench noise`), None if not measured.
         family: the number of tests that Holm's correction was taken over.
-        is_time: the figure is a time, so that load and drift of the machine affect it.
-        is_apart: one side was measured before the other, so that the ratio contains any drift of the machine.
-        busy: why the load of the machine may explain the ratio, or None.
-        shares_servers: rounds share a server, whose address layout may change a time by as much as the tolerance.
     """
+    ratio, adjusted_p, floor, is_time = figure.ratio, figure.adjusted_p, figure.noise_floor_fraction, figure.unit == "s"
     change, by_rounds, gate = change_percent(ratio.change), bool(ratio.differences), f"±{percent_short(tolerance)}"
     shown_floor = "" if floor is None else f"the A/A noise floor of {percent_short(floor)}"
     repeats, least = min(ratio.n_a, ratio.n_b), LEAST_ROUNDS if by_rounds else MIN_REPEATS
     if adjusted_p is None or repeats < least:
         return Decision(UNDECIDED, f"{_too_few(ratio)} ({change} so far)")
-    if busy and is_time:
-        return Decision(UNDECIDED, f"{change}, and {busy}")
+    if cell.busy and is_time:
+        return Decision(UNDECIDED, f"{change}, and {cell.busy}")
     if ratio.lies_within(tolerance):
         return Decision(SAME, f"the 90 % interval {interval(ratio.equal_low, ratio.equal_high)} lies within {gate}")
     limits = interval(ratio.low, ratio.high)
     if adjusted_p < 1.0 - CONFIDENCE and ratio.excludes_one:
         if floor is not None and abs(math.log(ratio.point)) <= math.log1p(floor):
             return Decision(UNDECIDED, f"the interval {limits} excludes 0, but {change} is not above {shown_floor}")
-        if is_apart and is_time and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
+        if cell.is_apart and is_time and abs(math.log(ratio.point)) <= math.log1p(DRIFT_FRACTION):
             known = f"{shown_floor} is of one day" if shown_floor else "no A/A noise floor is known"
             remedy = "`lmbench noise` over repeats of two days measures it, `lmbench compare --run` takes turns"
             drift = f"one side was measured before the other, and {known}: {remedy}"
             return Decision(UNDECIDED, f"{change}, interval {limits} excludes 0, but this may be a drift: {drift}")
-        excluded = gate if shares_servers and is_time else "0"
+        excluded = gate if cell.shares_servers and is_time else "0"
         if excluded == gate and not ratio.lies_beyond(tolerance):
             return Decision(UNDECIDED, f"{change}, but rounds of one server have to exclude {gate}: {limits}")
         basis = f"above {shown_floor}" if shown_floor else "no A/A noise floor is known"

@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.rounds import rounds_until
 from lmbench.compare.sides import (
     METRICS,
     STEP,
+    Runs,
     are_rounds,
     home_of,
     join_cells,
@@ -143,7 +145,7 @@ def noise_floors(results: Sequence[str], home: Path | None = None) -> Answer:
     return _answer(entries, [Line("holds for", f"{describe(shared, names)}; not for other settings"), *problems])
 
 
-def _in_turns(runs: Sequence[StoredRun]) -> list[Line]:
+def _in_turns(runs: Runs) -> list[Line]:
     """A line on the noise of rounds in which the processes of two sides took turns, for `compare --run`."""
     a, b = ([run for run in runs if value_at(run.record, f"sweep.axes.{SIDE}") == side] for side in "AB")
     pairs = list(zip(*paired(a, b), strict=True)) if a and b and are_rounds(a, b) else []
@@ -184,7 +186,7 @@ def read_floors(folder: Path) -> list[NoiseEntry]:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
-_PERCENT = Unit("%", 100.0, lambda fraction: f"{fraction * 100:.2f}")
+_PERCENT = Unit(lambda fraction: f"{fraction * 100:.2f}", "%")
 _COLUMNS = (
     Column("cell"),
     Column("repeats", COUNT),
@@ -203,9 +205,7 @@ _MEANINGS = (
 def _answer(entries: Sequence[tuple[str, NoiseEntry]], notes: Sequence[Line]) -> Answer:
     """One table of all floors by the name of the cell, what they hold for, and the reasons why some cells have none."""
     noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in entries]
-    rows: list[list[Value]] = [
-        [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
-    ]
+    rows: list[list[Value]] = [[name, *astuple(noise)] for name, noise in noises]
     limits = [max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)) for _, noise in noises]
     ends = dict.fromkeys(map(percent_short, (min(limits), max(limits))))
     conclusion = f"changes under {' to '.join(ends)} cannot be detected here with {MIN_REPEATS} repeats"

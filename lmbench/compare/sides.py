@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,10 @@ from lmbench.records.settings import as_text, settings
 from lmbench.records.statistics import Floats, logs_of
 from lmbench.records.store import RUNS_FOLDER
 from lmbench.records.vocabulary import DAMAGED, PHASES, SIDE, Values
+
+Runs = Sequence[StoredRun]
+#: The runs of A, and those of B.
+BothRuns = tuple[list[StoredRun], list[StoredRun]]
 
 #: The words for a change up and a change down, of a time and of any other figure.
 TIME_WORDS = ("slower", "faster")
@@ -82,7 +86,7 @@ class Metric(NamedTuple):
         values = [self.of(run.record) or math.nan for run in (b, a)]
         return float(np.subtract(*logs_of(values)))
 
-    def of_all(self, runs: Sequence[StoredRun]) -> list[float]:
+    def of_all(self, runs: Runs) -> list[float]:
         """The values of all runs; empty where any run has no value."""
         values = [value for run in runs if (value := self.of(run.record)) is not None]
         return values if len(values) == len(runs) else []
@@ -182,7 +186,7 @@ def _on_axis(run: StoredRun, name: str) -> str:
     return as_text(_settings_and_axes(run).get(name, value_at(run.record, name)))
 
 
-def home_of(runs: Sequence[StoredRun]) -> Path:
+def home_of(runs: Runs) -> Path:
     """The closest folder above all of these runs; the folder of the sweep for runs of one sweep."""
     shared = Path(os.path.commonpath([run.path.parent for run in runs]))
     return shared.parent if shared.name == RUNS_FOLDER else shared
@@ -195,7 +199,7 @@ def process_of(run: StoredRun) -> tuple[object, ...]:
     return process if None not in process else (record.run_id, record.started_at, *process)
 
 
-def split_usable(runs: Iterable[StoredRun], takes_failed: bool = True) -> tuple[list[StoredRun], list[LeftOut]]:
+def split_usable(runs: Runs, takes_failed: bool = True) -> tuple[list[StoredRun], list[LeftOut]]:
     """Split runs into samples, one for each process, and the others with their reasons.
 
     Without `takes_failed`, a run with a failed guard is not a sample.
@@ -224,7 +228,7 @@ def _start(run: StoredRun) -> tuple[str, str]:
     return run.record.started_at or "", str(run.path)
 
 
-def by_round(runs: Iterable[StoredRun]) -> dict[tuple[int, str], StoredRun]:
+def by_round(runs: Runs) -> dict[tuple[int, str], StoredRun]:
     """Runs by round and host: two runs of a round that was continued on another host are no pair."""
     rounds = {}
     for run in runs:
@@ -233,7 +237,7 @@ def by_round(runs: Iterable[StoredRun]) -> dict[tuple[int, str], StoredRun]:
     return rounds
 
 
-def paired(a: Iterable[StoredRun], b: Iterable[StoredRun]) -> tuple[list[StoredRun], list[StoredRun]]:
+def paired(a: Runs, b: Runs) -> BothRuns:
     """The runs of both sides that have a partner in their round, in the order of rounds."""
     rounds_a, rounds_b = by_round(a), by_round(b)
     shared = sorted(rounds_a.keys() & rounds_b.keys())
@@ -254,13 +258,13 @@ def is_first(run: StoredRun) -> bool:
     return bool(value_at(run.record, "sweep.position") == 0)
 
 
-def share_servers(runs: Sequence[StoredRun]) -> bool:
+def share_servers(runs: Runs) -> bool:
     """Whether one server forked runs of several rounds, so that its address layout may outlive a round."""
     pids = [value_at(run.record, "sweep.server_pid") for run in runs]
     return None not in pids and len({*pids}) < len(pids)
 
 
-def are_rounds(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> bool:
+def are_rounds(a: Runs, b: Runs) -> bool:
     """Whether A and B are the two sides of one `compare --run`, measured in rounds whose order was drawn by coin.
 
     Repeats of other sweeps are not paired: pairing halves the degrees of freedom, which few repeats cannot spare.
@@ -271,7 +275,7 @@ def are_rounds(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> bool:
     return has_order and len(folders) == 1 and names in ([{"A"}, {"B"}], [{"B"}, {"A"}])
 
 
-def join_cells(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, tuple[list[StoredRun], list[StoredRun]]]:
+def join_cells(a: Runs, b: Runs) -> dict[str, BothRuns]:
     """Runs of both sides by the name of their cell, in the order in which cells were first measured.
 
     A cell is named by the values in which cells differ; a single cell is named "". The axes of the sweep, with its
@@ -294,7 +298,7 @@ def join_cells(a: Sequence[StoredRun], b: Sequence[StoredRun]) -> dict[str, tupl
     titles = {
         name: last if last_parts.count(last) == 1 else name for name, last in zip(varying, last_parts, strict=True)
     }
-    cells: dict[str, tuple[list[StoredRun], list[StoredRun]]] = {}
+    cells: dict[str, BothRuns] = {}
     for index, run in sorted(enumerate(runs), key=lambda item: _start(item[1])):
         name = ", ".join(f"{titles[axis]} {values[index]}" for axis, values in varying.items())
         cells.setdefault(name, ([], []))[index >= first_b].append(run)

@@ -22,12 +22,11 @@ from lmbench.convergence.judgement import (
     steps_to_loss,
 )
 from lmbench.records.vocabulary import Values
-from lmbench.report import units
-from lmbench.report.answer import Cell, Chart
+from lmbench.report.answer import Cell, Chart, listed
 from lmbench.report.charts import MAX_SERIES, picture
 from lmbench.report.columns import BASELINE, NAT, STEP, Quantity, Read
 from lmbench.report.frame import Frame
-from lmbench.report.units import SECONDS, TIMES, UNITS, Unit
+from lmbench.report.units import SECONDS, TIMES, UNITS, WORDS, Unit, change_percent
 from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
 
 #: The most points of a curve on a page: more of them cannot be seen.
@@ -100,17 +99,17 @@ _NORM = "gradient norm"
 COLUMNS: tuple[Quantity, ...] = tuple(
     Quantity(name, title, read, unit, None)
     for name, title, read, unit in (
-        ("trains_alike", f"trains like {BASELINE}", _follows, units.WORDS),
+        ("trains_alike", f"trains like {BASELINE}", _follows, WORDS),
         ("tail_loss", "loss, last quarter", _tail_loss, UNITS["nat"]),
         ("tail_loss_difference", f"loss - {BASELINE}", _of_difference("loss", "value"), NAT),
-        ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("± nat", 1.0, "{:.2g}".format)),
+        ("tail_loss_limit", "limit", _of_difference("loss", "limit"), Unit("{:.2g}".format, "± nat")),
         (
             "tail_gradient_norm_difference_fraction", f"gradient norm over {BASELINE}",
-            _of_difference(_NORM, "value"), Unit("", 100.0, units.change_percent),
+            _of_difference(_NORM, "value"), Unit(change_percent, scale=100.0),
         ),
         (
             "tail_gradient_norm_limit_fraction", "limit", _of_difference(_NORM, "limit"),
-            Unit("± %", 100.0, lambda value: f"{value * 100:.2g}"),
+            Unit(lambda value: f"{value * 100:.2g}", "± %", 100.0),
         ),
         ("time_to_loss_s", "time to the same loss", _time_to_loss, SECONDS),
     )
@@ -126,7 +125,7 @@ def headline(frame: Frame) -> list[str]:
         if judgement is not None:
             is_timed = {cell, frame.base[cell]} <= times.keys()
             speed = TIMES.text(times[frame.base[cell]] / times[cell]) if is_timed else ""
-            words = "; ".join(filter(None, [speed, judgement.why]))
+            words = listed(speed, judgement.why, separator="; ")
             rows[judgement.follows].append(f"{row} ({words})" if words else row)
         elif cell not in frame.ok:
             rows["ended"].append(f"{row} ({frame.outcome(cell)})")

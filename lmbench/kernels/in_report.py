@@ -101,7 +101,7 @@ COLUMNS: tuple[Quantity, ...] = (
     ),
     Quantity(
         "top_other_fraction", "top kernel but matmul", per_cell(_top_other),
-        Unit("", 100.0, units.percent_number), None,
+        Unit(units.percent_number, scale=100.0), None,
     ),
     Quantity("predicted_step_s", "predicted", _predicted_s, MS, None),
     Quantity("step_prediction_error_fraction", "predicted - step", _prediction_error, CHANGE, None),
@@ -120,7 +120,7 @@ COLUMNS: tuple[Quantity, ...] = (
             Quantity(f"{span}_busy_s", f"{span}, device busy", beside(f"kernels.phases.{span}.busy_s"), MS, None),
             Quantity(
                 f"{span}_{_RATIO}", "softmax / matmul, time", f"kernels.attention.{span}.{_RATIO}",
-                Unit("", 1.0, "{:.2f}".format),
+                Unit("{:.2f}".format),
             ),
         )
     ),
@@ -129,7 +129,7 @@ COLUMNS: tuple[Quantity, ...] = (
 
 def _path_or_reason(frame: Frame, cell: int) -> list[str]:
     """What sets the step of a cell by its trace, or the reasons why it has no kernels to show, each once."""
-    shown, every = (frame.runs_of(cell, "ok", is_shown) for is_shown in (True, None))
+    shown, every = (frame.runs_of(cell, "ok", of_every_pass) for of_every_pass in (False, True))
     reasons = [run.record.kernels.reason for run in shown if run.record.is_profiled and run.record.kernels is not None]
     paths = [what_sets(run.record.kernels) for run in every if run.record.kernels is not None]
     return list(dict.fromkeys(filter(None, [*paths, *reasons])))

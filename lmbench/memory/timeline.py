@@ -76,7 +76,7 @@ def memory_chart(title: str, findings: Findings) -> Chart:
 
 def _no_history(frame: Frame, cell: int) -> list[str]:
     """The reasons why runs of a cell have no history, each once. A guard tells that a history is not complete."""
-    histories = (run.record.memory_history for run in frame.runs_of(cell, is_shown=None))
+    histories = (run.record.memory_history for run in frame.runs_of(cell, of_every_pass=True))
     return [*dict.fromkeys(f"no history: {history.reason}" for history in histories if history and history.reason)]
 
 

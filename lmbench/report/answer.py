@@ -17,6 +17,7 @@ from lmbench.masking import shown
 from lmbench.records.measured import Guard
 from lmbench.report.units import MISSING, MS, WORDS, Unit, mean_and_std
 
+#: The value of a cell or of a fact: text or a number; None if it is not known.
 Value = float | int | str | bool | None
 #: A Vega-Lite specification.
 Spec = Mapping[str, Any]

@@ -70,7 +70,7 @@ def input_lines(run: RunRecord) -> list[Line]:
             f"{facts.reader} {milliseconds(facts.reader_s)} ms, collate {milliseconds(facts.collate_s)}, in one "
             f"worker; {percent(facts.idle_fraction)} of it waits, as for a disk",
         ),
-        *labelled("in it", slow and ", ".join(slow)),
+        *labelled("in it", listed(*slow)),
         *labelled(
             "fix", settings and f"{settings}: {predicted} ms a step predicted ({band}), {measured} measured{vain}"
         ),
@@ -122,4 +122,4 @@ def _changed(change: StepChange) -> str:
         if name in change.before or name in change.after
     ]
     step = f"step {_with_interval(change.ratio - 1, [change.low - 1, change.high - 1])}"
-    return ", ".join([f"after {change.after_s:.0f} s, at step {change.step:,}: {step}", *beside])
+    return listed(f"after {change.after_s:.0f} s, at step {change.step:,}: {step}", *beside)

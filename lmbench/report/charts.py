@@ -11,11 +11,11 @@ from typing import Any
 
 from lmbench.records.vocabulary import PHASES, SPANS, Values
 from lmbench.report import shipped
-from lmbench.report.answer import Chart, Spec
+from lmbench.report.answer import Chart, Spec, listed
 from lmbench.report.columns import MEASURED, RELATIVE, Quantity, first_steps
 from lmbench.report.facts import heading
 from lmbench.report.frame import Frame
-from lmbench.report.view import ChartKind, ChartSpec, ColumnOf, Feature
+from lmbench.report.view import Catalogue, ChartKind, ChartSpec, ColumnOf, Feature
 
 #: Limits beyond which a table says more than a picture: series of a chart, bars of a chart, charts of one spec.
 MAX_SERIES, MAX_BARS, MAX_CHARTS = 8, 40, 6
@@ -34,21 +34,22 @@ _BINARY = {"type": "log", "base": 2, "nice": False}
 Points = Sequence[Values]
 
 
-def build_charts(spec: ChartSpec, kind: ChartKind, frame: Frame, column_of: ColumnOf) -> list[Chart]:
+def build_charts(spec: ChartSpec, frame: Frame, catalogue: Catalogue) -> list[Chart]:
     """One chart for each combination of the facts that the spec does not name, or for each baseline.
 
     Charts without points are left out. After MAX_CHARTS a last entry says how many more there are.
     """
+    kind = catalogue.chart_kinds[spec.kind]
     if kind.by_baseline:
         names = frame.select(cell for cell in frame.facts if frame.base.get(cell) == cell).differing()
     elif kind.has_rows:
         names = []
     else:
-        names = [name for name in frame.differing() if name not in (spec.x, *spec.series)]
+        names = frame.differing((spec.x, *spec.series))
     charts = []
     for part in frame.by(names):
-        if chart := kind.build(spec, part, column_of):
-            title = ": ".join(filter(None, [spec.title, part.describe(next(iter(part.facts)), names)]))
+        if chart := kind.build(spec, part, catalogue.column):
+            title = listed(spec.title, part.describe(next(iter(part.facts)), names), separator=": ")
             whiskers = _WHISKERS if any("low" in point for point in chart.spec["data"]["values"]) else ""
             charts.append(Chart(title, chart.spec, f"{chart.caption} {whiskers}".strip()))
     if (more := len(charts) - MAX_CHARTS) > 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,10 +26,10 @@ from lmbench.records.step import StepRecord
 from lmbench.records.store import STEPS_FILE
 from lmbench.records.summary import host_bound_fraction
 from lmbench.records.vocabulary import MIN_REPEATS
-from lmbench.report import answer, shipped, units
-from lmbench.report.answer import Cell
+from lmbench.report import shipped
+from lmbench.report.answer import Cell, Column, text_of
 from lmbench.report.frame import Expression, Frame
-from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit
+from lmbench.report.units import GIB, PERCENT, SECONDS, TIMES, UNITS, Unit, signed, unit_of
 
 #: The placeholder of the baseline's name in a title.
 BASELINE = "{baseline}"
@@ -38,9 +38,9 @@ _SCALARS = "scalars."
 #: Begins the names of what rooms of installed packages recorded.
 _ROOMS = "rooms."
 #: The unit of a change relative to the baseline.
-CHANGE = Unit("%", 100.0, lambda value: units.signed(value * 100))
+CHANGE = Unit(lambda value: signed(value * 100), "%", 100.0)
 #: The unit of a difference of losses.
-NAT = Unit("nat", 1.0, units.signed)
+NAT = Unit(signed, "nat")
 #: How the numbers of runs become one of a cell. Rates are averaged harmonically, to agree with the mean step time.
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean, "harmonic": statistics.harmonic_mean, "max": max, "min": min, "sum": math.fsum,
@@ -88,44 +88,38 @@ class Quantity:
         cells = dict[int, Cell]()
         for cell in frame.ok:
             if numbers := frame.numbers(cell, self.expression):
-                std = None
-                if self.has_spread and len(numbers) > 1:
+                std = low = high = None
+                if self.has_spread:
                     std = sample_std(numbers)
-                # A sum of phases has no standard deviation within a run.
-                elif self.has_spread and "+" not in self.expression:
-                    std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
-                low = high = None
-                if self.has_spread and len(numbers) >= MIN_REPEATS:
-                    low, high = mean_interval(numbers)
+                    # A sum of phases has no standard deviation within a run.
+                    if std is None and "+" not in self.expression:
+                        std = next(iter(frame.numbers(cell, self.expression.replace("mean_s", "std_s"))), None)
+                    if len(numbers) >= MIN_REPEATS:
+                        low, high = mean_interval(numbers)
                 cells[cell] = Cell(_REDUCTIONS[self.over](numbers), std, low, high)
         return cells
 
-    def heading(self, frame: Frame) -> answer.Column:
+    def heading(self, frame: Frame) -> Column:
         """The column of a table that shows this one."""
         unit = self.unit
         if self.name.startswith(_SCALARS):
             units_of_runs = (run.record.scalar_units for runs in frame.ok.values() for run in runs)
             words = (units_of_run.get(self.name.removeprefix(_SCALARS)) for units_of_run in units_of_runs)
             unit = replace(unit, word=next(filter(None, words), ""))
-        return answer.Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
+        return Column(self.title.replace(BASELINE, frame.base_name), unit, self.name)
 
     def text(self, cell: Cell) -> str:
         """A value as text with its unit."""
-        return f"{answer.text_of(cell, self.unit)} {self.unit.word}".rstrip()
+        return f"{text_of(cell, self.unit)} {self.unit.word}".rstrip()
 
 
 #: A function of a cell that returns a number, a Cell of an answer, or None.
 Read = Callable[[Frame, int], Any]
 
 
-def per_cell(read: Callable[[StoredRun], Any], *, is_shown: bool | None = True, outcome: str | None = "ok") -> Read:
-    """A function of a cell: the first value, a number or a Cell, that `read` finds in one of the cell's runs."""
-
-    def of(frame: Frame, cell: int) -> Any:
-        values = map(read, frame.runs_of(cell, outcome, is_shown))
-        return next((value for value in values if value is not None), None)
-
-    return of
+def per_cell(read: Callable[[StoredRun], Any]) -> Read:
+    """A function of a cell: the first value, a number or a Cell, that `read` finds in one of the cell's ok runs."""
+    return lambda frame, cell: _first(map(read, frame.runs_of(cell, "ok")))
 
 
 def beside(name: str) -> Read:
@@ -134,7 +128,11 @@ def beside(name: str) -> Read:
     Runs of any pass and outcome count. Memory histories and traces come from runs of their own beside the timed ones,
     and predictions are the same in all runs.
     """
-    return per_cell(lambda run: value_at(run.record, name), is_shown=None, outcome=None)
+    return lambda frame, cell: _first(value_at(run.record, name) for run in frame.runs_of(cell, of_every_pass=True))
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def _first_step(cache_kind: str) -> Expression:
@@ -267,9 +265,9 @@ def schema_column(name: str) -> Quantity | None:
         UsageError: the field is no number.
     """
     if name.startswith(_SCALARS):
-        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, units.unit_of("1"))
+        return Quantity(name, f"mean {name.removeprefix(_SCALARS)}", name, unit_of("1"))
     if name.startswith(_ROOMS):
-        return Quantity(name, name.removeprefix(_ROOMS), beside(name), units.unit_of("1"), None)
+        return Quantity(name, name.removeprefix(_ROOMS), beside(name), unit_of("1"), None)
     field = fields("run").get(name)
     if field is None:
         return None
@@ -278,4 +276,4 @@ def schema_column(name: str) -> Quantity | None:
     # Name the phase or the end of the window (open, close) where the title does not.
     parts = zip_longest(name.split("."), field.pattern.split("."))
     varying = [part for part, pattern in parts if pattern != part and part and part not in field.title.split()]
-    return Quantity(name, " ".join([*varying, field.title]), name, units.unit_of(field.unit), field.about.over)
+    return Quantity(name, " ".join([*varying, field.title]), name, unit_of(field.unit), field.about.over)

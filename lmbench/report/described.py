@@ -80,7 +80,7 @@ def table(key: str, rows: pd.DataFrame, more: Iterable[Row] = (), name: str = ""
         if field in rows.columns:
             by_end = next((text for end, text in _TEXTS.items() if field.endswith(f"_{end}") or field == end), None)
             text = _TEXTS.get(unit_name, by_end)
-            unit = WORDS if text is None else Unit("", 1.0, text)
+            unit = WORDS if text is None else Unit(text)
             is_shortened = unit is WORDS and field not in description.get("whole", ())
             is_extra = field in description.get("extra", ())
             columns.append(Column(heading.format(**words), unit, field, is_shortened, is_extra))

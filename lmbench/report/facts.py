@@ -14,10 +14,11 @@ from lmbench.records.run import Model, RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.settings import NOT_MEASURED, as_text, is_named
 from lmbench.records.vocabulary import MODES, Values, recompute_words
+from lmbench.report.answer import Value, listed
 from lmbench.sizes import SIZES
 
-#: A fact's value as it is shown and compared: text or a number; None if the record does not state it.
-Value = str | int | float | None
+#: Facts by their names, as far as they are known.
+Facts = dict[str, Value]
 #: The settings of a run: the sweep's axes by dotted names, and the nested configuration.
 Plan = tuple[Values, Any]
 
@@ -87,14 +88,12 @@ def _size(run: RunRecord) -> str | None:
 
 def choices(residual_dtype: str | None, is_fused: bool | None, loss: str | None) -> str:
     """The non-default choices of lmbench's own model, in words; empty if it is computed the plain way."""
-    words = []
-    if residual_dtype:
-        words.append(f"{residual_dtype} residual")
-    if is_fused:
-        words.append("fused projections")
-    if loss == "chunked":
-        words.append("chunked loss")
-    return " + ".join(words)
+    return listed(
+        residual_dtype and f"{residual_dtype} residual",
+        is_fused and "fused projections",
+        loss == "chunked" and "chunked loss",
+        separator=" + ",
+    )
 
 
 def choices_of(model: Model) -> str:
@@ -136,9 +135,8 @@ def _compile_label(options: Any) -> str:
     if not isinstance(options, Mapping):
         return str(options)
     extras = [name for name in ("regional", "fullgraph", "dynamic") if options.get(name)]
-    if options.get("dynamic") is False:
-        extras.append("static")
-    return " ".join([str(options.get("mode") or "default"), *extras])
+    is_static = options.get("dynamic") is False
+    return listed(options.get("mode") or "default", *extras, is_static and "static", separator=" ")
 
 
 def _checkpoint_label(recompute: Any) -> Any:
@@ -154,16 +152,15 @@ def _commit(run: RunRecord) -> str | None:
     return code.commit[:9] + ("+" if code.is_dirty else "")
 
 
-def _planned_size(size: str | None, *dimensions: int | None) -> str | None:
-    return "{} x {}".format(*dimensions) if all(dimensions) else size
-
-
 #: Every fact, in the order of columns and of words.
 FACT: Mapping[str, Fact] = {
     fact.name: fact
     for fact in (
         Fact("gpu", _device),
-        Fact("size", _size, "model.size model.num_layers model.d_model", from_settings=_planned_size),
+        Fact(
+            "size", _size, "model.size model.num_layers model.d_model",
+            from_settings=lambda size, *shape: "{} x {}".format(*shape) if all(shape) else size,
+        ),
         Fact(
             "mode", lambda run: "inference" if run.command == "validate" else run.mode, "measure.mode mode", MODES,
         ),
@@ -231,7 +228,7 @@ SEEDS = ("seed_everything", "data.seed")
 NO_ROWS = (*SEEDS, "pass", *(option for run_pass in PASS.values() for option in run_pass.options))
 
 
-def read_facts(run: RunRecord, plan: Plan | None = None) -> dict[str, Value]:
+def read_facts(run: RunRecord, plan: Plan | None = None) -> Facts:
     """Every fact of FACT that the record or the plan has; without a plan, the record's own axes and configuration."""
     plan = plan or (value_at(run, "sweep.axes") or {}, run.config)
     facts = {fact.name: fact.of(run, plan) for fact in FACT.values()}
@@ -243,17 +240,17 @@ def fact_of(option: str) -> str:
     return _FACT_OF.get(option, option)
 
 
-def other_axes(axes: Values) -> dict[str, Value]:
+def other_axes(axes: Values) -> Facts:
     """The sweep's axes that set no fact of FACT, by their own names."""
     return _others(axes, NO_ROWS)
 
 
-def other_settings(config: Values) -> dict[str, Value]:
+def other_settings(config: Values) -> Facts:
     """The configuration's settings that set no fact of FACT: they also tell runs outside sweeps apart."""
     return _others(dict(leaves(config)), (*NO_ROWS, *NOT_MEASURED, *_LEFT_OUT.split()))
 
 
-def _others(settings: Values, left_out: tuple[str, ...]) -> dict[str, Value]:
+def _others(settings: Values, left_out: tuple[str, ...]) -> Facts:
     return {
         shown(name): plain(masked(value, name))
         for name, value in settings.items()
@@ -280,7 +277,7 @@ def heading(name: str) -> str:
     return (FACT[name].heading or name) if name in FACT else name.rpartition(".")[2]
 
 
-def describe(facts: Mapping[str, Value], names: Sequence[str], has_matmul: bool = True) -> str:
+def describe(facts: Facts, names: Sequence[str], has_matmul: bool = True) -> str:
     """The named facts, as far as they are known, as people say them: `small, TF32, compiled, batch 4`.
 
     Texts stand alone and numbers follow their names. Precision and float32 matmul are one word (`TF32`), unless

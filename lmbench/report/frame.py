@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +18,7 @@ from lmbench.errors import UsageError
 from lmbench.masking import shown
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.load import StoredRun, find_runs, load_known
+from lmbench.records.measured import RunError
 from lmbench.records.named import sweep_of
 from lmbench.records.passes import TIMING, pass_of
 from lmbench.records.run import RunRecord, SweepPlace
@@ -25,13 +26,14 @@ from lmbench.records.schema import value_at
 from lmbench.records.settings import as_text
 from lmbench.records.store import SWEEP_FILE
 from lmbench.records.vocabulary import INCORRECT, Values
+from lmbench.report.answer import Value
 from lmbench.report.facts import (
     CONSEQUENCES,
     ENVIRONMENT,
     FACT,
     NO_ROWS,
     SEEDS,
-    Value,
+    Facts,
     describe,
     is_notable,
     other_axes,
@@ -87,7 +89,7 @@ class RunRow(NamedTuple):
     """
 
     run: StoredRun
-    facts: dict[str, Value]
+    facts: Facts
     row: str | None
     repeat: int
     seed: tuple[Any, ...] | None
@@ -121,22 +123,20 @@ def read_groups(paths: Iterable[str | Path], is_by_sweep: bool = True) -> list[G
     Raises:
         UsageError: a path does not exist or holds no result.
     """
-    groups = {}
-    seen = set()
+    groups, seen = dict[Path | None, Group](), set()
     for folder in find_runs(paths):
         home = sweep_of(folder) if is_by_sweep else None
         run = load_known(folder)
         if home not in groups:
-            groups[home] = Group(home)
-            if home is not None:
-                groups[home].sweep = read_sweep_summary(home)
+            groups[home] = Group(home, read_sweep_summary(home) if home else SweepSummary())
+        group = groups[home]
         identity = home, run.record.run_id, run.record.started_at, run.record.pid
         if None not in identity[2:] and identity in seen:
-            groups[home].copies.append(folder.name)
+            group.copies.append(folder.name)
         # The trials of a search are not cells.
         elif value_at(run.record, "sweep.search") != "trial":
             seen.add(identity)
-            groups[home].rows.append(_row(run, groups[home]))
+            group.rows.append(_row(run, group))
             # The facts cover these large fields, without which thousands of runs fit into memory.
             run.record.config = run.record.argv = None
     return sorted(groups.values(), key=lambda group: (not group.name, group.name))
@@ -183,8 +183,8 @@ class Frame:
     """
 
     rows: Mapping[int, Sequence[RunRow]]
-    facts: Mapping[int, Mapping[str, Value]]
-    baseline: Mapping[str, Value] = field(default_factory=dict)
+    facts: Mapping[int, Facts]
+    baseline: Facts = field(default_factory=dict)
     base: Mapping[int, int] = field(default_factory=dict)
     course: Mapping[str, Sequence[Value]] = field(default_factory=dict)
 
@@ -204,9 +204,9 @@ class Frame:
         ok = {cell: self.runs_of(cell, "ok") for cell in self.rows}
         return {cell: runs for cell, runs in ok.items() if runs}
 
-    def runs_of(self, cell: int, outcome: str | None = None, is_shown: bool | None = True) -> list[StoredRun]:
-        """The cell's runs of this outcome, or of any if it is None; with `is_shown=None` the runs of all passes."""
-        rows = (row for row in self.rows[cell] if is_shown is None or row.is_shown == is_shown)
+    def runs_of(self, cell: int, outcome: str | None = None, of_every_pass: bool = False) -> list[StoredRun]:
+        """The cell's shown runs, or those of every pass, which have this outcome, or any if it is None."""
+        rows = (row for row in self.rows[cell] if of_every_pass or row.is_shown)
         return [row.run for row in rows if outcome is None or row.run.outcome == outcome]
 
     def by_seed(self, cell: int) -> dict[Any, StoredRun]:
@@ -263,18 +263,18 @@ class Frame:
 
         A fact that is missing because all runs of a cell died early does not differ.
         """
-        recorded = [self.facts[cell] for cell in self.rows if self.runs_of(cell, "ok", is_shown=None)]
+        recorded = [self.facts[cell] for cell in self.rows if self.runs_of(cell, "ok", of_every_pass=True)]
         return [
             name
             for name, (value, *others) in self.values.items()
             if others or (is_notable(name, value) and any(name not in facts for facts in recorded))
         ]
 
-    def differing(self) -> list[str]:
+    def differing(self, left_out: Container[str] = ()) -> list[str]:
         """Facts that differ between cells and do not follow from others: those that labels name."""
-        return [name for name in self.varying() if name not in CONSEQUENCES]
+        return [name for name in self.varying() if name not in CONSEQUENCES and name not in left_out]
 
-    def shared(self) -> dict[str, Value]:
+    def shared(self) -> Facts:
         """Facts that all cells share; a cell whose runs died before they were known counts as sharing them."""
         varying = self.varying()
         return {name: next(iter(values)) for name, values in self.values.items() if name not in varying}
@@ -287,7 +287,7 @@ class Frame:
         """The cell in words, by the facts that people choose first."""
         return self.describe(cell, ("size", "mode", "batch", "context", "precision", "matmul", "compile"))
 
-    def against(self, baseline: Mapping[str, Value]) -> Frame:
+    def against(self, baseline: Facts) -> Frame:
         """The frame with the base of each cell: the cell with the baseline's facts whose other facts are the same.
 
         A fact that one of the two lacks counts as the same: only some cells may have an axis, and a run may have died
@@ -320,7 +320,7 @@ def make_frame(group: Group, is_profiled: bool = False) -> Frame:
     default_gpu = gpus.pop() if len(gpus) == 1 else "device unknown"
     cells = dict[Any, int]()
     rows = defaultdict[int, list[RunRow]](list)
-    planned, recorded = defaultdict[int, dict[str, Value]](dict), defaultdict[int, dict[str, Value]](dict)
+    planned, recorded = defaultdict[int, Facts](dict), defaultdict[int, Facts](dict)
     for row in sorted(group.rows, key=lambda row: (row.repeat, row.run.run_id, str(row.run.path))):
         facts = {"gpu": default_gpu, **row.facts}
         identity = row.row if group.home else as_text(facts)
@@ -349,17 +349,17 @@ def in_order(names: Set[str]) -> list[str]:
 def outcome_label(run: StoredRun) -> str:
     """How a run ended, with the phase if known: `OOM (forward)`, `timeout`, `killed`; `error: incorrect` if attention
     gave wrong results."""
-    word, error = outcome_word(run.outcome), run.record.error
-    if error is not None and error.is_incorrect:
+    word, error = outcome_word(run.outcome), run.record.error or RunError()
+    if error.is_incorrect:
         return f"{word}: {INCORRECT}"
-    return f"{word} ({shown(error.phase)})" if error is not None and error.phase else word
+    return f"{word} ({shown(error.phase)})" if error.phase else word
 
 
 def outcome_word(outcome: str) -> str:
     return "OOM" if outcome == "oom" else outcome
 
 
-def parse_baseline(text: str, frame: Frame) -> dict[str, Value]:
+def parse_baseline(text: str, frame: Frame) -> Facts:
     """A baseline from `precision=32-true,matmul=highest`.
 
     Raises:

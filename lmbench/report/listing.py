@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ from lmbench.records.named import Result, given_names, results_in, shown_path, s
 from lmbench.records.passes import pass_of
 from lmbench.records.schema import recorded
 from lmbench.records.store import RESULTS
-from lmbench.report.answer import Answer, Cell, Column, Line, Table, labelled
+from lmbench.report.answer import Answer, Cell, Column, Line, Table, Value, labelled, listed
 from lmbench.report.columns import MEASURED
-from lmbench.report.facts import FACT, Value, describe, is_notable, plain, read_facts
+from lmbench.report.facts import FACT, Facts, describe, is_notable, plain, read_facts
 from lmbench.report.frame import Frame, frame_of, read_sweep_summary
 from lmbench.report.units import tally
 
@@ -38,7 +38,7 @@ class _Entry(NamedTuple):
     name: str
     result: Result
     frame: Frame
-    facts: Mapping[str, Value]
+    facts: Facts
 
 
 def listing(folders: Sequence[str], where: str | None = None, limit: int = 20) -> Answer:
@@ -102,7 +102,7 @@ def _row(entry: _Entry, names: Sequence[str]) -> Sequence[Value | Cell]:
         outcomes += f", guards failed: {failed}"
     if missing := read_sweep_summary(entry.result.path).missing(len(entry.result.runs)):
         outcomes += f", {missing}"
-    words = count + ", ".join(filter(None, [described or runs[0].damage, label]))
+    words = count + listed(described or runs[0].damage, label)
     # A mean over different cells would say nothing.
     is_single = len(frame.rows) == 1
     values = [cell.value if is_single and (cell := column.of(frame).get(0)) else None for column in _FIGURES]

@@ -59,11 +59,11 @@ def of_step(step: StepRecord, run: RunRecord) -> dict[str, float]:
     logged = _scaled({field: getattr(step, field) for field in step_names()}, step_names())
     if step.tokens is not None and step.step_s:
         rate = step.tokens * (run.data_parallel_size or 1) / step.step_s
-        logged |= _scaled({"throughput.tokens_per_s": rate}, run_names())
+        logged[run_names()["throughput.tokens_per_s"]] = rate
     logged |= _scalars(step.scalars)
     if step.is_warmup:
-        is_timing = {name: not name.startswith(("train/", "scalars/")) for name in logged}
-        return {f"warmup/{name}" if is_timing[name] else name: value for name, value in logged.items()}
+        kept = ("train/", "scalars/")
+        return {name if name.startswith(kept) else f"warmup/{name}": value for name, value in logged.items()}
     return logged
 
 

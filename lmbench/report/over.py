@@ -16,7 +16,7 @@ from lmbench.records.named import sweep_of
 from lmbench.records.statistics import geometric_mean, level_changes
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
-from lmbench.report.answer import Cell
+from lmbench.report.answer import Cell, listed
 from lmbench.report.columns import Quantity
 from lmbench.report.facts import ENVIRONMENT
 from lmbench.report.frame import Frame, Group, RunRow, make_frame
@@ -82,7 +82,7 @@ def _git_order(commits: Iterable[str]) -> dict[str, int]:
 
 def _courses(frame: Frame) -> Iterator[Frame]:
     """The cells of each configuration, in the order of the course."""
-    for part in frame.by([name for name in frame.differing() if name not in frame.course]):
+    for part in frame.by(frame.differing(frame.course)):
         yield part.select(part.ordered(list(frame.course)))
 
 
@@ -113,7 +113,7 @@ _COLUMNS = (_column("step", "phases.step.mean_s"), _column("peak", "memory.run_p
 
 def _headline(frame: Frame) -> Iterator[str]:
     """For each configuration its changes, or that it has none; a line for all those with too few points."""
-    names, (over,) = [name for name in frame.differing() if name not in frame.course], frame.course
+    names, (over,) = frame.differing(frame.course), frame.course
     parts = [*_courses(frame)]
     if short := sum(len(part.facts) < _LEAST_POINTS for part in parts):
         yield f"{short} of {len(parts)} configurations have fewer than the {_LEAST_POINTS} points that a change takes"
@@ -126,7 +126,7 @@ def _headline(frame: Frame) -> Iterator[str]:
             for cell, change in column.of(part).items()
         ]
         text = ", ".join(changes) or f"no change over {len(part.facts)} points"
-        yield ": ".join(filter(None, [part.describe(next(iter(part.facts)), names), text]))
+        yield listed(part.describe(next(iter(part.facts)), names), text, separator=": ")
 
 
 OVER = Feature(columns=_COLUMNS, headline=_headline)

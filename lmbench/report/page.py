@@ -24,7 +24,7 @@ from lmbench.masking import masked_message, shown, shown_json, shown_lines
 from lmbench.records.store import write_whole
 from lmbench.records.vocabulary import Values
 from lmbench.report import shipped
-from lmbench.report.answer import Answer, Spec
+from lmbench.report.answer import Answer, Spec, listed
 
 
 def page(answer: Answer) -> str:
@@ -37,7 +37,7 @@ def page(answer: Answer) -> str:
     # The content security policy allows scripts by their hashes.
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     text = _html("answer.html").render(
-        title=", ".join(part.title for part, _ in sections if part.title),
+        title=listed(*(part.title for part, _ in sections)),
         style=Markup(shipped("page.css")),
         sections=sections,
         chart=lambda chart: Markup(chart_html(chart.spec)),

@@ -6,7 +6,6 @@ The figures are those of five write-ups, or of a report's CSV file: the shipped 
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,7 @@ from lmbench.files import Unreadable, read_file
 from lmbench.reference import FOLDER
 from lmbench.report.answer import Cell
 from lmbench.report.columns import STEP, Quantity
-from lmbench.report.facts import EAGER, FACT, Value
+from lmbench.report.facts import EAGER, FACT, Facts
 from lmbench.report.frame import Frame
 from lmbench.report.view import Feature
 
@@ -28,7 +27,7 @@ _CIRCUMSTANCES = {"gpu", "warmup", "environment", "torch", "commit", "host"}
 #: Columns shown of another report; all of its columns would double each table.
 _COMPARED = (STEP.name, "tokens_per_s", "peak_bytes")
 #: The facts of a cell that does not state them.
-_USUAL: Mapping[str, Value] = {
+_USUAL: Facts = {
     "attention": "naive", "heads": 1, "checkpoint": "none", "compile": EAGER, "head_dim": "none"
 }  # fmt: skip
 _MOST_BYTES = 2**24
@@ -38,11 +37,13 @@ _MOST_GPUS = 100
 _LARGEST = 1e15
 
 
-class _Row(NamedTuple):
-    """Another's configuration, by the facts that it states as text, with its figures by column."""
+class _Figure(NamedTuple):
+    """Somebody else's figure: its write-up or GPU, its column, and its configuration by the facts stated, as text."""
 
+    label: str
+    column: str
     stated: Mapping[str, str]
-    figures: Mapping[str, Cell]
+    cell: Cell
 
 
 def reference_feature(name: str) -> Feature:
@@ -54,51 +55,52 @@ def reference_feature(name: str) -> Feature:
     Raises:
         UsageError: the reference does not exist, or the file was not written by a report.
     """
-    rows = _write_ups() if name == _PUBLISHED else _report(name)
+    figures = _write_ups() if name == _PUBLISHED else _report(name)
 
     def beside(column: Quantity) -> Iterator[Quantity]:
-        for label in sorted(label for label in rows if any(column.name in row.figures for row in rows[label])):
+        of_column = [figure for figure in figures if figure.column == column.name]
+        for label in sorted({figure.label for figure in of_column}):
             title = f"ref. {label}" + (f": {column.title}" if column is not STEP else "")
-            figure = partial(_figure, rows[label], column.name)
-            yield Quantity(f"reference {label}: {column.name}", title, figure, column.unit, None)
+            cell_of = partial(_comparable, [figure for figure in of_column if figure.label == label])
+            yield Quantity(f"reference {label}: {column.name}", title, cell_of, column.unit, None)
 
     return Feature(beside=beside)
 
 
-def _figure(rows: Sequence[_Row], column: str, frame: Frame, cell: int) -> Cell | None:
-    """The figure of the first row of which the cell has every stated fact.
+def _comparable(figures: Sequence[_Figure], frame: Frame, cell: int) -> Cell | None:
+    """The first figure of which the cell has every stated fact.
 
-    If the cells differ in size or context, a row must state that.
+    If the cells differ in size or context, a figure must state that.
     """
     facts = {name: str(value) for name, value in {**_USUAL, **frame.facts[cell]}.items()}
     differing = {name for name in ("size", "context") if len(frame.values.get(name, ())) > 1}
-    for row in rows:
-        if column in row.figures and row.stated.items() <= facts.items() and differing <= row.stated.keys():
-            return row.figures[column]
+    for figure in figures:
+        if figure.stated.items() <= facts.items() and differing <= figure.stated.keys():
+            return figure.cell
     return None
 
 
-def _write_ups() -> dict[str, list[_Row]]:
+def _write_ups() -> list[_Figure]:
     """The figures of each write-up, those that state most first.
 
     What a write-up does not state is a caveat, but it recomputes nothing, and has one head in attention by itself.
     """
-    rows = defaultdict[str, list[_Row]](list)
+    figures = []
     for row in csv.DictReader((FOLDER / "figures.csv").read_text("utf-8").splitlines()):
         stated = {name: row[name] for name in FACT if row.get(name)}
         stated |= {"head_dim": row["head_dim"] or "none", "heads": "1", "checkpoint": "none"}
         notes = (f"ref. {row['label']}: {row['caveats']}",) if row["caveats"] else ()
-        figure = Cell(_number(row["value"]), _number(row["std"]), text=row["text"], notes=notes)
-        rows[row["label"]].insert(0, _Row(stated, {row["column"]: figure}))
-    return rows
+        cell = Cell(_number(row["value"]), _number(row["std"]), text=row["text"], notes=notes)
+        figures.append(_Figure(row["label"], row["column"], stated, cell))
+    return figures[::-1]
 
 
-def _report(name: str) -> dict[str, list[_Row]]:
-    """The rows of a report's CSV file by GPU; raises UsageError as `reference_feature` does."""
+def _report(name: str) -> list[_Figure]:
+    """The figures of a report's CSV file, labelled with their GPUs; raises UsageError as `reference_feature` does."""
     shipped = {path.stem: path for path in FOLDER.glob("*.csv") if path.with_suffix(".md").is_file()}
     if name not in shipped and not name.endswith(".csv"):
         raise unknown("--reference", name, [_PUBLISHED, *shipped], ", or a file of `lmbench report --format csv`")
-    advice, rows = "write one with `lmbench report --format csv`", defaultdict[str, list[_Row]](list)
+    advice, figures = "write one with `lmbench report --format csv`", list[_Figure]()
     try:
         text = read_file(shipped.get(name, Path(name)), _MOST_BYTES, follows_links=True).decode(errors="replace")
         reader = csv.DictReader(text.splitlines())
@@ -106,20 +108,18 @@ def _report(name: str) -> dict[str, list[_Row]]:
             raise UsageError(f"--reference {name} is no report's table; {advice}")
         for row in reader:
             stated = {fact: row[fact] for fact in FACT.keys() - _CIRCUMSTANCES if row.get(fact)}
-            numbers = {column: _number(row.get(column)) for column in _COMPARED}
-            figures = {column: Cell(value) for column, value in numbers.items() if value is not None}
-            if STEP.name in figures:
-                figures[STEP.name] = Cell(numbers[STEP.name], _number(row.get("step_std_s")))
             # Rows of other commands' answers state no configuration.
-            if stated and figures:
-                rows[row["gpu"] or "no GPU named"].append(_Row(stated, figures))
+            for column in _COMPARED if stated else ():
+                if (value := _number(row.get(column))) is not None:
+                    std = _number(row.get("step_std_s")) if column == STEP.name else None
+                    figures.append(_Figure(row["gpu"] or "no GPU named", column, stated, Cell(value, std)))
     except Unreadable as error:
         raise UsageError(f"--reference {name}: {error}") from None
     except csv.Error as error:
         raise UsageError(f"--reference {name}: {error}; {advice}") from None
-    if len(rows) > _MOST_GPUS:
-        raise UsageError(f"--reference {name} has {len(rows):,} GPUs; give the rows of at most {_MOST_GPUS}")
-    return rows
+    if (count := len({figure.label for figure in figures})) > _MOST_GPUS:
+        raise UsageError(f"--reference {name} has {count:,} GPUs; give the rows of at most {_MOST_GPUS}")
+    return figures
 
 
 def _number(text: str | None) -> float | None:

@@ -8,11 +8,10 @@ their folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -20,9 +19,9 @@ from lmbench.errors import UsageError
 from lmbench.records.codec import DamagedRecord, read_packed
 from lmbench.records.schema import value_at
 from lmbench.records.store import write_whole
-from lmbench.records.vocabulary import MIN_REPEATS
+from lmbench.records.vocabulary import MIN_REPEATS, Values
 from lmbench.report.answer import Answer, Line
-from lmbench.report.facts import ENVIRONMENT, Value
+from lmbench.report.facts import ENVIRONMENT, Facts
 from lmbench.report.frame import Frame, RunRow
 from lmbench.report.render import escaped, render
 from lmbench.report.results import Section, cells_table, read_sections, rows_table, section_answer
@@ -32,7 +31,7 @@ from lmbench.report.view import Catalogue
 class _StoredAnswer(Struct):
     """An answer as JSON: labels and texts, and by name the rows of its tables in SI units."""
 
-    tables: dict[str, list[dict[str, Any]]]
+    tables: dict[str, list[Values]]
     headline: list[tuple[str, str]] = []
     notes: list[tuple[str, str]] = []
 
@@ -101,7 +100,7 @@ def _by_cell(frame: Frame) -> Frame:
 
 def _by_run(frame: Frame) -> Frame:
     """The frame in which each run that a table counts is a cell, without a baseline."""
-    rows, facts = dict[int, Sequence[RunRow]](), dict[int, Mapping[str, Value]]()
+    rows, facts = dict[int, Sequence[RunRow]](), dict[int, Facts]()
     for cell, runs in frame.rows.items():
         for row in runs:
             if row.is_shown and row.run.outcome == "ok":
@@ -110,7 +109,7 @@ def _by_run(frame: Frame) -> Frame:
     return Frame(rows, facts)
 
 
-def _environment(rows: Iterable[RunRow]) -> dict[str, Value]:
+def _environment(rows: Iterable[RunRow]) -> Facts:
     """What is known of the versions, commits and hosts of runs; several are separated by blanks."""
     known = {name: sorted({str(row.facts[name]) for row in rows if name in row.facts}) for name in sorted(ENVIRONMENT)}
     return {name: " ".join(values) for name, values in known.items() if values}

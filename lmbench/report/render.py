@@ -176,18 +176,8 @@ def _markdown_table(table: Table) -> list[str]:
 
 def escaped(text: str) -> str:
     """The text on one line, escaped so that Markdown makes no tag, entity, table cell, link or picture of it."""
-    text = re.sub(r"&(?=#?\w+;)", "&amp;", one_line(text))
-    for markup, escape in (
-        ("\\", "\\\\"),
-        ("|", "\\|"),
-        ("<", "&lt;"),
-        ("*", "\\*"),
-        ("](", "]\\("),
-        ("]:", "]\\:"),
-        ("![", "!\\["),
-    ):
-        text = text.replace(markup, escape)
-    return text
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", one_line(text)).replace("<", "&lt;")
+    return re.sub(r"[\\|*]|(?<=\])[(:]|(?<=!)\[", r"\\\g<0>", text)
 
 
 # LaTeX

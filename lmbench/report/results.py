@@ -17,8 +17,7 @@ from lmbench.records.load import guards_by_name
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
-from lmbench.report import answer
-from lmbench.report.answer import Answer, Line, Table, labelled
+from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
 from lmbench.report.frame import (
     Frame,
@@ -73,7 +72,7 @@ def report_on(
         for section in sections
         for run, *_ in section.frame.runs
     ]
-    columns = [answer.Column("run", name="run_id"), answer.Column("outcome"), answer.Column("command")]
+    columns = [Column("run", name="run_id"), Column("outcome"), Column("command")]
     repeat = Table("runs", "Runs, and how to repeat them", columns, rows)
     return Answer(
         sections=[*(section_answer(section, catalogue) for section in sections), Answer(tables=[repeat], first=[])],
@@ -154,14 +153,10 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
         ],
         tables=view_tables(view, timed, catalogue),
-        charts=lambda: [
-            chart
-            for spec in view.charts
-            for chart in build_charts(spec, catalogue.chart_kinds[spec.kind], timed, catalogue.column)
-        ],
+        charts=lambda: [chart for spec in view.charts for chart in build_charts(spec, timed, catalogue)],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in filter(None, (note, copies, *_notes(frame)))),
+            *(Line("note", note) for note in (note, copies, *_notes(frame)) if note),
         ],
     )
 
@@ -174,14 +169,14 @@ def _failures(frame: Frame) -> Iterator[str]:
     """Each reason why runs did not end well, with the cells of these runs."""
     names, cells_of = frame.differing(), defaultdict[str, list[str]](list)
     for cell in frame.facts:
-        for run in frame.runs_of(cell, is_shown=None):
+        for run in frame.runs_of(cell, of_every_pass=True):
             if run.outcome != "ok":
                 message = run.damage or value_at(run.record, "error.message") or ""
                 shortened = shorten(message, 160, placeholder=" ...")
-                reason = ": ".join(filter(None, [outcome_label(run), shortened]))
+                reason = listed(outcome_label(run), shortened, separator=": ")
                 cells_of[reason].append(frame.describe(cell, names))
     for reason, cells in cells_of.items():
-        yield ": ".join(filter(None, ["; ".join(_first(list(dict.fromkeys(cells)))), reason]))
+        yield listed("; ".join(_first(list(dict.fromkeys(cells)))), reason, separator=": ")
 
 
 def _first(names: Sequence[str]) -> list[str]:
@@ -235,5 +230,5 @@ def rows_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for key in dict.fromkeys(key for row in rows for key in row):
         title, _, unit = key.rpartition("_")
         is_number = unit in _UNIT_OF
-        columns.append(answer.Column(title.replace("_", " ") if is_number else key, _UNIT_OF.get(unit, WORDS), key))
+        columns.append(Column(title.replace("_", " ") if is_number else key, _UNIT_OF.get(unit, WORDS), key))
     return Table(name, name, columns, [[row.get(column.name) for column in columns] for row in rows])

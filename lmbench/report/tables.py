@@ -16,18 +16,17 @@ from typing import Any
 from lmbench.records.load import guards_by_name
 from lmbench.records.statistics import CONFIDENCE, ratio_of
 from lmbench.records.vocabulary import GATE_FRACTION
-from lmbench.report import answer, units
-from lmbench.report.answer import Cell, Table, text_of
+from lmbench.report.answer import Cell, Column, Table, listed, text_of
 from lmbench.report.columns import BASELINE, CHANGE, Quantity
 from lmbench.report.facts import FACT, describe, heading, is_notable
 from lmbench.report.frame import Frame, outcome_label
 from lmbench.report.run import disputed_peak
-from lmbench.report.units import TIMES, Unit, change_percent, change_range, tally
+from lmbench.report.units import SETTING, TIMES, WORDS, Unit, change_percent, change_range, tally
 from lmbench.report.view import AnswerSpec, Catalogue, ColumnOf, TableSpec, View
 
 #: The rows of a table: each a cell of the frame with its figures, the facts left out.
 _Rows = list[tuple[int, list[Cell | None]]]
-_CHANGE = Unit("", 100.0, change_percent)
+_CHANGE = Unit(change_percent, scale=100.0)
 
 _UNDECIDED_RATIO = (
     "the difference to the baseline is not told from none, after Holm's correction over the rows: processes of the "
@@ -54,7 +53,7 @@ def view_tables(view: View, frame: Frame, catalogue: Catalogue) -> list[Table]:
 def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) -> Table | None:
     """The table; None if it is empty. If no run ended well, the first table shows the outcomes."""
     columns = catalogue.columns_of(spec)
-    values = {column.name: column.of(frame) for column in columns}
+    values = {column: column.of(frame) for column in columns}
     # The fact `optimizer` repeats an axis `model.optimizer`.
     differing = [name for name in frame.varying() if name not in spec.among and f"model.{name}" not in frame.values]
     sorting = list(dict.fromkeys([*spec.rows, *differing]))
@@ -69,23 +68,25 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
         # The first column stays, as it holds the outcomes.
-        columns = [column for column in columns if values[column.name] or column is columns[0]]
+        columns = [column for column in columns if values[column] or column is columns[0]]
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
-            figures = [values[column.name].get(cell) for column in columns]
+            figures = [(column, values[column].get(cell)) for column in columns]
             feature_notes = [note for feature in features for note in feature.row_notes(frame, cell)]
-            notes = [*_notes(frame, cell, columns, figures), *feature_notes]
-            first = figures[0] if cell in frame.ok else Cell(None, text=frame.outcome(cell), style="outcome")
-            rows.append((cell, [replace(first or Cell(None), notes=tuple(notes)), *figures[1:]]))
+            notes = [*_notes(frame, cell, figures), *feature_notes]
+            first, *others = (figure for _, figure in figures)
+            if cell not in frame.ok:
+                first = Cell(None, text=frame.outcome(cell), style="outcome")
+            rows.append((cell, [replace(first or Cell(None), notes=tuple(notes)), *others]))
     fact_columns = []
     for name in names:
         is_number = all(isinstance(value, int | float) for value in frame.values.get(name, ()))
-        fact_columns.append(answer.Column(heading(name), units.SETTING if is_number else units.WORDS, name))
+        fact_columns.append(Column(heading(name), SETTING if is_number else WORDS, name))
     cells = []
-    for cell, figures in rows:
+    for cell, row in rows:
         run_id = frame.runs_of(cell)[0].run_id
-        cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *figures])
+        cells.append([*(Cell(frame.facts[cell].get(name), run_id=run_id) for name in names), *row])
     in_caption = [name for name in FACT if name in shared and name not in names and is_notable(name, shared[name])]
     has_spread = frame.ok and not spec.among and any(column.has_spread for column in columns)
     spread = spread_text(map(len, frame.ok.values())) if has_spread else ""
@@ -94,11 +95,11 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         spec.title,
         [*fact_columns, *headings],
         cells,
-        "; ".join(filter(None, [describe(shared, in_caption), spread])),
+        listed(describe(shared, in_caption), spread, separator="; "),
     )
 
 
-def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequence[Cell | None]) -> list[str]:
+def _notes(frame: Frame, cell: int, figures: Sequence[tuple[Quantity, Cell | None]]) -> list[str]:
     """Notes on failed guards, runs that are not counted, attention that was fused, and ratios that may be 1."""
     runs, base = frame.runs_of(cell, "ok"), frame.base.get(cell)
     notes = [f"guard {name} failed: {message}" for name, message in failed_guards(frame, cell).items()]
@@ -110,9 +111,9 @@ def _notes(frame: Frame, cell: int, columns: Sequence[Quantity], figures: Sequen
     if any(run.record.compile.is_attention_fused for run in runs):
         attention = frame.facts[cell].get("attention")
         notes.append(f"Inductor put PyTorch's fused attention in the place of {attention}")
-    if any(column.name.endswith("mfu_fraction") for column, figure in zip(columns, figures, strict=True) if figure):
+    if any(column.name.endswith("mfu_fraction") for column, figure in figures if figure):
         notes += dict.fromkeys(f"MFU{peak}" for run in runs if (peak := disputed_peak(run.record.flops)))
-    ratios = [figure for column, figure in zip(columns, figures, strict=True) if figure and column.is_relative]
+    ratios = [figure for column, figure in figures if figure and column.is_relative]
     if base != cell and any(map(_may_be_one, ratios)):
         notes.append(_UNDECIDED_RATIO)
     return notes
@@ -144,13 +145,11 @@ def spread_text(runs: Iterable[int]) -> str:
 # the fastest
 
 
-def _fastest(
-    frame: Frame, names: Sequence[str], among: Sequence[str], column: Quantity
-) -> tuple[list[answer.Column], _Rows]:
+def _fastest(frame: Frame, names: Sequence[str], among: Sequence[str], column: Quantity) -> tuple[list[Column], _Rows]:
     """A row for each combination of the row facts: the fastest way, the second, and how certain the difference is."""
     headings = [
-        answer.Column("fastest"), column.heading(frame), answer.Column("second"),
-        answer.Column("second takes", _CHANGE), answer.Column("95 % interval", _CHANGE),
+        Column("fastest"), column.heading(frame), Column("second"),
+        Column("second takes", _CHANGE), Column("95 % interval", _CHANGE),
     ]  # fmt: skip
     parts = [*frame.by(names)]
     return headings, [(next(iter(part.facts)), fastest(part, among, column, len(parts))) for part in parts]
@@ -171,7 +170,7 @@ def fastest(frame: Frame, among: Sequence[str], column: Quantity, row_count: int
     samples = {cell: frame.numbers(cell, column.expression) for cell in frame.facts}
     ways = sorted((fmean(values), cell) for cell, values in samples.items() if min(values, default=0) > 0)
     if not ways:
-        return [None, None, None, None, None]
+        return [None] * 5
     (time_s, first), *others = ways
     name, notes = frame.describe(first, among), tuple[str, ...]()
     if not others:
@@ -222,21 +221,21 @@ def sentences(specs: Sequence[AnswerSpec], frame: Frame, column_of: ColumnOf) ->
 
 def _against(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """How fast each way is compared with the baseline, for the largest cell that both have."""
-    speedups, (ways, others) = column_of("speedup").of(frame), _split(frame, frame.baseline)
+    speedups, others = column_of("speedup").of(frame), frame.differing(frame.baseline)
     comparable = {cell for cell, base in frame.base.items() if cell != base and {cell, base} <= measured.keys()}
-    for cell in _largest(frame, ways, others, comparable):
+    for cell in _largest(frame, others, comparable):
         if (speedup := speedups.get(cell)) is not None:
-            ratio, qualifier = text_of(speedup, TIMES), ""
+            way, ratio, qualifier = frame.describe(cell, frame.differing(others)), text_of(speedup, TIMES), ""
             if speedup.low is None or speedup.high is None:
                 qualifier = " (not decided: one process each; --repeats 3)"
             elif _may_be_one(speedup):
                 qualifier = " (undecided)"
-            yield f"{frame.describe(cell, ways)} is {ratio} as fast as {frame.base_name}{qualifier}", cell, others
+            yield f"{way} is {ratio} as fast as {frame.base_name}{qualifier}", cell, others
 
 
 def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """The value of `x` with the largest `y`, for each combination of the other facts."""
-    _, others = _split(frame, (spec.x,))
+    others = frame.differing((spec.x,))
     for part in list(frame.by(others))[-_MOST_CELLS:]:
         if cells := [cell for cell in part.facts if cell in measured]:
             best = max(cells, key=lambda cell: measured[cell].value)
@@ -246,32 +245,28 @@ def _best(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measur
 def _parts(spec: AnswerSpec, frame: Frame, column_of: ColumnOf, measured: _Measured) -> _Statements:
     """The largest cell, with the largest of the quantities that make up its `y`."""
     parts = {part: part.of(frame) for part in map(column_of, spec.of)}
-    for cell in _largest(frame, *_split(frame, (spec.x,)), measured):
+    others = frame.differing()
+    for cell in _largest(frame, others, measured):
         sizes = {part: cells[cell].value for part, cells in parts.items() if cell in cells and cells[cell].value}
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST_PARTS]
         mostly = ", ".join(f"{part.title} {part.text(parts[part][cell])}" for part in largest)
         statement = f"{column_of(spec.y).title} is mostly {mostly}" if mostly else "the largest cell has"
-        yield statement, cell, frame.differing()
+        yield statement, cell, others
 
 
 def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterator[str]:
     """For each way the number of shapes in which it is the fastest."""
-    quantity, (_, others) = column_of(spec.y), _split(frame, spec.among)
-    parts = [*frame.by(others)]
-    rows = [fastest(part, spec.among, quantity, len(parts)) for part in parts]
-    wins = Counter(row[0].value for row in rows if row[0] and row[2])
+    quantity = column_of(spec.y)
+    _, rows = _fastest(frame, frame.differing(spec.among), spec.among, quantity)
+    wins = Counter(first.value for _, (first, _, second, *_) in rows if first and second)
     if wins:
         counts = "; ".join(f"{name} in {count} of {wins.total()}" for name, count in wins.most_common())
         yield f"The fastest by {quantity.title} is {counts}."
 
 
-def _split(frame: Frame, names: Container[str]) -> tuple[list[str], list[str]]:
-    """The facts that differ between cells: those of these names, and the others."""
-    differing = frame.differing()
-    return [name for name in differing if name in names], [name for name in differing if name not in names]
-
-
-def _largest(frame: Frame, ways: Sequence[str], others: Sequence[str], measured: Container[int]) -> list[int]:
-    """The largest measured cell of each way, by the order in which tables sort the other facts."""
-    groups = [[cell for cell in part.ordered(others) if cell in measured] for part in frame.by(ways)]
+def _largest(frame: Frame, others: Sequence[str], measured: Container[int]) -> list[int]:
+    """The largest measured cell of each way, by the order in which tables sort the facts `others`; the ways differ in
+    the rest of the facts."""
+    parts = frame.by(frame.differing(others))
+    groups = [[cell for cell in part.ordered(others) if cell in measured] for part in parts]
     return [group[-1] for group in groups if group]

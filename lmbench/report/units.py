@@ -53,10 +53,10 @@ def milliseconds(time_s: float | None, spread_s: float | None = None) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def mean_and_std(mean_s: float | None, std_s: float | None) -> str:
+def mean_and_std(mean_s: float, std_s: float | None) -> str:
     """`50.59 ± 0.12` or `443 ± 112` in ms, with no digits beyond the spread's second; the mean alone if std is None."""
     text = milliseconds(mean_s, std_s)
-    if mean_s is None or std_s is None:
+    if std_s is None:
         return text
     decimals = len(text.partition(".")[2])
     return f"{text} ± {std_s * 1e3:,.{decimals}f}"
@@ -71,20 +71,16 @@ def gib(size_bytes: float | None) -> str:
     return f"{size_bytes / 2**30:.2f} GiB"
 
 
-def gib_number(size_bytes: float | None) -> str:
+def gib_number(size_bytes: float) -> str:
     """A size in GiB (2^30 bytes) for a column that names the unit: three decimals under 1, two digits under 0.01."""
-    if size_bytes is None:
-        return MISSING
     value = size_bytes / 2**30
     if 0 < abs(value) < 0.01:
         return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
     return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
 
 
-def count(number: int | None) -> str:
+def count(number: int) -> str:
     """A count as `128.6 M`, `3.41 B`."""
-    if number is None:
-        return MISSING
     sizes = {1e9: " B", 1e6: " M", 1e3: " k", 1: ""}
     size = next((size for size in sizes if number >= size), 1)
     return f"{number / size:.4g}{sizes[size]}"
@@ -105,10 +101,8 @@ def change_range(low: float, high: float) -> str:
     return f"{change_percent(low).removesuffix(' %')} .. {change_percent(high)}"
 
 
-def signed(value: float | None) -> str:
+def signed(value: float) -> str:
     """A small difference with its sign, two significant digits: `+0.0031`, `0`."""
-    if value is None:
-        return MISSING
     return f"{value:+.2g}" if value else "0"
 
 
@@ -128,35 +122,35 @@ def duration(time_s: float) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit of a column: its word in the heading, the factor from SI, and the function that formats an SI number."""
+    """The unit of a column: the function that formats an SI number, its word in the heading, and the factor from SI."""
 
-    word: str
-    scale: float
     text: Callable[[float], str]
+    word: str = ""
+    scale: float = 1.0
 
 
 #: The unit of a column of words; code compares it by identity.
-WORDS = Unit("", 1.0, str)
+WORDS = Unit(str)
 #: The unit of a setting that is a number: it is shown as it is, but aligned to the right.
-SETTING = Unit("", 1.0, str)
-MS = Unit("ms", 1e3, milliseconds)
-SECONDS = Unit("s", 1.0, seconds)
-PERCENT = Unit("%", 100.0, percent_number)
-GIB = Unit("GiB", 2.0**-30, gib_number)
-COUNT = Unit("", 1.0, whole)
-TIMES = Unit("", 1.0, times)
+SETTING = Unit(str)
+MS = Unit(milliseconds, "ms", 1e3)
+SECONDS = Unit(seconds, "s")
+PERCENT = Unit(percent_number, "%", 100.0)
+GIB = Unit(gib_number, "GiB", 2.0**-30)
+COUNT = Unit(whole)
+TIMES = Unit(times)
 
 UNITS: Mapping[str, Unit] = {
     "ms": MS, "%": PERCENT, "GiB": GIB, "": COUNT,
-    "mJ": Unit("", 1e3, millijoules), "nat": Unit("nat", 1.0, "{:.4f}".format),
+    "mJ": Unit(millijoules, scale=1e3), "nat": Unit("{:.4f}".format, "nat"),
 }  # fmt: skip
 
-_PLAIN = Unit("", 1.0, plain)
+_PLAIN = Unit(plain)
 _OF_FIELDS = {
-    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit("", 1.0, instances), "index": _PLAIN, "1": _PLAIN,
+    "s": MS, "bytes": GIB, "fraction": PERCENT, "count": Unit(instances), "index": _PLAIN, "1": _PLAIN,
 }  # fmt: skip
 
 
 def unit_of(field_unit: str) -> Unit:
     """The unit in which a field of the schema is shown, by the unit in which it is recorded."""
-    return _OF_FIELDS.get(field_unit, Unit(field_unit, 1.0, plain))
+    return _OF_FIELDS.get(field_unit, Unit(plain, field_unit))

@@ -20,12 +20,14 @@ from lmbench.configs import converted, lines_of, parse_yaml, placed, read_yaml, 
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.records.schema import fields
 from lmbench.report import shipped
-from lmbench.report.answer import Chart
+from lmbench.report.answer import Chart, Value
 from lmbench.report.columns import Quantity, schema_column
-from lmbench.report.facts import FACT, Value, fact_of, plain
+from lmbench.report.facts import FACT, fact_of, plain
 from lmbench.report.frame import Frame
 
 ColumnOf = Callable[[str], Quantity]
+#: Names of facts, or of columns.
+Names = tuple[str, ...]
 
 
 class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,9 +42,9 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     title: str
-    columns: Annotated[tuple[str, ...], Meta(min_length=1)]
-    rows: tuple[str, ...] = ()
-    among: tuple[str, ...] = ()
+    columns: Annotated[Names, Meta(min_length=1)]
+    rows: Names = ()
+    among: Names = ()
 
 
 class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,8 +62,8 @@ class ChartSpec(Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     y: str = "step_s"
     x: str = "size"
-    series: tuple[str, ...] = ()
-    of: tuple[str, ...] = ()
+    series: Names = ()
+    of: Names = ()
 
 
 class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,9 +80,9 @@ class AnswerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["against", "best", "fastest", "parts"]
     y: str = "step_s"
     x: str = ""
-    among: tuple[str, ...] = ()
-    of: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
+    among: Names = ()
+    of: Names = ()
+    also: Names = ()
 
 
 class View(Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +94,7 @@ class View(Struct, frozen=True, forbid_unknown_fields=True):
     charts: tuple[ChartSpec, ...] = ()
     question: str = ""
     answers: tuple[AnswerSpec, ...] = ()
-    baseline: dict[str, Value | bool] = {}
+    baseline: dict[str, Value] = {}
     is_profiled: bool = False
     name: str = ""
 
@@ -233,7 +235,7 @@ class Catalogue:
             except UsageError as error:
                 yield str(error)
 
-    def _names(self, patterns: Iterable[str]) -> tuple[str, ...]:
+    def _names(self, patterns: Iterable[str]) -> Names:
         """The names of columns that match the patterns.
 
         Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from lmbench.memory.plan import MemoryPlan, PlanPoint
 from lmbench.records.load import StoredRun
 from lmbench.report.answer import Answer, Column, Line, Table, Value
-from lmbench.report.units import GIB, MS, PERCENT, Unit, gib, milliseconds, whole
+from lmbench.report.units import COUNT, GIB, MS, PERCENT, gib, milliseconds
 from lmbench.tune.answer import use_line
 
 
@@ -50,9 +50,8 @@ def proof_answer(plan: MemoryPlan, proven: list[ProvenPoint], path: Path) -> Ans
                 peak and point.peak_bytes / peak - 1, point.work, step_s, step_s and point.work / step_s - 1, outcome,
             ]
         )  # fmt: skip
-    count = Unit("", 1.0, whole)
     columns = [
-        Column("recomputed"), Column("batch", count, name="batch_size"), Column("parts", count, name="micro_batches"),
+        Column("recomputed"), Column("batch", COUNT, name="batch_size"), Column("parts", COUNT, name="micro_batches"),
         Column("peak predicted", GIB, name="predicted_peak_bytes"), Column("measured", GIB, name="peak_bytes"),
         Column("error", PERCENT, name="peak_error_fraction"), Column("step predicted", MS, name="predicted_step_s"),
         Column("measured", MS, name="step_s"), Column("error", PERCENT, name="step_error_fraction"),

@@ -14,7 +14,7 @@ from lmbench.errors import unknown
 from lmbench.records.load import StoredRun
 from lmbench.records.run import RunRecord
 from lmbench.records.statistics import geometric_mean, logs_of, pooled_std, ratio_from, student_quantile
-from lmbench.report.units import GIB, UNITS, Unit, whole
+from lmbench.report.units import COUNT, GIB, UNITS, Unit
 from lmbench.sweep.file import Options
 from lmbench.sweep.plan import as_json
 from lmbench.tune.space import Axis
@@ -62,7 +62,7 @@ def peak_of(run: RunRecord) -> int | None:
 GOALS = {
     goal.name: goal
     for goal in (
-        Goal("tokens_per_s", _seconds_per_token, "tokens/s", Unit("", 1.0, whole), is_inverse=True),
+        Goal("tokens_per_s", _seconds_per_token, "tokens/s", COUNT, is_inverse=True),
         Goal("joules_per_token", _joules_per_token, "energy per token (mJ)", UNITS["mJ"]),
         Goal("peak", peak_of, "peak", GIB),
     )

@@ -31,7 +31,7 @@ from lmbench.records.schema import recorded, value_at
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Values
 from lmbench.report import logged
-from lmbench.report.facts import Value, describe, fact_of, other_axes, read_facts
+from lmbench.report.facts import Facts, describe, fact_of, other_axes, read_facts
 from lmbench.report.logged import STEP
 from lmbench.wandb.publish import SERVER
 
@@ -39,7 +39,7 @@ from lmbench.wandb.publish import SERVER
 _NAMED = ("size", "mode", "precision", "compile", "batch", "context")
 
 
-def _facts_of(record: RunRecord) -> dict[str, Value]:
+def _facts_of(record: RunRecord) -> Facts:
     """The facts of the run, and its sweep's axes that set no fact."""
     return read_facts(record) | other_axes(_axes(record))
 
@@ -178,17 +178,16 @@ def write_run(result: Path) -> None:
     )
     run.define_metric(STEP, summary="none")
     run.define_metric("*", step_metric=STEP, summary="none")
-    ended_s = lasted_s = None
+    began_s, end = None, {}
     if record.ended_at is not None and (lasted_s := record.milestones.closed_s) is not None:
         ended_s = datetime.fromisoformat(record.ended_at).timestamp()
+        began_s, end = ended_s - lasted_s, {"_wandb": {"runtime": round(lasted_s)}, "_timestamp": ended_s}
     for number, (step, time_s) in enumerate(zip(loaded.steps, step_times(record, loaded.steps), strict=True)):
-        times = {} if ended_s is None or lasted_s is None else {"_timestamp": ended_s - lasted_s + time_s}
+        times = {} if began_s is None else {"_timestamp": began_s + time_s}
         row = {STEP: step.step, "_runtime": time_s, **times, **logged.of_step(step, record)}
         # `run.log` would replace `_runtime` by the time of this writing.
         run._interface.publish_history(run, row, number)
-    run.summary.update(summary_of(record, loaded.outcome))
-    if ended_s is not None and lasted_s is not None:
-        run.summary.update({"_wandb": {"runtime": round(lasted_s)}, "_timestamp": ended_s})
+    run.summary.update(summary_of(record, loaded.outcome) | end)
     for name, rows in tables_of(record).items():
         run.summary[name] = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
     if filed.artifact:

@@ -7,6 +7,7 @@ import json
 import pytest
 import yaml
 from comparison_runs import TIMES, make_sides, make_sweep
+from tables import flat
 
 from lmbench.cli import main
 
@@ -21,7 +22,7 @@ def run_compare(capsys):
 
     def run(*words):
         code = main(["compare", *map(str, words)])
-        return code, " ".join(capsys.readouterr().out.split())
+        return code, flat(capsys.readouterr().out)
 
     return run
 

@@ -8,10 +8,11 @@ import random
 import numpy as np
 import pytest
 import yaml
-from comparison_runs import make_run
+from comparison_runs import decided, make_run
 from simulated_rounds import MACHINES, simulate
+from tables import flat
 
-from lmbench.compare.comparison import compare, decide
+from lmbench.compare.comparison import compare
 from lmbench.compare.rounds import ratio_by_rounds, rounds_until
 
 TRIALS = 300
@@ -48,7 +49,7 @@ def test_the_ratio_of_a_comparison_says_what_its_bets_say():
     for trial in range(40):
         differences = generator.normal(0.006 * (trial % 4), 0.006, 12)
         ratio = ratio_by_rounds(differences, generator.random(12) < 0.5)
-        word = decide(ratio, tolerance=0.01, adjusted_p=ratio.p).word
+        word = decided(ratio).word
         # The interval excludes 1 exactly where the bets show a change.
         assert (ratio.p < 0.05) == ratio.excludes_one
         assert word == ("same" if ratio.lies_within(0.01) else "slower" if ratio.excludes_one else "undecided")
@@ -68,8 +69,8 @@ def test_rounds_without_spread_are_their_own_ratio():
 # comparisons of records
 
 
-def make_rounds(folder, times, changes=None):
-    """Writes a folder as `compare --run` leaves it; returns the names of both sides.
+def compared(folder, times, changes=None, tolerance=0.01):
+    """Writes a folder as `compare --run` leaves it; returns the comparison of its only cell.
 
     `times` has a pair of step times for each round, `changes` the changes to records by (side, round).
     """
@@ -81,7 +82,8 @@ def make_rounds(folder, times, changes=None):
             sweep["position"] = order.index(side)
             record_changes = (changes or {}).get((side, repeat), {})
             make_run(folder / "runs", step_s, sweep=sweep, run_id=f"{side}-r{repeat}", **record_changes)
-    return f"{folder}@side=A", f"{folder}@side=B"
+    (cell,) = compare(f"{folder}@side=A", f"{folder}@side=B", tolerance).cells
+    return cell
 
 
 def quiet(rounds):
@@ -89,26 +91,26 @@ def quiet(rounds):
 
 
 def test_runs_of_one_comparison_are_paired_by_round_and_others_are_not(tmp_path):
-    drifting = compare(*make_rounds(tmp_path / "c", [(0.05 * 1.05**i, 0.05 * 1.05**i) for i in range(6)]), 0.01)
-    assert (drifting.verdict, drifting.cells[0].by_rounds) == ("same", True)
-    far = make_rounds(tmp_path / "d", [(1e-300, 1e300), (1e300, 1e-300), (1e-5, 1.0), (1e300, 1.0), (1.0, 1e300)])
-    assert compare(*far, 0.01).verdict == "undecided"
-    assert not compare(f"{tmp_path / 'c'}@side=A", far[1], 0.01).cells[0].by_rounds
+    drifting = compared(tmp_path / "c", [(0.05 * 1.05**i, 0.05 * 1.05**i) for i in range(6)])
+    assert (drifting.verdict, drifting.by_rounds) == ("same", True)
+    far = [(1e-300, 1e300), (1e300, 1e-300), (1e-5, 1.0), (1e300, 1.0), (1.0, 1e300)]
+    assert compared(tmp_path / "d", far).verdict == "undecided"
+    assert not compare(f"{tmp_path}/c@side=A", f"{tmp_path}/d@side=B", 0.01).cells[0].by_rounds
 
 
 def test_slow_processes_of_one_side_are_no_same(tmp_path):
     times = [(a, b * (1.3 if repeat % 4 == 0 else 1)) for repeat, (a, b) in enumerate(quiet(40))]
-    (cell,) = compare(*make_rounds(tmp_path / "d", times), 0.02).cells
+    cell = compared(tmp_path, times, tolerance=0.02)
     assert (cell.verdict, "10 of 10 slow ones are B's" in cell.reasons[0]) == ("undecided", True)
 
 
 def test_a_run_whose_guard_failed_is_measured_again_and_many_are_invalid(tmp_path):
     failed = {"guards": [{"name": "window_identity", "status": "fail", "message": "1.4 % apart"}]}
-    (cell,) = compare(*make_rounds(tmp_path / "c", quiet(24), {("B", 2): failed}), 0.01).cells
+    cell = compared(tmp_path / "c", quiet(24), {("B", 2): failed})
     assert (cell.verdict, len(cell.used_a)) == ("same", 23)
     assert [run.reason for run in cell.left_out_b] == ["guard window_identity failed: 1.4 % apart"]
     failures = {("B", repeat): failed for repeat in (0, 2, 5)}
-    (cell,) = compare(*make_rounds(tmp_path / "d", quiet(8), failures), 0.01).cells
+    cell = compared(tmp_path / "d", quiet(8), failures)
     assert cell.reasons == ["guard window_identity failed in 3 of 8 runs of B: 1.4 % apart"]
 
 
@@ -119,7 +121,7 @@ def test_rounds_in_turns_have_the_median_difference_of_their_turns_and_noise_kno
         for side, factor in (("A", 1.0), ("B", 1.03))
         for repeat in range(6)
     }
-    (cell,) = compare(*make_rounds(tmp_path, quiet(6), turns), 0.01).cells
+    cell = compared(tmp_path, quiet(6), turns)
     assert cell.metrics[0].ratio.differences == pytest.approx([math.log(1.03)] * 6)
     assert (cell.verdict, cell.metrics[0].ratio.point) == ("slower", pytest.approx(1.03))
-    assert "% is the standard deviation of B / A over 6 rounds" in " ".join(printed("noise", tmp_path).split())
+    assert "% is the standard deviation of B / A over 6 rounds" in flat(printed("noise", tmp_path))

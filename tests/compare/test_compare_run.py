@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from simulated_cells import SimulatedServers
+from tables import flat
 
 from lmbench.cli import main
 from lmbench.sweep.outcome import End
@@ -53,7 +54,7 @@ def compare_run(tmp_path, monkeypatch, capsys):
         servers.code = main(["compare", "--run", *words])
         servers.launches = {name[0] + name.rpartition("-r")[2]: launch for name, launch in servers.launches.items()}
         servers.started = list(servers.launches)
-        servers.out, servers.err = (" ".join(text.split()) for text in capsys.readouterr())
+        servers.out, servers.err = map(flat, capsys.readouterr())
         return servers
 
     return run
@@ -67,7 +68,7 @@ def noisy(spread=0.003, effect=0.0, seed=0):
 def test_both_sides_are_measured_in_rounds_with_the_order_of_coins_until_the_verdict_stands(compare_run, capsys):
     servers = compare_run(noisy(), "a.yaml", "b.yaml", "--name=c", "--all")
     assert servers.code == main(["compare", "results/c@side=A", "results/c@side=B", "--all"]) == 0
-    assert " ".join(capsys.readouterr().out.split()) == servers.out
+    assert flat(capsys.readouterr().out) == servers.out
     assert "verdict SAME: the 90 % interval" in servers.out
     assert "test paired by round, the order drawn by coin" in servers.out
     rounds = len(servers.started) // 2

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
+from comparison_runs import decided
 from paths import DATA
 from scipy import stats
 
-from lmbench.compare.comparison import decide
 from lmbench.compare.noise import measure_noise
 from lmbench.records.statistics import Ratio, detectable_fraction, holm, ratio_of
 
@@ -71,7 +71,7 @@ def test_noise_of_repeats_is_their_own_spread_or_the_machines_drift():
 def test_a_verdict_follows_from_interval_tolerance_floor_and_correction(ends, changes, options, expected, reason):
     low, point, high = ends
     ratio = replace(Ratio(point, low, high, 0.001, 5, 5, 0.003, 0.003, low, high), **changes)
-    decision = decide(ratio, **{"tolerance": 0.01, "adjusted_p": ratio.p, **options})
+    decision = decided(ratio, **options)
     assert decision.word == expected
     assert reason in decision.reason
 
@@ -81,7 +81,7 @@ def simulated(repeats, spreads, effect=0.0):
     generator = np.random.default_rng(repeats)
     a, b = (np.exp(generator.normal(0, spread, (TRIALS, repeats))) for spread in spreads)
     ratios = list(map(ratio_of, a, b * (1 + effect)))
-    return ratios, [decide(ratio, adjusted_p=ratio.p, tolerance=0.01).word for ratio in ratios]
+    return ratios, [decided(ratio).word for ratio in ratios]
 
 
 @pytest.mark.parametrize(

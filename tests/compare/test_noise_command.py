@@ -7,6 +7,7 @@ import random
 import re
 
 from comparison_runs import make_run, make_runs, make_sweep
+from tables import flat
 
 from lmbench.cli import main
 from lmbench.compare.noise import noise_facts, read_floors
@@ -43,8 +44,8 @@ def test_floors_are_stored_beside_the_results_and_belong_to_host_device_and_sett
         make_run(tmp_path / "results" / side, **{"config.data.batch_size": 8})
     main(["compare", str(tmp_path / "results" / "a"), str(tmp_path / "results" / "b"), "--all"])
     said = "no A/A noise floor of these runs is known, only of others: data.batch_size 4; `lmbench noise` measures it"
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert re.search("holds for +NVIDIA H200, small, .*; not for other settings", " ".join(captured.out.split()))
+    assert said in flat(capsys.readouterr().out)
+    assert re.search("holds for +NVIDIA H200, small, .*; not for other settings", flat(captured.out))
 
 
 def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_path, printed):
@@ -57,7 +58,7 @@ def test_every_cell_of_a_sweep_has_its_own_floor_of_the_repeats_that_count(tmp_p
     make_sweep(folder, {"mixed": [0.05]}, run_id="other", environment__code__project__commit="bbbb")
     # A second measurement replaces the first floor.
     printed("noise", folder)
-    out = " ".join(printed("noise", folder).split())
+    out = flat(printed("noise", folder))
     assert [entry["metrics"]["step_s"]["n"] for entry in stored(folder)] == [8, 8]
     for line in (
         "no floor size medium: 4 repeats that count; a noise floor takes 6",

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from repository import git
 from runs import make_run
+from tables import flat
 
 from lmbench.records.statistics import level_changes
 
@@ -91,7 +92,7 @@ def history(tmp_path, monkeypatch):
 
 
 def test_a_configuration_is_shown_over_commits_with_its_change_points(history, printed):
-    text = " ".join(printed("report", "results", "--over=commit").split())
+    text = flat(printed("report", "results", "--over=commit"))
     assert text.count("(+100.00 .. +100 %) at 070707070") == 1
     assert text.count("medium: no change over 10 points") == 1
     assert "code at" not in text
@@ -103,7 +104,7 @@ def test_a_configuration_is_shown_over_commits_with_its_change_points(history, p
     assert 0.05 < low < 0.06 < high < 0.07
     assert float(marked["peak_change_fraction"]) == pytest.approx(1)
     make_run(Path("results/large"), {"model.size": "large"}, {"environment.code.project.commit": COMMITS[0]})
-    text = " ".join(printed("report", "results", "--over=commit").split())
+    text = flat(printed("report", "results", "--over=commit"))
     assert "1 of 3 configurations have fewer than the 4 points that a change takes" in text
     assert "large:" not in text
 

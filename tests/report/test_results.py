@@ -144,6 +144,3 @@ def test_an_unknown_view_in_a_sweep_is_noted_and_the_sweep_is_shown(tmp_path):
     section = section_of(make_sweep(tmp_path / "new", {"data.batch_size": [1, 2]}, view=view))
     assert (section.title, section.tables[0].title) == ("new", "Step times")
     assert any("column 'later' is unknown" in line.text for line in section.notes)
-
-
-# profiled runs

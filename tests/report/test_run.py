@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fit_process import QUICK
 from paths import RUNS
+from tables import flat
 
 from lmbench.cli import main
 from lmbench.records.codec import decode_run, encode_run
@@ -57,10 +58,10 @@ def test_the_host_limits_a_step_by_the_share_of_phases_that_wait_for_it():
     run = decode_run(DATA)
     run.probe.verdicts.forward.verdict = "host-bound"
     part = "the device, but in forward (33.9 % of the step), where it waits for the host"
-    assert part in " ".join(shown(run).split())
+    assert part in flat(shown(run))
     run.probe.verdicts.backward.verdict = "host-bound"
     most = "limited by the host: the device waits for it in 97.9 % of the step (forward, backward)"
-    assert most in " ".join(shown(run).split())
+    assert most in flat(shown(run))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_difference_below_its_noise_or_negative_is_not_called_communication(sy
     """The steps vary by 0.12 ms."""
     run = decode_run(DATA)
     run.probe.synchronized_step_s, run.probe.unsynchronized_step_s = synchronized_s, 0.05
-    assert words in " ".join(shown(run).split())
+    assert words in flat(shown(run))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_an_mfu_that_cannot_be_is_refused_and_a_disputed_peak_stands_beside_it(
     run = decode_run(DATA)
     run.throughput.mfu_fraction, run.throughput.mfu_causal_fraction = fraction, causal_fraction
     run.flops.peak_source = source
-    text = " ".join(shown(decode_run(encode_run(run))).split())
+    text = flat(shown(decode_run(encode_run(run))))
     assert words in text
     assert "134.2 %" not in text
 

@@ -8,6 +8,7 @@ import json
 
 from runs import BASE, put
 
+from lmbench.compare.comparison import CellComparison, Figure, decide
 from lmbench.compare.noise import NoiseEntry, measure_noise, noise_facts, store_noise
 from lmbench.records.load import load_run
 
@@ -55,15 +56,12 @@ def make_sides(folder, times_b=SLOWER, common=None, **changes):
     return str(folder / "a"), str(folder / "b")
 
 
-def make_sweep(folder, times, axis="model.size", **changes):
-    """Writes a sweep with one axis. `times` has the step times of the repeats for each value of the axis."""
-    for value, step_times_s in times.items():
+def make_sweep(folder, times, **changes):
+    """Writes a sweep over model sizes. `times` has the step times of the repeats of each size."""
+    for size, step_times_s in times.items():
         for repeat, step_s in enumerate(step_times_s):
-            sweep = {"name": folder.name, "cell": f"cell-{value}", "axes": {axis: value}, "repeat": repeat}
-            sweep["environment"] = changes.get("environment")
-            rest = {name: change for name, change in changes.items() if name != "environment"}
-            part, _, option = axis.partition(".")
-            rest = {"run_id": f"cell-{value}-r{repeat}", f"config__{part}__{option}": value, **rest}
+            sweep = {"name": folder.name, "cell": f"cell-{size}", "axes": {"model.size": size}, "repeat": repeat}
+            rest = {"run_id": f"cell-{size}-r{repeat}", "config__model__size": size, **changes}
             make_run(folder / "runs", step_s, sweep=sweep, **rest)
     return folder
 
@@ -72,3 +70,10 @@ def store_floor(folder, run, step_times_s, days=2):
     """Writes the noise floor of a run's configuration, from step times of repeats of some days, to noise.json."""
     facts = noise_facts(load_run(run).record)
     store_noise(folder, [NoiseEntry(facts, {"step_s": measure_noise(step_times_s)}, days)])
+
+
+def decided(ratio, tolerance=0.01, adjusted_p=None, floor=None, family=1, is_time=True, **of_cell):
+    """The decision on a figure with this ratio, whose p value is the corrected one by default, in a cell so made."""
+    adjusted_p = ratio.p if adjusted_p is None else adjusted_p
+    figure = Figure("", "", "s" if is_time else "bytes", 1.0, ratio.point, ratio, floor, adjusted_p)
+    return decide(figure, CellComparison("", [], [], [], [], bool(ratio.differences), **of_cell), tolerance, family)

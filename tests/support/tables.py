@@ -1,4 +1,4 @@
-"""Cases that are words, as a table in the test's text."""
+"""Cases that are words, as a table in the test's text; and text without the line breaks of a screen."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ def rows(text):
     lines = [line for line in text.strip().splitlines() if not line.startswith("#")]
     cells = [["" if (cell := part.strip()) == "-" else cell for part in line.split(" | ")] for line in lines]
     return [row[0] if len(row) == 1 else row for row in cells]
+
+
+def flat(text):
+    """The text with single blanks, however it was folded into lines and columns."""
+    return " ".join(text.split())

@@ -11,6 +11,8 @@ from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
 from lmbench.wandb import publish
 from lmbench.wandb.publish import Ended
 
@@ -27,7 +29,7 @@ class Server(ThreadingHTTPServer):
 
     `questions` are the GraphQL operations; `history` are the steps by run, `config`, `summary` and `filed` (how it was
     to be filed) likewise; `artifacts` are names, `authorizations` the credentials seen, `views` workspaces as they are
-    there now.
+    there now. While it is open, WANDB_BASE_URL names it.
     """
 
     daemon_threads = True
@@ -43,9 +45,12 @@ class Server(ThreadingHTTPServer):
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, daemon=True).start()
+        self._variables = pytest.MonkeyPatch()
+        self._variables.setenv("WANDB_BASE_URL", self.url)
         return self
 
     def __exit__(self, *_):
+        self._variables.undo()
         self.shutdown()
         self.server_close()
 
@@ -134,14 +139,15 @@ def keys_of(board):
 
 
 class SilentServer:
-    """Accepts every connection and never answers."""
+    """Accepts every connection and never answers. While it is open, WANDB_BASE_URL names it."""
 
     def __enter__(self):
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        return self
+        self._variables = pytest.MonkeyPatch()
+        self._variables.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{self._socket.getsockname()[1]}")
 
     def __exit__(self, *_):
+        self._variables.undo()
         self._socket.close()
 
 

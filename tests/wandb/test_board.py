@@ -49,11 +49,10 @@ def test_a_study_of_ones_own_has_its_charts_and_its_columns(tmp_path, dry_run):
     assert (board["name"], board["study"]) == ("lmbench mine", "mine")
 
 
-def test_boards_are_made_once_and_then_updated(monkeypatch, capsys, printed, dry_run):
+def test_boards_are_made_once_and_then_updated(capsys, printed, dry_run):
     boards = ["sweep", "precision", "kernels"]
     request = msgspec.convert(dry_run(*boards), BoardRequest)
     with Server() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
         assert main(["board", *boards]) == 0
         output = capsys.readouterr()
         saved = output.out.splitlines()

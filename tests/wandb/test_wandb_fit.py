@@ -42,7 +42,6 @@ def test_a_run_is_there_offline_where_asked_without_account_or_network(tmp_path,
 def test_it_is_uploaded_when_closed_where_asked(tmp_path, monkeypatch, capsys, printed):
     monkeypatch.setenv("WANDB_API_KEY", PLANTED_KEY)
     with Server() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
         more = ["--trainer.gradient_clip_val=1", "--measure.gradient_norm=true"]
         result = fit(tmp_path, "--wandb.mode=online", *more)
         run_id = stable_id(result.record)

@@ -23,9 +23,8 @@ pytestmark = pytest.mark.usefixtures("planted_key")
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server():
     with Server() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
         yield server
 
 
@@ -80,10 +79,9 @@ def test_results_arrive_whole_and_once(tmp_path, server, capsys, monkeypatch):
     assert PLANTED_KEY not in output.out + output.err
 
 
-def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp_path, monkeypatch, capsys):
+def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp_path, capsys):
     result = write_result(tmp_path / "results")
-    with Server(upload_status=403) as refusing:
-        monkeypatch.setenv("WANDB_BASE_URL", refusing.url)
+    with Server(upload_status=403):
         assert main(["upload", str(result)]) == 6
     error = capsys.readouterr().err.partition("\n")[2]
     assert "Fatal error while uploading data" in error
@@ -92,17 +90,15 @@ def test_an_upload_that_broke_off_is_done_anew_where_the_result_was_moved_to(tmp
     moved = tmp_path / "moved"
     shutil.move(result, moved)
     with Server() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
         assert main(["upload", str(moved), "--project=other"]) == 0
         assert len(server.history[id_of(moved)]) == 9
         assert server.filed[id_of(moved)]["project"] == "other"
         assert len(server.artifacts) == 2
 
 
-def test_a_fault_is_told_in_one_line_and_once(tmp_path, monkeypatch, capsys):
+def test_a_fault_is_told_in_one_line_and_once(tmp_path, capsys):
     first, second = sorted(write_result(tmp_path / "results") for _ in range(2))
-    with Server(status=401) as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    with Server(status=401):
         assert main(["upload", str(tmp_path / "results")]) == 6
     error = capsys.readouterr().err.partition("\n")[2]
     assert error == f"lmbench: not uploaded: {first}: the server refused it; is the key right?; 1 more not tried\n"
@@ -110,13 +106,11 @@ def test_a_fault_is_told_in_one_line_and_once(tmp_path, monkeypatch, capsys):
     assert not is_uploaded(second)
 
 
-def test_a_server_that_does_not_answer_costs_no_more_than_the_time_limit(tmp_path, monkeypatch):
+def test_a_server_that_does_not_answer_costs_no_more_than_the_time_limit(tmp_path):
     result = write_result(tmp_path / "results")
     write([result], 60)
-    with SilentServer() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with pytest.raises(WandbProblem, match="not done within 1 s"):
-            sync(result, 1)
+    with SilentServer(), pytest.raises(WandbProblem, match="not done within 1 s"):
+        sync(result, 1)
     with pytest.raises(WandbProblem, match=r"was not done within 0\.01 s"):
         write([result], 0.01)
 
