@@ -135,7 +135,7 @@ class Sweep:
     def _show(self, description: str) -> None:
         """Print every cell with its command line, then how much there is to measure."""
         for cell in self.plan.cells:
-            line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)]))
+            line = shlex.join(masked_words(["lmbench", *cell.words()]))
             print(f"{shown(cell.id)}\n    {shown(line)}")
         print(description)
 
@@ -146,7 +146,7 @@ class Sweep:
             return None
         self.progress.keep(f"predicting the largest {option} of {cell.id}")
         try:
-            words = cell.words(self._folder.config_path(cell))[1:]
+            words = self._folder.words(cell)[1:]
             (target,) = ask_forecast(words, Request([gpu], finds_largest=True)).on_gpus
         except (UsageError, ProcessFailed):
             # If the cell cannot run, its run says why.

@@ -307,7 +307,7 @@ class Stages:
         new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
 
         def forecast_bytes(cell: GridCell) -> int | str:
-            words = cell.words(cell.config)[1:]
+            words = cell.words()[1:]
             try:
                 return ask_forecast(words, Request([gpu] if gpu else []), heard=lambda text: None).reserved_bytes
             except (UsageError, ProcessFailed) as error:

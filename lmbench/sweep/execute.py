@@ -259,7 +259,7 @@ class Execution:
         self.rows.progress.show()
 
     def _words(self, job: Job) -> list[str]:
-        words = job.cell.words(self.folder.config_path(job.cell))
+        words = self.folder.words(job.cell)
         # Repeat 0 measures cold compilation. Later repeats and other passes reuse its cache.
         if job.cell.compiled_as in self.pace.cache.done:
             words.append("--trainer.compile.cache=shared")
@@ -315,9 +315,8 @@ def check_cells(
             for cell in checked:
                 if cell.config is not None:
                     config.write_text(plan.configs[cell.config], encoding="utf-8")
-                words = cell.words(None if cell.config is None else config)
                 log.unlink(missing_ok=True)
-                launch = Launch([*words, "--print_config"], log, cell.environment, {})
+                launch = Launch([*cell.words(config), "--print_config"], log, cell.environment, {})
                 (end,) = executor.run([launch], _CHECK_TIMEOUT_S, lambda: None)
                 if end.cause is not None:
                     raise end.cause

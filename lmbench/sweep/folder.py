@@ -191,10 +191,10 @@ class SweepFolder:
         """The file for the output of the job's process, which moves into the run's folder when the run ends."""
         return self.runs / f".{job.name}.log"
 
-    def config_path(self, cell: GridCell) -> Path | None:
-        """The folder's copy of the cell's configuration, None without one. A side without its own uses the base's."""
+    def words(self, cell: GridCell) -> list[str]:
+        """The cell's words, with the folder's copy of its configuration. A side without its own uses the base's."""
         names = [SIDE_CONFIG_FILE.format(cell.axes[SIDE])] if SIDE in cell.axes else []
-        return next((self.path / name for name in (*names, CONFIG_FILE) if is_file(self.path / name)), None)
+        return cell.words(next(filter(is_file, (self.path / name for name in (*names, CONFIG_FILE))), None))
 
 
 def _lock_byte(file: TextIO, position: int) -> None:

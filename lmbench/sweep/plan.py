@@ -51,11 +51,14 @@ class GridCell:
         """A digest that cells share if they compile the same code: they differ in pass, side or seed at most."""
         return digest({axis: value for axis, value in self.axes.items() if axis not in _COMPILED_ALIKE}, self.config)
 
-    def words(self, config: Path | str | None = None) -> list[str]:
-        """The words after `lmbench`, with the path of the cell's configuration. Values that are not text are JSON."""
+    def words(self, copy: Path | None = None) -> list[str]:
+        """The words after `lmbench`. Values that are not text are JSON.
+
+        `copy` is the path of a copy of the cell's configuration, which takes the configuration's place.
+        """
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.options.items()}
-        if config is not None:
-            texts = {CONFIG: str(config), **texts}
+        if self.config is not None:
+            texts = {CONFIG: str(copy or self.config), **texts}
         # Name and value are one word, since a value may begin with a dash.
         return [self.command, *(f"--{name}={text}" for name, text in texts.items())]
 

@@ -191,7 +191,7 @@ class TaskExecution:
                 is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
                 evidence = reason if is_killed else None
                 end = End(-signal.SIGKILL, "itself" if is_killed else "task", 0.0, 0.0, evidence, reason)
-                self._close(job, self.rows.close(job, job.cell.words(self._folder.config_path(job.cell)), end))
+                self._close(job, self.rows.close(job, self._folder.words(job.cell), end))
         self._folder.close()
         return True
 
