@@ -24,7 +24,7 @@ from lmbench.sweep.plan import find_sweep, make_plan
 
 
 def run(args: list[str]) -> int:
-    return run_typed("sweep", sweep, args[1:], more_help=_studies)
+    return run_typed("sweep", sweep, args[1:], more_help=_studies())
 
 
 @dataclass(frozen=True)
