@@ -248,7 +248,7 @@ def _begin(name, file):
 
 
 def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
-    plan, folder = _begin("mine", read_sweep_file(sweep))
+    plan, folder = _begin("mine", read_sweep_file(sweep)[0])
     words = plan.cells[0].words()
     assert "--model.hub.hf_token=planted-config" in words
     assert "--data.url=http://u:planted@h/x" in words
@@ -261,7 +261,7 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
 
 
 def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):
-    plan, folder = _begin("mine", read_sweep_file(sweep))
+    plan, folder = _begin("mine", read_sweep_file(sweep)[0])
     anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
     for count in range(len(anew)):
         with pytest.raises(UsageError, match="not stored in a sweep's folder"):
@@ -285,4 +285,4 @@ def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monk
     assert not Path("results").exists()
     Path("base.yaml").write_text("trainer: {logger: [{init_args: {api_key: planted-list}}]}")
     with pytest.raises(UsageError, match="is a secret in a list"):
-        make_plan("mine", read_sweep_file(sweep))
+        make_plan("mine", read_sweep_file(sweep)[0])

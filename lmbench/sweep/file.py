@@ -115,8 +115,8 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return content
 
 
-def read_sweep_file(path: Path) -> SweepFile:
-    """Read a sweep from a YAML file.
+def read_sweep_file(path: Path) -> tuple[SweepFile, dict[str, str]]:
+    """Read a sweep from a YAML file; returns it with the place of each setting in the file.
 
     Raises:
         UsageError: the file cannot be read, or holds no sweep.
@@ -125,8 +125,9 @@ def read_sweep_file(path: Path) -> SweepFile:
     if isinstance(content, dict) and isinstance(content.get("view"), dict):
         # The sweep's stored copy keeps the name of the study that the view belongs to.
         content["view"].setdefault("name", path.stem)
+    places = lines_of(text, str(path))
     try:
-        return sweep_from(content, lines_of(text, str(path)))
+        return sweep_from(content, places), places
     except UsageError as error:
         raise UsageError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 

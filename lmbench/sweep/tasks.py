@@ -234,7 +234,7 @@ def make_engine(on: str, options: Options) -> Engine | None:
     return engine
 
 
-def merge(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
+def merge_runs(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
     """Copy the runs of another folder of the same sweep into this one. With `is_dry` only check that this works.
 
     All runs are copied into a hidden folder first, so that an interruption leaves none in part. A run that is here

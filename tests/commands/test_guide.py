@@ -188,7 +188,7 @@ def test_every_field_of_a_study_is_in_the_guides_table_and_in_a_new_study_whose_
     assert len(left_out) == 13
     for line in ["", *left_out]:
         (tmp_path / "changed.yaml").write_text(text.replace(line, line.replace("# ", "", 1)))
-        study = read_sweep_file(tmp_path / "changed.yaml")
+        study, _ = read_sweep_file(tmp_path / "changed.yaml")
         make_catalogue().view(study.view, study.matrix)
 
 

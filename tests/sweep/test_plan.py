@@ -115,7 +115,7 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
     assert names <= set(studies)
     assert {f"tiny_{name}" for name in studies if not name.startswith("tiny_")} <= set(studies)
     for name, path in studies.items():
-        plan = make_plan(name, read_sweep_file(path))
+        plan = make_plan(name, read_sweep_file(path)[0])
         assert make_catalogue().view(plan.file.view, plan.file.matrix).name == name.removeprefix("tiny_")
         assert len(plan.cells) > 1
 
