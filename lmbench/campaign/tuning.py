@@ -19,10 +19,9 @@ from lmbench.campaign.trainings import affordable_steps, training_options
 from lmbench.compare.comparability import differences_within
 from lmbench.compare.comparison import FASTER, SAME, SLOWER
 from lmbench.compare.rounds import LEAST_ROUNDS
-from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
-from lmbench.files import Unreadable, read_file, short_digest
+from lmbench.files import short_digest
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import SWEEP, ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
@@ -221,7 +220,7 @@ class Stages:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
-        self.settings = recorded_settings(ended.path)
+        self.settings = with_arguments(ended.record.config)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):
@@ -474,18 +473,6 @@ def _is_near(tokens: float | None, expected: float) -> bool:
     """Whether steps have the same tokens. Where sequences differ in length, windows of other steps differ a little; a
     loader of the user's own, which keeps its batches, makes at least twice as many or half."""
     return tokens is not None and abs(tokens / expected - 1) < _TOKENS_FRACTION
-
-
-def recorded_settings(folder: Path) -> Values:
-    """All settings of a run. Raises UsageError where its configuration cannot be read."""
-    path = folder / "config.yaml"
-    try:
-        config = parse_yaml(read_file(path, MAX_YAML_BYTES).decode(errors="replace"), str(path))
-    except Unreadable as error:
-        raise UsageError(f"{path} is not read: {error}; remove {folder} to run it again") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} has no settings; remove {folder} to run it again")
-    return dict(with_arguments(config))
 
 
 def _ended(runs: Mapping[int, StoredRun]) -> dict[int, StoredRun]:
