@@ -135,7 +135,7 @@ class Execution:
                 axes={**cell.axes, spec.option: value},
                 options={**cell.options, spec.option: value},
             )
-            job = Job(trial, 0, is_trial=True)
+            job = Job(trial, 0)
             record = self._bring_to_end(job)
             tried[value] = job, record
             if record.outcome not in ("ok", "oom"):

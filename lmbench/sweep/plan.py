@@ -65,11 +65,10 @@ class GridCell:
 
 @dataclass(frozen=True)
 class Job:
-    """One repeat of a cell, or one trial of a search."""
+    """One repeat of a cell. Repeat 0 is a trial where the sweep searches a largest value."""
 
     cell: GridCell
     repeat: int
-    is_trial: bool = False
 
     @property
     def name(self) -> str:

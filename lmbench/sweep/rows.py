@@ -115,7 +115,7 @@ class Rows:
             repeat=job.repeat,
             position=self.plan.position(job),
             environment=job.cell.environment.name,
-            search="trial" if job.is_trial else None,
+            search="trial" if self.plan.file.largest and not job.repeat else None,
             server_pid=None if end is None else end.server_pid,
             cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
         )
