@@ -9,7 +9,7 @@ from pathlib import Path
 from lmbench.campaign.sides import read_settings
 from lmbench.campaign.tuning import LONG, SHORT, Stages
 from lmbench.errors import UsageError, tell
-from lmbench.fit_options import check_options
+from lmbench.fit_options import check_options, option_words
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import (
     FEW_BLOCKS,
@@ -19,7 +19,6 @@ from lmbench.memory.plan import (
     are_disturbed,
     ask_plan,
     block_times,
-    option_words,
     times_of,
 )
 from lmbench.records.store import write_or_refuse
