@@ -291,8 +291,12 @@ class Stages:
         peak_bytes = peak_of(candidate.record)
         if peak_bytes is not None and not self.is_allowed(peak_bytes):
             candidate.problem = "too much memory"
-        elif self.step_tokens and not _is_near(candidate.record.window.step_tokens, self.step_tokens):
-            candidate.problem = "other tokens a step: another training"
+        elif self.step_tokens:
+            # Where sequences differ in length, windows of other steps differ a little. A loader of the user's own,
+            # which keeps its batches, makes at least twice as many tokens a step, or half.
+            ratio = (candidate.record.window.step_tokens or 0.0) / self.step_tokens
+            if abs(ratio - 1) >= _TOKENS_FRACTION:
+                candidate.problem = "other tokens a step: another training"
 
     def predict(self, candidates: Sequence[Candidate]) -> None:
         """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit."""
@@ -423,9 +427,11 @@ class Stages:
             if len(runs) < len(seeds):
                 tuning.untrained = candidate
                 return
-            judgement = judge(*(curves_of(_ended(training)) for training in (runs, baseline_runs)))
             if failed := [run.outcome for run in runs.values() if run.outcome != "ok"]:
                 judgement = Judgement(False, "NO", f"its training ended with {failed[0]}")
+            else:
+                ended = {seed: run for seed, run in baseline_runs.items() if run.outcome == "ok"}
+                judgement = judge(curves_of(runs), curves_of(ended))
             tuning.judged.append((candidate, judgement))
             if judgement.follows:
                 tuning.answer = candidate
@@ -467,14 +473,3 @@ class Stages:
             self.run("rest", {**LONG, **self.base}, sides, 1.0, min(rounds, _ROUNDS))
             for candidate, runs in zip(sides, earlier, strict=True):
                 candidate.runs = [*runs, *candidate.runs]
-
-
-def _is_near(tokens: float | None, expected: float) -> bool:
-    """Whether steps have the same tokens. Where sequences differ in length, windows of other steps differ a little; a
-    loader of the user's own, which keeps its batches, makes at least twice as many or half."""
-    return tokens is not None and abs(tokens / expected - 1) < _TOKENS_FRACTION
-
-
-def _ended(runs: Mapping[int, StoredRun]) -> dict[int, StoredRun]:
-    """The runs that ended well, by seed."""
-    return {seed: run for seed, run in runs.items() if run.outcome == "ok"}
