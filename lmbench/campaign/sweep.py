@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ class Sweep:
             finally:
                 self.progress.line.clear()
             executor.close()
-            if self.progress.outcomes and not self.plan.is_part:
+            if self.progress.ends and not self.plan.is_part:
                 self._publish(self._rows.filings)
         return self._rows.exit_code
 
@@ -111,11 +112,12 @@ class Sweep:
         try:
             yield
         finally:
-            path, outcomes, total = str(self.path.absolute()), self.progress.outcomes, self.progress.total
-            if outcomes:
+            path, total = str(self.path.absolute()), self.progress.total
+            if ends := self.progress.ends:
+                outcomes = Counter(outcome for outcome, _ in ends.elements())
                 counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
                 print(shown(f"{path}: {self.progress.count} runs: {counts}"))
-                if total is not None and outcomes.total() < total:
+                if total is not None and ends.total() < total:
                     print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
                 print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
 
