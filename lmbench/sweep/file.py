@@ -21,7 +21,6 @@ Options = Values
 
 #: Axes that are not options, and have their own keys in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
-MOST_REPEATS = 1000
 #: The most rounds of two sides, whatever the budget.
 MOST_ROUNDS = 200
 #: The option of `base` that names a configuration.
@@ -70,7 +69,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     modes: list[str] = []
     passes: list[str] = []
     environments: dict[str, EnvironmentSpec] = {}
-    repeats: Annotated[int, Meta(ge=1, le=MOST_REPEATS)] = 3
+    repeats: Annotated[int, Meta(ge=1, le=1000)] = 3
     timeout_s: Annotated[float, Meta(gt=0, le=1e9)] = 600.0
     largest: LargestSpec | None = None
     view: Any = None

@@ -179,8 +179,8 @@ class LocalExecutor:
     servers of later rounds: they import during its measurements.
     """
 
-    def __init__(self, mark: Mapping[str, str] | None = None, cores: int | None = None) -> None:
-        self._mark = mark or {}
+    def __init__(self, mark: Mapping[str, str] = {}, cores: int | None = None) -> None:
+        self._mark = mark
         self.is_hasty = False
         self._most_ahead = min(_MOST_AHEAD, (cores or os.cpu_count() or 1) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
