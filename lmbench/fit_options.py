@@ -51,7 +51,7 @@ OPTIONS = _NAMES.split()
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Options by name as words of `lmbench fit`. Values that are not text are JSON."""
+    """Options by name as words of a command line. Values that are not text are JSON."""
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
     # Name and value are one word, since a value may begin with a dash.
     return [f"--{name}={text}" for name, text in texts.items()]
