@@ -226,12 +226,11 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
 
 
 @pytest.fixture
-def sweep(tmp_path, monkeypatch):
+def sweep(here):
     """A sweep file with secrets in its configuration, options and variables."""
-    monkeypatch.chdir(tmp_path)
     config = "model: {size: tiny, hub: {hf_token: planted-config}}\ndata: {url: 'http://u:planted@h/x'}"
     Path("base.yaml").write_text(config)
-    path = tmp_path / "mine.yaml"
+    path = here / "mine.yaml"
     path.write_text(
         "base: {config: base.yaml, model.auth: {password: planted-option}}\n"
         "matrix: {data.batch_size: [1, 2]}\n"

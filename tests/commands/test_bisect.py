@@ -43,9 +43,8 @@ class Row(SimulatedServers):
 
 
 @pytest.fixture
-def bisect(tmp_path, monkeypatch, capsys):
+def bisect(here, monkeypatch, capsys):
     """Runs the command on a row of 16 options, or on what `words` say; returns its servers with code and output."""
-    monkeypatch.chdir(tmp_path)
     coins = itertools.count(6)
     monkeypatch.setattr("secrets.randbits", lambda bits: next(coins))
     Path("good.yaml").write_text(CONFIG)

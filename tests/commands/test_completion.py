@@ -29,10 +29,9 @@ ZSH = "compdef() { }; compadd() { print -l ${(P)2} }; _files() { };"
 
 
 @pytest.mark.parametrize(("line", "some"), CASES["offered"].items())
-def test_the_tab_key_offers_the_words_that_may_follow(line, some, tmp_path, monkeypatch, printed):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / "a run", {})
-    (tmp_path / "results" / "baseline").symlink_to("a run")
+def test_the_tab_key_offers_the_words_that_may_follow(line, some, here, printed):
+    make_run(here / "results" / "a run", {})
+    (here / "results" / "baseline").symlink_to("a run")
     assert set(printed("completion", "--words", *line.split()).splitlines()) == set(some)
 
 
@@ -61,10 +60,9 @@ def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, monkeypatch, prin
 
 
 @pytest.mark.parametrize("name", ["line\nfeed", "\x1b[31mred", "right\u202eleft", "caf\udce9"])
-def test_a_name_that_a_terminal_would_obey_is_not_offered(name, tmp_path, monkeypatch, printed):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / name, {})
-    (tmp_path / "results" / "--json").symlink_to(name)
+def test_a_name_that_a_terminal_would_obey_is_not_offered(name, here, printed):
+    make_run(here / "results" / name, {})
+    (here / "results" / "--json").symlink_to(name)
     assert printed("completion", "--words", "show", "").split() == ["last", "last~1"]
 
 
@@ -78,8 +76,7 @@ def test_every_option_that_the_real_parser_has_is_known_without_it():
 
 
 @pytest.mark.parametrize(("words", "near"), CASES["near"].items())
-def test_a_misspelt_option_is_reported_with_the_nearest_one(words, near, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_misspelt_option_is_reported_with_the_nearest_one(words, near, here):
     Path("mine.yaml").touch()
     expectation = pytest.raises(UsageError, match=f"unknown option.*{near}") if near else nullcontext()
     with expectation:

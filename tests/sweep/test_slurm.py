@@ -32,8 +32,7 @@ repeats: 1
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def study(here):
     Path("study.yaml").write_text(STUDY)
     return Path("results/study")
 

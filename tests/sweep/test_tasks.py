@@ -72,9 +72,8 @@ class Engine:
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
+def study(here, monkeypatch):
     """A study file with simulated processes. Returns the engine's class, and the servers that record the processes."""
-    monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(STUDY)
     servers = SimulatedServers(lambda name: "ok")
     monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
