@@ -61,8 +61,8 @@ _FINALISTS, _ROUNDS = 4, 3
 _NOISE_PER_RUN = 0.015
 #: Trials whose steps differ in tokens by less than this train alike.
 _TOKENS_FRACTION = 0.1
-SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
-LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
+_SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
+_LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
 #: The problem of a candidate for which the budget has no time.
@@ -91,6 +91,8 @@ class Stages:
     step_tokens: float | None = None
 
     def __post_init__(self) -> None:
+        #: The options of runs with short windows and with long ones, unless the user set the windows.
+        self.short, self.long = {**_SHORT, **self.base}, {**_LONG, **self.base}
         # With the mark of a sweep, a run leaves it to the server to end what it started.
         self.executor = LastingExecutor({SWEEP: str(self.path)})
 
@@ -211,9 +213,9 @@ class Stages:
         Raises:
             UsageError: the given configuration does not run.
         """
-        base, baseline = {**SHORT, **self.base}, Candidate(Trial())
+        baseline = Candidate(Trial())
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
-        baseline.runs, profiled = self.measure(_GIVEN, base, points, _SEARCH, _ROUNDS)
+        baseline.runs, profiled = self.measure(_GIVEN, self.short, points, _SEARCH, _ROUNDS)
         self.check(baseline)
         ended = next((run for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
         if ended is None:
@@ -254,7 +256,7 @@ class Stages:
         def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
             self.predict(candidates)
             fitting = [candidate for candidate in candidates if not candidate.problem]
-            self.run(f"search-{axis.name.rpartition('.')[2]}", base, fitting, _SEARCH, repeats)
+            self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, fitting, _SEARCH, repeats)
             measured.extend(candidates)
             if not any(candidate.runs for candidate in candidates):
                 return
@@ -272,7 +274,7 @@ class Stages:
         if tuning.answer is tuning.baseline and late:
             for candidate in late:
                 candidate.problem = ""
-            self.run("search-late", {**SHORT, **self.base}, late, _FINALS)
+            self.run("search-late", self.short, late, _FINALS)
 
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
         """Measure candidates and check them. New runs replace a candidate's earlier ones."""
@@ -345,7 +347,7 @@ class Stages:
         tuning.answer = tuning.baseline
         if tuning.finalists == [tuning.baseline]:
             return
-        self.run("finals", {**LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
+        self.run("finals", self.long, tuning.finalists, _FINALS, _ROUNDS)
         ended, planned = len(self.runs("finals-*")), _ROUNDS * len(tuning.finalists)
         if ended < planned:
             tuning.left_out.append(
@@ -414,7 +416,7 @@ class Stages:
             matching = (candidate for candidate in tuning.candidates if candidate.trial.key == trial.key)
             candidate = next(matching, Candidate(trial, Trial()))
             if candidate not in tuning.finalists:
-                self.run(f"fallback-{number}", {**LONG, **self.base}, [candidate], 1.0, _ROUNDS)
+                self.run(f"fallback-{number}", self.long, [candidate], 1.0, _ROUNDS)
                 if candidate.problem == _NO_TIME:
                     tuning.untrained = candidate
                     return
@@ -457,7 +459,7 @@ class Stages:
         single = [candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1]
         tuning.alone = {str(candidate.trial): candidate for candidate in single}
         missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
-        self.run("alone", {**SHORT, **self.base}, missing, 1.0)
+        self.run("alone", self.short, missing, 1.0)
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
 
     def use_rest(self, tuning: Tuning) -> None:
@@ -470,6 +472,6 @@ class Stages:
         rounds = len(self.costs_s("rest-*")) // 2 + int(rest_s / (2 * statistics.fmean(costs_s)))
         earlier = [candidate.runs for candidate in sides]
         if rounds:
-            self.run("rest", {**LONG, **self.base}, sides, 1.0, min(rounds, _ROUNDS))
+            self.run("rest", self.long, sides, 1.0, min(rounds, _ROUNDS))
             for candidate, runs in zip(sides, earlier, strict=True):
                 candidate.runs = [*runs, *candidate.runs]
