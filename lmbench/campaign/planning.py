@@ -33,7 +33,7 @@ _BLOCKS, _PROOF = 0.5, 1.0
 
 
 def write_plan(
-    options: Options, gpu: TargetGpu, run: Path | None, path: Path, also: Sequence[str] = ()
+    options: Options, gpu: TargetGpu, run: Path | None, path: Path, also: Sequence[str]
 ) -> tuple[MemoryPlan, dict[str, MemoryPlan]]:
     """Plan a configuration for a GPU, and write the configuration that fits, if there is one.
 

@@ -45,7 +45,8 @@ class SweepProgress(Task):
     def count_earlier(self, run: RunRecord) -> None:
         """Count a run of an earlier start of the sweep, which takes no time now."""
         self.ends[run.outcome, run.exit_code] += 1
-        self.leave_out()
+        if self._total:
+            self._total -= 1
 
     def report_end(self, job: Job, run: RunRecord) -> None:
         """Count a run that ended, and write its outcome with its step time or the reason of its failure."""
