@@ -239,15 +239,15 @@ def sweep(here):
     return path
 
 
-def _begin(name, file):
-    plan, folder = make_plan(name, file), SweepFolder(Path("results") / name)
+def _begin(file):
+    plan, folder = make_plan("mine", file), SweepFolder(Path("results/mine"))
     folder.open(plan, plan.chosen)
     folder.close()
     return plan, folder.path
 
 
 def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
-    plan, folder = _begin("mine", read_sweep_file(sweep)[0])
+    plan, folder = _begin(read_sweep_file(sweep)[0])
     words = plan.cells[0].words()
     assert "--model.hub.hf_token=planted-config" in words
     assert "--data.url=http://u:planted@h/x" in words
@@ -260,7 +260,7 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
 
 
 def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):
-    plan, folder = _begin("mine", read_sweep_file(sweep)[0])
+    plan, folder = _begin(read_sweep_file(sweep)[0])
     anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
     for count in range(len(anew)):
         with pytest.raises(UsageError, match="not stored in a sweep's folder"):
@@ -269,7 +269,7 @@ def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_aga
     with pytest.raises(UsageError, match=r"environment a: GH_PAT is not stored .* export it"):
         make_plan("mine", file)
     monkeypatch.setenv("GH_PAT", "anew")
-    again, _ = _begin("mine", file)
+    again, _ = _begin(file)
     assert [cell.id for cell in again.cells] == [cell.id for cell in plan.cells]
     assert "--model.hub.hf_token=anew" in again.cells[0].words()
     assert again.cells[0].environment.process_variables()["GH_PAT"] == "anew"
