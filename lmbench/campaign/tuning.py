@@ -367,8 +367,9 @@ class Stages:
 
     def decide(self, tuning: Tuning, a: Candidate, b: Candidate) -> None:
         """Choose between two finalists by the verdict of `compare --run`; `a` has fewer choices."""
-        sides: dict[str, Options] = {
-            name: {CONFIG: self.base[CONFIG], **candidate.trial.options} for name, candidate in (("A", a), ("B", b))
+        sides = {
+            name: {CONFIG: self.base[CONFIG], **candidate.trial.options}
+            for name, candidate in zip("AB", (a, b), strict=True)
         }
         base = {"measure.probe_steps": 0, **self.base}
         file = sweep_from({"base": base, "sides": sides, "repeats": MOST_ROUNDS})

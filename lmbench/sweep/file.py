@@ -141,14 +141,14 @@ def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
         content = {key: value for key, value in content.items() if value is not None}
         if isinstance(option := content.get("largest"), str):
             content["largest"] = {"option": option}
-    mistakes = []
-    for key, value in content.items() if isinstance(content, dict) else ():
-        try:
-            converted({key: value}, SweepFile)
-        except UsageError as error:
-            mistakes.append(placed(str(error), places, str(key)))
-    if mistakes:
-        raise UsageError("; ".join(mistakes))
+        mistakes = []
+        for key, value in content.items():
+            try:
+                converted({key: value}, SweepFile)
+            except UsageError as error:
+                mistakes.append(placed(str(error), places, str(key)))
+        if mistakes:
+            raise UsageError("; ".join(mistakes))
     sweep = converted(content, SweepFile)
     _check(sweep)
     return sweep
