@@ -276,8 +276,8 @@ def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_aga
 
 
 def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monkeypatch, printed):
-    for check in ("check_options", "check_cells"):
-        monkeypatch.setattr(f"lmbench.campaign.sweep.{check}", lambda *_: None)
+    for check in ("campaign.sweep.check_options", "sweep.execute.Execution.check"):
+        monkeypatch.setattr(f"lmbench.{check}", lambda *_: None)
     out = printed("sweep", sweep, "--dry_run", "--model.pat", "planted-word")
     assert "planted" not in out
     assert "'--model.pat=***'" in out

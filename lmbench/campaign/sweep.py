@@ -16,13 +16,12 @@ from lmbench.masking import masked_words, shown
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import find_runs
-from lmbench.records.run import WandbFiling
 from lmbench.records.store import CELLS_FILE, write_whole
 from lmbench.report.render import render
 from lmbench.report.results import report_on
 from lmbench.sweep.engine import Engine, OnInterrupt
 from lmbench.sweep.environments import HERE
-from lmbench.sweep.execute import Execution, Pace, check_cells
+from lmbench.sweep.execute import Execution, Pace
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan
@@ -88,7 +87,7 @@ class Sweep:
             if not is_dry:
                 self.progress.announce(announcement(self.plan))
             if self.is_checked:
-                check_cells(self.plan, self._folder, executor, self.progress.announce, self.places)
+                execution.check(self.places)
             if is_dry:
                 self._show(description)
                 return ExitCode.OK
@@ -103,7 +102,7 @@ class Sweep:
                 self.progress.line.clear()
             executor.close()
             if self.progress.ends and not self.plan.is_part:
-                self._publish(self._rows.filings)
+                self._publish()
         return self._rows.exit_code
 
     @contextmanager
@@ -159,12 +158,13 @@ class Sweep:
         }
         return largest_values.get(option)
 
-    def _publish(self, filings: list[WandbFiling]) -> None:
+    def _publish(self) -> None:
         """Write a row for each cell to cells.csv, and every run to W&B. A failure here does not fail the sweep.
 
-        `filings` belong to the runs measured now. They alone decide whether runs are uploaded, and where to: the folder
-        may hold older runs that were filed otherwise.
+        The runs measured now alone decide whether runs are uploaded, and where to: the folder may hold older runs that
+        were filed otherwise.
         """
+        filings = self._rows.filings
         later = upload_command(self._folder.path, filings)
         modes = {filing.mode for filing in filings}
         try:

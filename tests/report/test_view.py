@@ -41,7 +41,7 @@ def study(tmp_path):
 
 
 def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, printed):
-    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
+    monkeypatch.setattr("lmbench.sweep.execute.Execution.check", lambda *_: None)
     printed("sweep", study, "--dry_run")
     axes, view = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}, read_sweep_file(study)[0].view
     home = make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=lambda run, repeat: {

@@ -41,7 +41,7 @@ def study(here):
 def start(slurm, study, warm_sweeps, monkeypatch):
     """Starts `lmbench sweep STUDY --on slurm` in a thread; returns a function that waits for its exit code."""
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
+    monkeypatch.setattr("lmbench.sweep.execute.Execution.check", lambda *_: None)
 
     def begin():
         codes = SimpleQueue()
