@@ -100,14 +100,14 @@ def memory(
     source = next(iter(sources), None)
     if source is not None and _is_config(source):
         source, settings = None, [f"--config={source}", *settings]
-    if also and fit is None:
-        raise UsageError("--also belongs to --fit")
-    if run is not None and fit is None:
-        raise UsageError("--run, with times of blocks, belongs to --fit")
-    if gpus is not None and fit is not None:
-        raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")
     if fit is not None:
+        if gpus is not None:
+            raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")
         return _planned(source, fit, gpu, also or [], run, results_dir, settings)
+    if also:
+        raise UsageError("--also belongs to --fit")
+    if run is not None:
+        raise UsageError("--run, with times of blocks, belongs to --fit")
     if source is None and settings:
         check_options(settings)
         from lmbench.memory.answer import forecast_answer
