@@ -35,6 +35,11 @@ def test_the_tab_key_offers_the_words_that_may_follow(line, some, here, printed)
     assert set(printed("completion", "--words", *line.split()).splitlines()) == set(some)
 
 
+def output_of(shell, script, folder=None):
+    words = [shell, "-c", script]
+    return subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, check=True, cwd=folder).stdout
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     if shutil.which(shell) is None:
@@ -42,20 +47,16 @@ def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     script = printed("completion", shell)
     call = SHELLS[shell].format(words="lmbench fit --trainer.precision bf16-m", last=3)
     before = ZSH if shell == "zsh" else ""
-    process = subprocess.run(
-        [shell, "-c", f"{before}\n{script}\n{call}"], env={"PATH": PATH}, capture_output=True, text=True, check=True
-    )
-    assert process.stdout.split() == ["bf16-mixed"]
+    assert output_of(shell, f"{before}\n{script}\n{call}").split() == ["bf16-mixed"]
 
 
 @pytest.mark.parametrize("name", ["x;touch PWNED;#", "$(touch PWNED)", "`touch PWNED`*", "a'b\"c", "~", "a b"])
-def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, monkeypatch, printed):
+def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, printed):
     make_run(tmp_path / "results" / name, {})
     call = SHELLS["bash"].format(words="lmbench show results/", last=2)
     # What the shell makes of the word that was completed.
     script = f'{printed("completion", "bash")}\n{call} >/dev/null\neval "printf %s ${{COMPREPLY[0]}}"'
-    words = ["bash", "-c", script]
-    output = subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    output = output_of("bash", script, tmp_path)
     assert (output, sorted(path.name for path in tmp_path.iterdir())) == (f"results/{name}", ["results"])
 
 

@@ -118,7 +118,7 @@ def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run, tmp_path, monkeypatch, capsys):
+def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run, tmp_path, monkeypatch):
     folder = (tmp_path / "sim").rename(tmp_path / "moved")
 
     def refusal():
