@@ -57,8 +57,10 @@ def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> t
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(StringIO()))
         sweep = Sweep(plan, path, "repeats")
-        stack.enter_context(sweep.concluding())
-        return path, sweep.carry_out()
+        try:
+            return path, sweep.carry_out()
+        finally:
+            sweep.conclude()
 
 
 def repeats_answer(

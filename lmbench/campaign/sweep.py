@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,20 +105,16 @@ class Sweep:
                 self._publish()
         return self._rows.exit_code
 
-    @contextmanager
-    def concluding(self) -> Iterator[None]:
-        """When the block ends, also by an error, print how many runs there are and the commands for them."""
-        try:
-            yield
-        finally:
-            path, total = str(self.path.absolute()), self.progress.total
-            if ends := self.progress.ends:
-                outcomes = Counter(outcome for outcome, _ in ends.elements())
-                counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-                print(shown(f"{path}: {self.progress.count} runs: {counts}"))
-                if total is not None and ends.total() < total:
-                    print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
-                print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
+    def conclude(self) -> None:
+        """Print how many runs there are, and the commands for them."""
+        path, total = str(self.path.absolute()), self.progress.total
+        if ends := self.progress.ends:
+            outcomes = Counter(outcome for outcome, _ in ends.elements())
+            counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+            print(shown(f"{path}: {self.progress.count} runs: {counts}"))
+            if total is not None and ends.total() < total:
+                print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
+            print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
 
     def _check_file(self) -> None:
         """Raises UsageError for a view that is wrong, and for misspelt options of cells."""

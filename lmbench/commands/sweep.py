@@ -99,8 +99,10 @@ def sweep(
     if merge is not None:
         merge_runs(plan, path, merge, dry_run)
     measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=on_interrupt)
-    with measured.concluding():
+    try:
         return measured.carry_out(dry_run)
+    finally:
+        measured.conclude()
 
 
 def _write_study(path: Path) -> None:
