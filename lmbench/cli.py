@@ -27,7 +27,7 @@ _FOR_PROGRAMS = {"--json", "--quiet", "--print_config"}
 
 
 def help_text() -> str:
-    lines = "\n".join(f"  {name:<10}  {summary}" for name, (_, summary) in COMMANDS.items())
+    lines = "\n".join(f"  {name:<10}  {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: lmbench COMMAND [OPTIONS]\n\n"
         f"Measure training loops of Transformer language models.\n\ncommands:\n{lines}\n\n"

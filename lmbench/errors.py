@@ -112,12 +112,6 @@ def check_one_line(what: str, text: str) -> None:
         raise UsageError(f"{what} is {text!r}; it reaches a script, and may only have printable characters")
 
 
-def check_groups(size: int, devices: int) -> None:
-    """Raises UsageError where a number of devices cannot be split into groups of `size`, each for one batch."""
-    if devices % size:
-        raise UsageError(f"a tensor_parallel_size of {size} does not divide {devices} devices")
-
-
 def check_divides(devices: int, **values: int) -> None:
     """Raises UsageError for the first value that `devices` does not divide; each is passed by its name."""
     for name, value in values.items():

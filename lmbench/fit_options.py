@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from lmbench.configs import find_config, placed, shipped_configs
 from lmbench.errors import UsageError, suggest
@@ -46,6 +48,13 @@ timer timer.clock
 """
 #: Every option by its full name (`trainer.precision`), and the groups. A test compares them with the parser's options.
 OPTIONS = _NAMES.split()
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options by name as words of a command line. Values that are not text are JSON."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
+    # Name and value are one word, since a value may begin with a dash.
+    return [f"--{name}={text}" for name, text in texts.items()]
 
 
 def group_options(group: str) -> list[str]:

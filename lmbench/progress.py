@@ -92,11 +92,6 @@ class Task:
         self._begun, self._part, self._note = self._begun + 1, part, ""
         self.show()
 
-    def leave_out(self) -> None:
-        """Take one part out of the total, since it was done before."""
-        if self._total:
-            self._total -= 1
-
     def note(self, text: str) -> None:
         """Say in the line how far the part is."""
         self._note = text

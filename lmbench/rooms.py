@@ -65,10 +65,6 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
     noun: str = "recording"
     columns: str = ""
 
-    @property
-    def is_pass(self) -> bool:
-        return bool(self.options or self.evidence)
-
 
 _OWN = (
     Room("attention", columns="lmbench.attention:ATTENTION"),

@@ -142,6 +142,13 @@ def warm_sweeps(_warm_server, monkeypatch):
 
 
 @pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The test's folder, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def printed(capsys):
     """What a command that ends well prints on standard output."""
 

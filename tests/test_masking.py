@@ -226,12 +226,11 @@ def test_a_modules_token_is_in_no_file_and_the_replay_says_what_to_fill_in(tmp_p
 
 
 @pytest.fixture
-def sweep(tmp_path, monkeypatch):
+def sweep(here):
     """A sweep file with secrets in its configuration, options and variables."""
-    monkeypatch.chdir(tmp_path)
     config = "model: {size: tiny, hub: {hf_token: planted-config}}\ndata: {url: 'http://u:planted@h/x'}"
     Path("base.yaml").write_text(config)
-    path = tmp_path / "mine.yaml"
+    path = here / "mine.yaml"
     path.write_text(
         "base: {config: base.yaml, model.auth: {password: planted-option}}\n"
         "matrix: {data.batch_size: [1, 2]}\n"
@@ -240,15 +239,15 @@ def sweep(tmp_path, monkeypatch):
     return path
 
 
-def _begin(name, file):
-    plan, folder = make_plan(name, file), SweepFolder(Path("results") / name)
+def _begin(file):
+    plan, folder = make_plan("mine", file), SweepFolder(Path("results/mine"))
     folder.open(plan, plan.chosen)
     folder.close()
     return plan, folder.path
 
 
 def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
-    plan, folder = _begin("mine", read_sweep_file(sweep))
+    plan, folder = _begin(read_sweep_file(sweep)[0])
     words = plan.cells[0].words()
     assert "--model.hub.hf_token=planted-config" in words
     assert "--data.url=http://u:planted@h/x" in words
@@ -261,7 +260,7 @@ def test_a_sweeps_secrets_reach_its_processes_and_no_file(sweep):
 
 
 def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_again(sweep, monkeypatch):
-    plan, folder = _begin("mine", read_sweep_file(sweep))
+    plan, folder = _begin(read_sweep_file(sweep)[0])
     anew = {"model.auth": "{password: anew}", "model.hub.hf_token": "anew", "data.url": "http://u:anew@h/x"}
     for count in range(len(anew)):
         with pytest.raises(UsageError, match="not stored in a sweep's folder"):
@@ -270,19 +269,19 @@ def test_resuming_a_folder_says_which_secrets_to_fill_in_and_finds_its_cells_aga
     with pytest.raises(UsageError, match=r"environment a: GH_PAT is not stored .* export it"):
         make_plan("mine", file)
     monkeypatch.setenv("GH_PAT", "anew")
-    again, _ = _begin("mine", file)
+    again, _ = _begin(file)
     assert [cell.id for cell in again.cells] == [cell.id for cell in plan.cells]
     assert "--model.hub.hf_token=anew" in again.cells[0].words()
     assert again.cells[0].environment.process_variables()["GH_PAT"] == "anew"
 
 
 def test_a_dry_run_lists_no_secret_and_a_secret_in_a_list_is_refused(sweep, monkeypatch, printed):
-    for check in ("check_options", "check_cells"):
-        monkeypatch.setattr(f"lmbench.campaign.sweep.{check}", lambda *_: None)
+    for check in ("campaign.sweep.check_options", "sweep.execute.Execution.check"):
+        monkeypatch.setattr(f"lmbench.{check}", lambda *_: None)
     out = printed("sweep", sweep, "--dry_run", "--model.pat", "planted-word")
     assert "planted" not in out
     assert "'--model.pat=***'" in out
     assert not Path("results").exists()
     Path("base.yaml").write_text("trainer: {logger: [{init_args: {api_key: planted-list}}]}")
     with pytest.raises(UsageError, match="is a secret in a list"):
-        make_plan("mine", read_sweep_file(sweep))
+        make_plan("mine", read_sweep_file(sweep)[0])

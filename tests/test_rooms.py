@@ -9,19 +9,16 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 from lmbench import guide
 
-STUDY = {
-    "base": {"config": "smoke", "measure.steps": 3, "measure.min_window_s": 0, "measure.probe_steps": 0},
-    "matrix": {"data.batch_size": [2]},
-    "passes": ["timing", "spread"],
-    "repeats": 1,
-    "view": {"title": "Losses", "tables": [
-        {"title": "Losses", "columns": ["step_s", "rooms.spread.largest_nat"]},
-    ]},
-}  # fmt: skip
+STUDY = """
+base: {config: smoke, measure.steps: 3, measure.min_window_s: 0, measure.probe_steps: 0}
+matrix: {data.batch_size: [2]}
+passes: [timing, spread]
+repeats: 1
+view: {title: Losses, tables: [{title: Losses, columns: [step_s, rooms.spread.largest_nat]}]}
+"""
 
 
 def block(language, holding):
@@ -53,7 +50,7 @@ def spread(tmp_path_factory):
 
 def test_an_installed_room_adds_a_pass_a_metric_and_columns_to_a_sweep(spread):
     folder, environment = spread
-    (folder / "losses.yaml").write_text(yaml.safe_dump(STUDY))
+    (folder / "losses.yaml").write_text(STUDY)
     done = lmbench(folder, environment, "sweep", "losses.yaml")
     assert done.returncode == 0, done.stderr
     records = [json.loads(path.read_text()) for path in folder.glob("results/losses/runs/*/run.json")]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 
 import pytest
 from comparison_runs import make_run
 from runs import BASE, make_record, places, write_run
+from tables import rows
 
 from lmbench.cli import main
 from lmbench.masking import one_line, shown
@@ -70,31 +72,32 @@ def results(tmp_path_factory):
     return folder
 
 
-COMMANDS = {
-    "show": ["show", "{}/a", "{}/b"],
-    "report": ["report", "{}/a", "{}/b", "--format=markdown"],
-    "report html": ["report", "{}/a", "{}/b", "--output={}/page.html"],
-    "compare": ["compare", "{}/a", "{}/b"],
-    "compare json": ["compare", "{}/a", "{}/b", "--json"],
-    "compare about": ["compare", "{}/a", "{}/b", "--about", PLANTED],
-    "noise": ["noise", "{}/a"],
-    "kernels": ["kernels", f"{{}}/{PLANTED[8:14]}"],
-    "sweep": ["sweep", "{}/a", "--dry_run"],
-    "sweep option": ["sweep", "smoke", "--dry_run", f"--data.batch_size={PLANTED}"],
-    "unknown": [f"sh{PLANTED}"],
-}
+#: Command lines: of RESULTS, with the planted TEXT, or with a file name that is a PART of it.
+COMMANDS = rows("""
+show RESULTS/a RESULTS/b
+report RESULTS/a RESULTS/b --format=markdown
+report RESULTS/a RESULTS/b --output=RESULTS/page.html
+compare RESULTS/a RESULTS/b
+compare RESULTS/a RESULTS/b --json
+compare RESULTS/a RESULTS/b --about TEXT
+noise RESULTS/a
+kernels RESULTS/PART
+sweep RESULTS/a --dry_run
+sweep smoke --dry_run --data.batch_size=TEXT
+shTEXT
+""")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_planted_text_is_escaped_in_every_output(name, results, capsys):
-    code = main([word.replace("{}", str(results)) for word in COMMANDS[name]])
+@pytest.mark.parametrize("line", COMMANDS)
+def test_planted_text_is_escaped_in_every_output(line, results, capsys):
+    words = {"RESULTS": str(results), "TEXT": PLANTED, "PART": PLANTED[8:14]}
+    code = main([re.sub("[A-Z]+", lambda name: words[name[0]], word) for word in line.split()])
     captured = capsys.readouterr()
-    page = results / "page.html"
-    text = captured.out + captured.err + (page.read_text(encoding="utf-8") if name == "report html" else "")
+    page = (results / "page.html").read_text(encoding="utf-8") if "page.html" in line else ""
+    text = captured.out + captured.err + page
     assert code != 1
     assert text
     assert _unseen(text) == []
-    if name == "report html":
-        assert "<script>a" not in page.read_text(encoding="utf-8")
-    if name == "compare json":
+    assert "<script>a" not in page
+    if "--json" in line:
         json.loads(captured.out)

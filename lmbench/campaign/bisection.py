@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmbench.campaign.rounds import Rounds
-from lmbench.campaign.sides import SideOptions, find_sides
+from lmbench.campaign.sides import SideOptions, two_sides
 from lmbench.campaign.suspects import Suspect
 from lmbench.compare.answer import comparison_answer
 from lmbench.compare.bisection import Votes, next_suspect, probabilities_of, votes_of
@@ -24,7 +24,7 @@ from lmbench.records.vocabulary import Values
 from lmbench.report.answer import Answer, Line, labelled
 from lmbench.report.units import change_percent, percent_short
 from lmbench.sweep.file import CONFIG, Options
-from lmbench.sweep.folder import FolderTaken
+from lmbench.sweep.folder import FolderTaken, read_sweep_folder
 from lmbench.sweep.plan import digest
 
 #: Rounds without a result after which a suspect counts as one that does not run.
@@ -120,16 +120,15 @@ class Bisection:
         path = self._folder(a, b, name)
         pythons = a.python(), b.python()
         if (path / SWEEP_FILE).is_file():
-            path, file = find_sides([str(path)], {}, SideOptions(), is_elsewhere=False)
+            file = read_sweep_folder(path)
         else:
             sides = SideOptions(
                 revision=(a.revision, b.revision) if a.revision and b.revision else None,
                 python=(pythons[0], pythons[1]) if pythons[0] and pythons[1] else None,
-                results_dir=self.path, name=path.name,
-            )  # fmt: skip
-            configs = [a.config or str(self.options[CONFIG]), b.config or str(self.options[CONFIG])]
+            )
+            configs = [suspect.config or str(self.options[CONFIG]) for suspect in (a, b)]
             others = {option: value for option, value in self.options.items() if option != CONFIG}
-            path, file = find_sides(configs, others, sides, is_elsewhere=False)
+            file = two_sides(configs, others, sides)
         budget_s = max(1.0, self._ends_s - time.monotonic())
         return Rounds(path, file, self.tolerance, budget_s, more=more, is_part=True)
 

@@ -7,9 +7,9 @@ from itertools import chain, product
 from pathlib import Path
 
 from lmbench.campaign.sides import read_settings
-from lmbench.campaign.tuning import LONG, SHORT, Stages
+from lmbench.campaign.tuning import Stages
 from lmbench.errors import UsageError, tell
-from lmbench.fit_options import check_options
+from lmbench.fit_options import check_options, option_words
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
 from lmbench.memory.plan import (
     FEW_BLOCKS,
@@ -19,7 +19,6 @@ from lmbench.memory.plan import (
     are_disturbed,
     ask_plan,
     block_times,
-    option_words,
     times_of,
 )
 from lmbench.records.store import write_or_refuse
@@ -34,7 +33,7 @@ _BLOCKS, _PROOF = 0.5, 1.0
 
 
 def write_plan(
-    options: Options, gpu: TargetGpu, run: Path | None, path: Path, also: Sequence[str] = ()
+    options: Options, gpu: TargetGpu, run: Path | None, path: Path, also: Sequence[str]
 ) -> tuple[MemoryPlan, dict[str, MemoryPlan]]:
     """Plan a configuration for a GPU, and write the configuration that fits, if there is one.
 
@@ -81,16 +80,16 @@ def prove(stages: Stages, trusts: bool) -> tuple[MemoryPlan, list[ProvenPoint]]:
     with stages.begun(trusts):
         plan = ask_plan(words, PlanRequest(gpu, checks=0))
         blocks = few_blocks(plan)
-        times = block_times(chain.from_iterable(stages.measure("blocks", {**SHORT, **stages.base}, blocks, _BLOCKS)))
+        times = block_times(chain.from_iterable(stages.measure("blocks", stages.short, blocks, _BLOCKS)))
         if are_disturbed(times):
             tell("tune: more blocks took no longer than fewer: the machine is busy, and they are measured again")
-            again = stages.measure("again", {**SHORT, **stages.base}, blocks, _BLOCKS)
+            again = stages.measure("again", stages.short, blocks, _BLOCKS)
             times += block_times(chain.from_iterable(again))
         plan = ask_plan(words, PlanRequest(gpu, times, plan.chains, _POINTS))
         if not plan.fitting:
             raise UsageError("nothing fits: even the recipe of least memory is predicted to take more")
         points = {str(number): point.options for number, point in enumerate(plan.fitting)}
-        measured = stages.measure("points", {**LONG, **stages.base}, points, _PROOF)
+        measured = stages.measure("points", stages.long, points, _PROOF)
     proven = [ProvenPoint(point, runs[0]) for point, runs in zip(plan.fitting, measured, strict=True) if runs]
     keeping = [point for point in proven if point.step_s is not None and stages.is_allowed(point.reserved_bytes or 0)]
     if keeping:

@@ -51,14 +51,16 @@ def measure_repeats(options: Options, repeats: int, *, quiet: bool = False) -> t
     grid = {"modes": [mode]} if mode else {"include": [{}]}
     plan = make_plan(path.name, sweep_from({"base": base, "repeats": repeats, **grid}))
     (cell,) = plan.cells
-    plan = replace(plan, command=["lmbench", *cell.words(cell.config), "--repeats", str(repeats)])
+    plan = replace(plan, command=["lmbench", *cell.words(), "--repeats", str(repeats)])
     with ExitStack() as stack:
         stack.enter_context(result_alone())
         for redirect in (redirect_stdout, redirect_stderr) if quiet else ():
             stack.enter_context(redirect(StringIO()))
         sweep = Sweep(plan, path, "repeats")
-        stack.enter_context(sweep.concluding())
-        return path, sweep.carry_out()
+        try:
+            return path, sweep.carry_out()
+        finally:
+            sweep.conclude()
 
 
 def repeats_answer(

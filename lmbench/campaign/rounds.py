@@ -116,7 +116,7 @@ class Rounds:
         # Rounds that were kept from before took no time now, and tell nothing about the rest.
         if round_s:
             is_first = not self.advice
-            self.advice = self._advise(cell, len(cell.used_a), round_s, elapsed_s)
+            self.advice = self._advise(cell, round_s, elapsed_s)
             if is_first:
                 self._sweep.progress.keep(self.advice)
         self._lengthen_window(cell, round_s, self.budget_s - elapsed_s)
@@ -126,11 +126,11 @@ class Rounds:
         # The last round ends half a round before the end of the budget at most, and half a round after it.
         return elapsed_s + round_s / 2 > self.budget_s
 
-    def _advise(self, cell: CellComparison, rounds: int, round_s: float, elapsed_s: float) -> str:
+    def _advise(self, cell: CellComparison, round_s: float, elapsed_s: float) -> str:
         """A sentence on the rounds, the time and the budget that a change of twice the tolerance takes."""
         change = 2 * self.tolerance
         needed = rounds_until(change, cell.round_std or 0.0)
-        more_s = max(1, needed - rounds) * round_s
+        more_s = max(1, needed - len(cell.used_a)) * round_s
         about = "about" if cell.round_std else "at least"
         total_s = elapsed_s + more_s
         budget = f"{math.ceil(total_s)}s" if total_s < _MOST_TOLD_IN_S else f"{math.ceil(total_s / 60)}m"

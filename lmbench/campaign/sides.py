@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,10 +65,9 @@ def find_sides(
     Raises:
         UsageError: something is not there, or not understood.
     """
-    variables = {key: (a, b) for key, a, b in options.variable or ()}
     first = Path(sides[0]) if len(sides) == 1 else None
     if first is not None and names_file(first / SWEEP_FILE):
-        if settings or variables or options.revision or options.python or options.name:
+        if settings or options.variable or options.revision or options.python or options.name:
             raise UsageError(f"{first} is a comparison to go on with; it has its options already")
         file = read_sweep_folder(first)
         if not file.sides:
@@ -76,7 +75,7 @@ def find_sides(
         return first.absolute(), file.changed({}, None, options.timeout_s)
     name = options.name or f"compare-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_name("--name", name)
-    file = _two_sides(sides, settings, options, variables)
+    file = two_sides(sides, settings, options)
     path = (options.results_dir or Path("results")) / name
     if (path / SWEEP_FILE).is_file():
         raise UsageError(f"{path} is there already; `lmbench compare --run {path}` goes on with it")
@@ -92,22 +91,20 @@ def has_window(file: SweepFile) -> bool:
     return bool({*WINDOW} & {*file.base}.union(*file.sides.values()))
 
 
-def _two_sides(
-    configs: Sequence[str], settings: Options, options: SideOptions, variables: Mapping[str, Sequence[str]]
-) -> SweepFile:
+def two_sides(configs: Sequence[str], settings: Options, options: SideOptions) -> SweepFile:
     """The sweep that measures two sides. It stores the commits of revisions, because names of revisions may move.
 
     Args:
         configs: A and B, each `CONFIG[@NAME=VALUE,NAME=VALUE...]`; a single one stands for both.
         settings: settings of both sides.
-        variables: environment variables by name, with the values of A and B.
 
     Raises:
         UsageError: a configuration, an option or a revision does not exist or cannot be understood.
     """
     if len(configs) not in (1, 2):
         raise UsageError(f"compare --run takes one or two configurations, A and B; {len(configs)} given")
-    for variable in filter(is_secret, variables):
+    pairs = options.variable or []
+    for variable in filter(is_secret, (variable for variable, *_ in pairs)):
         raise UsageError(f"{variable} looks like a secret, and sides go by their variables; export it instead")
     environments: Values = {}
     sides: dict[str, Options] = {}
@@ -119,7 +116,7 @@ def _two_sides(
         sides[side] = {CONFIG: config, **own_settings}
         if repeated := sides[side].keys() & settings:
             raise UsageError(f"--{repeated.pop()} is for both sides, and one has its own; give it once")
-        values = {variable: pair[index] for variable, pair in variables.items()}
+        values = {variable: pair[index] for variable, *pair in pairs}
         parts = ["here" if revision == "." else revision, name, *map("=".join, values.items())]
         if environment := " ".join(filter(None, parts)):
             commit = None if revision in (None, ".") else resolve_revision(str(revision))[1]

@@ -61,11 +61,11 @@ def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -
     Raises:
         UsageError: the ends are of different kinds, are equal, or nothing lies between them.
     """
-    versions = [_VERSION.fullmatch(end) for end in (good, bad)]
+    good_version, bad_version = map(_VERSION.fullmatch, (good, bad))
     if names_file(good) and names_file(bad):
         what, row = "option", _between_files(Path(good), Path(bad), folder)
-    elif versions[0] and versions[1]:
-        what, row = "version", _between_versions(versions[0], versions[1], constraints)
+    elif good_version and bad_version:
+        what, row = "version", _between_versions(good_version, bad_version, constraints)
     else:
         what, row = "commit", [Suspect(commit[:12], revision=commit) for commit in commits_between(good, bad)]
     if len(row) < 2:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +16,12 @@ from lmbench.masking import masked_words, shown
 from lmbench.memory.forecast import Request, ask_forecast, gpu_for
 from lmbench.python_process import ProcessFailed
 from lmbench.records.load import find_runs
-from lmbench.records.run import WandbFiling
 from lmbench.records.store import CELLS_FILE, write_whole
 from lmbench.report.render import render
 from lmbench.report.results import report_on
 from lmbench.sweep.engine import Engine, OnInterrupt
 from lmbench.sweep.environments import HERE
-from lmbench.sweep.execute import Execution, Pace, check_cells
+from lmbench.sweep.execute import Execution, Pace
 from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.plan import GridCell, Plan
@@ -87,7 +87,7 @@ class Sweep:
             if not is_dry:
                 self.progress.announce(announcement(self.plan))
             if self.is_checked:
-                check_cells(self.plan, self._folder, executor, self.progress.announce, self.places)
+                execution.check(self.places)
             if is_dry:
                 self._show(description)
                 return ExitCode.OK
@@ -101,23 +101,20 @@ class Sweep:
             finally:
                 self.progress.line.clear()
             executor.close()
-            if self.progress.outcomes and not self.plan.is_part:
-                self._publish(self._rows.filings)
+            if self.progress.ends and not self.plan.is_part:
+                self._publish()
         return self._rows.exit_code
 
-    @contextmanager
-    def concluding(self) -> Iterator[None]:
-        """When the block ends, also by an error, print how many runs there are and the commands for them."""
-        try:
-            yield
-        finally:
-            path, outcomes, total = str(self.path.absolute()), self.progress.outcomes, self.progress.total
-            if outcomes:
-                counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-                print(shown(f"{path}: {self.progress.count} runs: {counts}"))
-                if total is not None and outcomes.total() < total:
-                    print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
-                print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
+    def conclude(self) -> None:
+        """Print how many runs there are, and the commands for them."""
+        path, total = str(self.path.absolute()), self.progress.total
+        if ends := self.progress.ends:
+            outcomes = Counter(outcome for outcome, _ in ends.elements())
+            counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+            print(shown(f"{path}: {self.progress.count} runs: {counts}"))
+            if total is not None and ends.total() < total:
+                print(shown(f"go on:  {shlex.join(['lmbench', 'sweep', path])}"))
+            print(shown(f"report: {shlex.join(['lmbench', 'report', path])}"))
 
     def _check_file(self) -> None:
         """Raises UsageError for a view that is wrong, and for misspelt options of cells."""
@@ -135,7 +132,7 @@ class Sweep:
     def _show(self, description: str) -> None:
         """Print every cell with its command line, then how much there is to measure."""
         for cell in self.plan.cells:
-            line = shlex.join(masked_words(["lmbench", *cell.words(cell.config)]))
+            line = shlex.join(masked_words(["lmbench", *cell.words()]))
             print(f"{shown(cell.id)}\n    {shown(line)}")
         print(description)
 
@@ -146,7 +143,7 @@ class Sweep:
             return None
         self.progress.keep(f"predicting the largest {option} of {cell.id}")
         try:
-            words = cell.words(self._folder.config_path(cell))[1:]
+            words = self._folder.words(cell)[1:]
             (target,) = ask_forecast(words, Request([gpu], finds_largest=True)).on_gpus
         except (UsageError, ProcessFailed):
             # If the cell cannot run, its run says why.
@@ -157,12 +154,13 @@ class Sweep:
         }
         return largest_values.get(option)
 
-    def _publish(self, filings: list[WandbFiling]) -> None:
+    def _publish(self) -> None:
         """Write a row for each cell to cells.csv, and every run to W&B. A failure here does not fail the sweep.
 
-        `filings` belong to the runs measured now. They alone decide whether runs are uploaded, and where to: the folder
-        may hold older runs that were filed otherwise.
+        The runs measured now alone decide whether runs are uploaded, and where to: the folder may hold older runs that
+        were filed otherwise.
         """
+        filings = self._rows.filings
         later = upload_command(self._folder.path, filings)
         modes = {filing.mode for filing in filings}
         try:

@@ -19,10 +19,9 @@ from lmbench.campaign.trainings import affordable_steps, training_options
 from lmbench.compare.comparability import differences_within
 from lmbench.compare.comparison import FASTER, SAME, SLOWER
 from lmbench.compare.rounds import LEAST_ROUNDS
-from lmbench.configs import MAX_YAML_BYTES, parse_yaml
 from lmbench.convergence.judgement import MIN_STEPS, Judgement, curves_of, judge
 from lmbench.errors import UsageError, tell
-from lmbench.files import Unreadable, read_file, short_digest
+from lmbench.files import short_digest
 from lmbench.memory.forecast import Forecast, Request, ask, gpu_for
 from lmbench.python_process import SWEEP, ProcessFailed
 from lmbench.records.codec import DamagedRecord, indented_json, read_packed
@@ -62,8 +61,8 @@ _FINALISTS, _ROUNDS = 4, 3
 _NOISE_PER_RUN = 0.015
 #: Trials whose steps differ in tokens by less than this train alike.
 _TOKENS_FRACTION = 0.1
-SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
-LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
+_SHORT = {"measure.steps": 10, "measure.min_window_s": 1.5, "measure.probe_steps": 0}
+_LONG = {"measure.steps": 20, "measure.min_window_s": 3.0, "measure.probe_steps": 0}
 _PREDICTED = "predicted_bytes.json"
 _SEED = "seed_everything"
 #: The problem of a candidate for which the budget has no time.
@@ -92,6 +91,8 @@ class Stages:
     step_tokens: float | None = None
 
     def __post_init__(self) -> None:
+        #: The options of runs with short windows and with long ones, unless the user set the windows.
+        self.short, self.long = {**_SHORT, **self.base}, {**_LONG, **self.base}
         # With the mark of a sweep, a run leaves it to the server to end what it started.
         self.executor = LastingExecutor({SWEEP: str(self.path)})
 
@@ -212,16 +213,16 @@ class Stages:
         Raises:
             UsageError: the given configuration does not run.
         """
-        base, baseline = {**SHORT, **self.base}, Candidate(Trial())
+        baseline = Candidate(Trial())
         points: dict[str, Options] = {"as given": {}, "its kernels": {PASS: "kernels"}}
-        baseline.runs, profiled = self.measure(_GIVEN, base, points, _SEARCH, _ROUNDS)
+        baseline.runs, profiled = self.measure(_GIVEN, self.short, points, _SEARCH, _ROUNDS)
         self.check(baseline)
         ended = next((run for run in (*baseline.runs, *profiled) if run.outcome == "ok"), None)
         if ended is None:
             errors = [str(run.record.error.message) for run in baseline.runs if run.record.error]
             raise UsageError(f"the configuration as given does not run: {'; '.join(errors) or 'no time for it'}")
         self.step_tokens = ended.record.window.step_tokens
-        self.settings = recorded_settings(ended.path)
+        self.settings = with_arguments(ended.record.config)
         left_out, useful = list[str](), list[Axis]()
         narrowed = applicable(axes, self.settings, ended.record.is_on_gpu)
         if narrowed != applicable(axes, self.settings):
@@ -255,7 +256,7 @@ class Stages:
         def measure_axis(axis: Axis, candidates: list[Candidate]) -> None:
             self.predict(candidates)
             fitting = [candidate for candidate in candidates if not candidate.problem]
-            self.run(f"search-{axis.name.rpartition('.')[2]}", base, fitting, _SEARCH, repeats)
+            self.run(f"search-{axis.name.rpartition('.')[2]}", self.short, fitting, _SEARCH, repeats)
             measured.extend(candidates)
             if not any(candidate.runs for candidate in candidates):
                 return
@@ -273,7 +274,7 @@ class Stages:
         if tuning.answer is tuning.baseline and late:
             for candidate in late:
                 candidate.problem = ""
-            self.run("search-late", {**SHORT, **self.base}, late, _FINALS)
+            self.run("search-late", self.short, late, _FINALS)
 
     def run(self, stage: str, base: Options, candidates: Sequence[Candidate], until: float, repeats: int = 1) -> None:
         """Measure candidates and check them. New runs replace a candidate's earlier ones."""
@@ -292,8 +293,12 @@ class Stages:
         peak_bytes = peak_of(candidate.record)
         if peak_bytes is not None and not self.is_allowed(peak_bytes):
             candidate.problem = "too much memory"
-        elif self.step_tokens and not _is_near(candidate.record.window.step_tokens, self.step_tokens):
-            candidate.problem = "other tokens a step: another training"
+        elif self.step_tokens:
+            # Where sequences differ in length, windows of other steps differ a little. A loader of the user's own,
+            # which keeps its batches, makes at least twice as many tokens a step, or half.
+            ratio = (candidate.record.window.step_tokens or 0.0) / self.step_tokens
+            if abs(ratio - 1) >= _TOKENS_FRACTION:
+                candidate.problem = "other tokens a step: another training"
 
     def predict(self, candidates: Sequence[Candidate]) -> None:
         """Predict the memory of candidates on this machine's GPU, and set the problem of those that do not fit."""
@@ -307,7 +312,7 @@ class Stages:
         new = [candidate for candidate in candidates if str(candidate.trial) not in predicted]
 
         def forecast_bytes(cell: GridCell) -> int | str:
-            words = cell.words(cell.config)[1:]
+            words = cell.words()[1:]
             try:
                 return ask(words, Request([gpu] if gpu else []), Forecast).reserved_bytes
             except (UsageError, ProcessFailed) as error:
@@ -342,7 +347,7 @@ class Stages:
         tuning.answer = tuning.baseline
         if tuning.finalists == [tuning.baseline]:
             return
-        self.run("finals", {**LONG, **self.base}, tuning.finalists, _FINALS, _ROUNDS)
+        self.run("finals", self.long, tuning.finalists, _FINALS, _ROUNDS)
         ended, planned = len(self.runs("finals-*")), _ROUNDS * len(tuning.finalists)
         if ended < planned:
             tuning.left_out.append(
@@ -362,8 +367,9 @@ class Stages:
 
     def decide(self, tuning: Tuning, a: Candidate, b: Candidate) -> None:
         """Choose between two finalists by the verdict of `compare --run`; `a` has fewer choices."""
-        sides: dict[str, Options] = {
-            name: {CONFIG: self.base[CONFIG], **candidate.trial.options} for name, candidate in (("A", a), ("B", b))
+        sides = {
+            name: {CONFIG: self.base[CONFIG], **candidate.trial.options}
+            for name, candidate in zip("AB", (a, b), strict=True)
         }
         base = {"measure.probe_steps": 0, **self.base}
         file = sweep_from({"base": base, "sides": sides, "repeats": MOST_ROUNDS})
@@ -411,7 +417,7 @@ class Stages:
             matching = (candidate for candidate in tuning.candidates if candidate.trial.key == trial.key)
             candidate = next(matching, Candidate(trial, Trial()))
             if candidate not in tuning.finalists:
-                self.run(f"fallback-{number}", {**LONG, **self.base}, [candidate], 1.0, _ROUNDS)
+                self.run(f"fallback-{number}", self.long, [candidate], 1.0, _ROUNDS)
                 if candidate.problem == _NO_TIME:
                     tuning.untrained = candidate
                     return
@@ -424,9 +430,11 @@ class Stages:
             if len(runs) < len(seeds):
                 tuning.untrained = candidate
                 return
-            judgement = judge(*(curves_of(_ended(training)) for training in (runs, baseline_runs)))
             if failed := [run.outcome for run in runs.values() if run.outcome != "ok"]:
                 judgement = Judgement(False, "NO", f"its training ended with {failed[0]}")
+            else:
+                ended = {seed: run for seed, run in baseline_runs.items() if run.outcome == "ok"}
+                judgement = judge(curves_of(runs), curves_of(ended))
             tuning.judged.append((candidate, judgement))
             if judgement.follows:
                 tuning.answer = candidate
@@ -452,7 +460,7 @@ class Stages:
         single = [candidate for candidate in tuning.candidates if len(candidate.trial.choices) == 1]
         tuning.alone = {str(candidate.trial): candidate for candidate in single}
         missing = [Candidate(Trial((choice,))) for choice in choices if str(choice) not in tuning.alone]
-        self.run("alone", {**SHORT, **self.base}, missing, 1.0)
+        self.run("alone", self.short, missing, 1.0)
         tuning.alone |= {str(candidate.trial): candidate for candidate in missing}
 
     def use_rest(self, tuning: Tuning) -> None:
@@ -465,29 +473,6 @@ class Stages:
         rounds = len(self.costs_s("rest-*")) // 2 + int(rest_s / (2 * statistics.fmean(costs_s)))
         earlier = [candidate.runs for candidate in sides]
         if rounds:
-            self.run("rest", {**LONG, **self.base}, sides, 1.0, min(rounds, _ROUNDS))
+            self.run("rest", self.long, sides, 1.0, min(rounds, _ROUNDS))
             for candidate, runs in zip(sides, earlier, strict=True):
                 candidate.runs = [*runs, *candidate.runs]
-
-
-def _is_near(tokens: float | None, expected: float) -> bool:
-    """Whether steps have the same tokens. Where sequences differ in length, windows of other steps differ a little; a
-    loader of the user's own, which keeps its batches, makes at least twice as many or half."""
-    return tokens is not None and abs(tokens / expected - 1) < _TOKENS_FRACTION
-
-
-def recorded_settings(folder: Path) -> Values:
-    """All settings of a run. Raises UsageError where its configuration cannot be read."""
-    path = folder / "config.yaml"
-    try:
-        config = parse_yaml(read_file(path, MAX_YAML_BYTES).decode(errors="replace"), str(path))
-    except Unreadable as error:
-        raise UsageError(f"{path} is not read: {error}; remove {folder} to run it again") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} has no settings; remove {folder} to run it again")
-    return dict(with_arguments(config))
-
-
-def _ended(runs: Mapping[int, StoredRun]) -> dict[int, StoredRun]:
-    """The runs that ended well, by seed."""
-    return {seed: run for seed, run in runs.items() if run.outcome == "ok"}

@@ -6,38 +6,42 @@ from typing import Any
 
 MEASURING = ("fit", "validate")
 
-#: Each command's module and summary. The module has a typed function of the command's name, or
-#: `run(args: list[str]) -> int`.
+#: The summary of each command. Its module has a typed function of the command's name, or `run(args: list[str]) -> int`.
 COMMANDS = {
-    "fit": ("fit", "measure training: forward, backward and optimizer times, memory, MFU"),
-    "validate": ("fit", "measure inference on the validation data"),
-    "list": ("list", "what has been measured, the newest first; names for results"),
-    "show": ("list", "print a result again; alone, the newest"),
-    "fields": ("fields", "what a number of a result means, and its unit"),
-    "sweep": ("sweep", "measure a grid of configurations, each in a process of its own"),
-    "report": ("report", "results as tables to paste, as CSV, or as one page with charts"),
-    "upload": ("wandb", "bring results to W&B, each exactly once"),
-    "board": ("wandb", "boards at W&B for each study, made or brought up to date"),
-    "compare": ("compare", "is B slower than A? ratio with interval, and a verdict for CI"),
-    "bisect": ("bisect", "which commit, version or option made it slower, found and proved"),
-    "judge": ("judge", "is a change faster, trains it the same, is it to be believed? for agents and CI"),
-    "tune": ("tune", "the fastest configuration that still trains the same, found and proved"),
-    "noise": ("compare", "how far a configuration is from itself: the floor that compare relies on"),
-    "kernels": ("rooms", "where the time went: kernels by phase, kind and part of the model"),
-    "memory": ("rooms", "where the memory goes: a recorded peak explained, or one to come predicted"),
-    "dtypes": ("rooms", "which dtype every tensor of a step had, and the reason for each cast"),
-    "nsys": ("rooms", "run a fit under Nsight Systems, limited to the profiled steps"),
-    "ceiling": ("rooms", "what matrix products and copies attain on this device, for kernels"),
-    "numerics": ("rooms", "how wrong a sum in 16 bit is"),
-    "overhead": ("rooms", "compare a bare loop, a plain Trainer and the harness"),
-    "guide": ("guide", "how to do each of these things, page by page"),
-    "completion": ("completion", "the script for bash or zsh that completes all this with the Tab key"),
-    "selfcheck": ("rooms", "show that the numbers are true on this machine"),
+    "fit": "measure training: forward, backward and optimizer times, memory, MFU",
+    "validate": "measure inference on the validation data",
+    "list": "what has been measured, the newest first; names for results",
+    "show": "print a result again; alone, the newest",
+    "fields": "what a number of a result means, and its unit",
+    "sweep": "measure a grid of configurations, each in a process of its own",
+    "report": "results as tables to paste, as CSV, or as one page with charts",
+    "upload": "bring results to W&B, each exactly once",
+    "board": "boards at W&B for each study, made or brought up to date",
+    "compare": "is B slower than A? ratio with interval, and a verdict for CI",
+    "bisect": "which commit, version or option made it slower, found and proved",
+    "judge": "is a change faster, trains it the same, is it to be believed? for agents and CI",
+    "tune": "the fastest configuration that still trains the same, found and proved",
+    "noise": "how far a configuration is from itself: the floor that compare relies on",
+    "kernels": "where the time went: kernels by phase, kind and part of the model",
+    "memory": "where the memory goes: a recorded peak explained, or one to come predicted",
+    "dtypes": "which dtype every tensor of a step had, and the reason for each cast",
+    "nsys": "run a fit under Nsight Systems, limited to the profiled steps",
+    "ceiling": "what matrix products and copies attain on this device, for kernels",
+    "numerics": "how wrong a sum in 16 bit is",
+    "overhead": "compare a bare loop, a plain Trainer and the harness",
+    "guide": "how to do each of these things, page by page",
+    "completion": "the script for bash or zsh that completes all this with the Tab key",
+    "selfcheck": "show that the numbers are true on this machine",
 }
+#: The modules of commands that have none of their own name.
+_MODULES = {
+    "validate": "fit", "show": "list", "upload": "wandb", "board": "wandb", "noise": "compare",
+    **dict.fromkeys(("kernels", "memory", "dtypes", "nsys", "ceiling", "numerics", "overhead", "selfcheck"), "rooms"),
+}  # fmt: skip
 
 
 def module_of(command: str) -> ModuleType:
-    return import_module(f"{__name__}.{COMMANDS[command][0]}")
+    return import_module(f"{__name__}.{_MODULES.get(command, command)}")
 
 
 def function_of(command: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from operator import attrgetter
 
 from lmbench.errors import UsageError, suggest
 from lmbench.records.schema import RECORDS
@@ -55,18 +56,8 @@ def _sizes() -> Table:
     """The named sizes of lmbench's model, with their names in Stanford's course."""
     numbers = [Column(name, COUNT) for name in ("d_model", "d_ff", "layers", "heads", "parameters")]
     columns = [Column("size"), *numbers, Column("CS336")]
-    rows: list[list[Value]] = [
-        [
-            name,
-            shape.d_model,
-            shape.d_ff,
-            shape.num_layers,
-            shape.num_heads,
-            shape.parameter_count,
-            COURSE_NAMES.get(name),
-        ]
-        for name, shape in SIZES.items()
-    ]
+    figures_of = attrgetter("d_model", "d_ff", "num_layers", "num_heads", "parameter_count")
+    rows: list[list[Value]] = [[name, *figures_of(shape), COURSE_NAMES.get(name)] for name, shape in SIZES.items()]
     caption = "parameters with a vocabulary of 10,000; CS336: the years in which the course's assignment 2 has it"
     return Table("sizes", "Model sizes", columns, rows, caption)
 

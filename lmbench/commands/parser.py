@@ -36,12 +36,10 @@ PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Result = NewType("Result", str)
 
 
-def run_typed(
-    name: str, function: Callable[..., Any], words: Sequence[str], more_help: Callable[[], str] | None = None
-) -> int:
+def run_typed(name: str, function: Callable[..., Any], words: Sequence[str], more_help: str = "") -> int:
     """Run a command's function with the words of a command line, and return the exit code.
 
-    `more_help` gives text that follows the docstring's own in the help.
+    `more_help` follows the docstring's text in the help.
     """
     try:
         values = CommandParser(f"lmbench {name}", function, more_help).parse(words)
@@ -74,13 +72,12 @@ class _Help(argparse.HelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """A parser of a function's parameters, which raises UsageError for a mistake."""
 
-    def __init__(self, prog: str, function: Callable[..., Any], more_help: Callable[[], str] | None = None) -> None:
+    def __init__(self, prog: str, function: Callable[..., Any], more_help: str = "") -> None:
         super().__init__(prog, formatter_class=_Help, allow_abbrev=False)
-        self._more_help = more_help
         #: The dataclasses of options, by the names of their parameters.
         self._groups: dict[str, type[Any]] = {}
         self.takes_settings = False
-        self.description = self._add(function)
+        self.description = f"{self._add(function)}\n\n{more_help}".strip()
         returned = inspect.signature(function, eval_str=True).return_annotation
         if Answer in (returned, *typing.get_args(returned)):
             self._groups["output"] = Output
@@ -91,11 +88,6 @@ class CommandParser(argparse.ArgumentParser):
     def options(self) -> list[str]:
         """All options, with their dashes."""
         return [*self._option_string_actions]
-
-    def format_help(self) -> str:
-        if self._more_help is not None:
-            self.description, self._more_help = f"{self.description}\n\n{self._more_help()}", None
-        return super().format_help()
 
     def _add(self, function: Callable[..., Any]) -> str:
         """Add the parameters of a function, or the fields of a dataclass; returns the text of its docstring."""
@@ -111,7 +103,7 @@ class CommandParser(argparse.ArgumentParser):
             else:
                 is_option = parameter.kind is parameter.KEYWORD_ONLY or isinstance(function, type)
                 self._add_one(parameter, is_option, meanings.get(name, ""))
-        return f"{text.short_description}\n\n{text.long_description or ''}".strip()
+        return f"{text.short_description}\n\n{text.long_description or ''}"
 
     def _add_one(self, parameter: inspect.Parameter, is_option: bool, meaning: str) -> None:
         """Add a parameter as an option or as an argument."""

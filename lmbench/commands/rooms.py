@@ -100,27 +100,23 @@ def memory(
     source = next(iter(sources), None)
     if source is not None and _is_config(source):
         source, settings = None, [f"--config={source}", *settings]
-    if also and fit is None:
-        raise UsageError("--also belongs to --fit")
-    if run is not None and fit is None:
-        raise UsageError("--run, with times of blocks, belongs to --fit")
-    if gpus is not None and fit is not None:
-        raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")
     if fit is not None:
+        if gpus is not None:
+            raise UsageError("--fit plans for one GPU; give its name to --fit, and no --gpus")
         return _planned(source, fit, gpu, also or [], run, results_dir, settings)
+    if also:
+        raise UsageError("--also belongs to --fit")
+    if run is not None:
+        raise UsageError("--run, with times of blocks, belongs to --fit")
     if source is None and settings:
-        return _predicted(settings, gpus or gpu)
+        check_options(settings)
+        from lmbench.memory.answer import forecast_answer
+        from lmbench.memory.forecast import Request, ask_forecast, gpus_for
+
+        return forecast_answer(ask_forecast(settings, Request(gpus_for(gpus or gpu), finds_largest=True)))
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
     return _recorded(source, device)
-
-
-def _predicted(settings: list[str], gpus: str | None) -> Answer:
-    check_options(settings)
-    from lmbench.memory.answer import forecast_answer
-    from lmbench.memory.forecast import Request, ask_forecast, gpus_for
-
-    return forecast_answer(ask_forecast(settings, Request(gpus_for(gpus), finds_largest=True)))
 
 
 def _recorded(source: Result, device: int | None) -> Answer:

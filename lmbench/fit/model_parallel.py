@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from lmbench.errors import UsageError, check_at_least, check_groups, unknown
+from lmbench.errors import UsageError, check_at_least, unknown
 from lmbench.fit.mixed_precision import Fp8Precision
 from lmbench.instruments.compiling import CompileOptions, compile_targets
 from lmbench.precision import find_precision
@@ -111,7 +111,8 @@ class ModelParallel(ModelParallelStrategy):
     def setup_environment(self) -> None:
         size = self.num_processes if self._tensor_parallel_size == "auto" else self._tensor_parallel_size
         count = self.num_processes * self.num_nodes
-        check_groups(size, count)
+        if count % size:
+            raise UsageError(f"a tensor_parallel_size of {size} does not divide {count} devices")
         self._data_parallel_size, self._tensor_parallel_size = count // size, size
         super().setup_environment()
 

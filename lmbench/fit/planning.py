@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from lmbench.errors import UsageError, tell
+from lmbench.fit_options import option_words
 from lmbench.memory.plan import (
     FEW_BLOCKS,
     FLOPS_PER_HOST_BYTE,
@@ -21,7 +22,6 @@ from lmbench.memory.plan import (
     Recipe,
     chain_of,
     frontier,
-    option_words,
     predicted_peak,
     predicted_work,
     recipes_of,

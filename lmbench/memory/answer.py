@@ -14,11 +14,12 @@ import pandas as pd
 from msgspec.structs import asdict
 
 from lmbench.errors import ExitCode
+from lmbench.fit_options import option_words
 from lmbench.memory.blocks import CATEGORIES, CATEGORY_LABELS
 from lmbench.memory.findings import Findings
 from lmbench.memory.forecast import CONTEXT_BYTES, Forecast
 from lmbench.memory.fragmentation import expandable_bytes, gaps
-from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanPoint, Shortage, option_words
+from lmbench.memory.plan import FEW_BLOCKS, MemoryPlan, PlanPoint, Shortage
 from lmbench.memory.timeline import memory_chart
 from lmbench.records.measured import RunError
 from lmbench.records.vocabulary import STEP, Values

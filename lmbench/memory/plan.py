@@ -7,7 +7,6 @@ these the peak of any recipe follows by walking through the blocks, forward and 
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -408,12 +407,6 @@ class PlanPoint(Struct):
     work: float
     extra_fraction: float = 0.0
     is_checked: bool = False
-
-
-def option_words(options: Values) -> list[str]:
-    """Options as words of `lmbench fit`."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
-    return [f"--{name}={text}" for name, text in texts.items()]
 
 
 class PlanRequest(Struct, tag=True):

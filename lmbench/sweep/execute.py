@@ -27,10 +27,9 @@ from lmbench.records.run import RunRecord
 from lmbench.records.store import RunFolder
 from lmbench.sweep.environments import ServerLost
 from lmbench.sweep.file import LargestSpec
-from lmbench.sweep.folder import SweepFolder
 from lmbench.sweep.local import LocalExecutor
 from lmbench.sweep.outcome import Launch, is_hopeless, last_lines, new_record
-from lmbench.sweep.plan import GridCell, Job, Plan, as_json
+from lmbench.sweep.plan import GridCell, Job, as_json
 from lmbench.sweep.rows import Rows, SweepHalted
 
 _CHECK_TIMEOUT_S = 300.0
@@ -90,6 +89,51 @@ class Execution:
         self.plan, self.folder = self.rows.plan, self.rows.folder
         self.executor.begin_round(len(self.plan.chosen) - 1)
 
+    def check(self, places: Mapping[str, str]) -> None:
+        """Let the command line parse cells without running them (`--print_config`).
+
+        Only cells without a run are checked, and only as many as cover every value of every option. An error from
+        building a cell's model or data is not noticed here: it becomes the outcome of the cell's run.
+
+        Raises:
+            UsageError: options are not understood, each with its place in the sweep's file, or an environment does not
+                work.
+        """
+        seen: set[str] = set()
+        problems = dict[str, str]()
+        checked = []
+        for cell in self.plan.cells:
+            options = {**cell.options, "command": cell.command, "environment": cell.environment.name, "": cell.config}
+            settings = set(map(as_json, options.items()))
+            if not settings <= seen and not is_run_folder(self.folder.runs / Job(cell, 0).name):
+                seen |= settings
+                checked.append(cell)
+        if not checked:
+            return
+        self.rows.progress.announce(
+            f"asking the command line whether it takes the options ({len(checked)} of the cells have them all)"
+        )
+        try:
+            self.executor.await_ready(cell.environment for cell in checked)
+            with ScratchFolder("check") as scratch:
+                config, log = Path(scratch) / "config.yaml", Path(scratch) / "log"
+                for cell in checked:
+                    if cell.config is not None:
+                        config.write_text(self.plan.configs[cell.config], encoding="utf-8")
+                    log.unlink(missing_ok=True)
+                    launch = Launch([*cell.words(config), "--print_config"], log, cell.environment, {})
+                    (end,) = self.executor.run([launch], _CHECK_TIMEOUT_S, lambda: None)
+                    if end.cause is not None:
+                        raise end.cause
+                    if end.code != ExitCode.OK:
+                        line = end.lost or [f"exit code {end.code}", *last_lines(log)][-1].removeprefix("lmbench: ")
+                        line = line.replace(str(config), str(cell.config))
+                        problems.setdefault(line, placed(f"cell {cell.id}: {line}", places))
+        except ServerLost as error:
+            raise UsageError(str(error)) from None
+        if problems:
+            raise UsageError("; ".join(problems.values()))
+
     def run(self) -> None:
         """Measure every job, round by round, as far as the pace says.
 
@@ -135,7 +179,7 @@ class Execution:
                 axes={**cell.axes, spec.option: value},
                 options={**cell.options, spec.option: value},
             )
-            job = Job(trial, 0, is_trial=True)
+            job = Job(trial, 0)
             record = self._bring_to_end(job)
             tried[value] = job, record
             if record.outcome not in ("ok", "oom"):
@@ -259,7 +303,7 @@ class Execution:
         self.rows.progress.show()
 
     def _words(self, job: Job) -> list[str]:
-        words = job.cell.words(self.folder.config_path(job.cell))
+        words = self.folder.words(job.cell)
         # Repeat 0 measures cold compilation. Later repeats and other passes reuse its cache.
         if job.cell.compiled_as in self.pace.cache.done:
             words.append("--trainer.compile.cache=shared")
@@ -278,57 +322,6 @@ def _is_crowded(record: RunRecord, repeat: int) -> bool:
     """
     has_failed = record.outcome == "oom" or (record.outcome == "error" and not repeat)
     return has_failed or bool(record.memory.run_alloc_retry_count)
-
-
-def check_cells(
-    plan: Plan,
-    folder: SweepFolder,
-    executor: LocalExecutor,
-    say: Callable[[str], None],
-    places: Mapping[str, str],
-) -> None:
-    """Let the command line parse cells without running them (`--print_config`).
-
-    Only cells without a run are checked, and only as many as cover every value of every option. An error from building
-    a cell's model or data is not noticed here: it becomes the outcome of the cell's run.
-
-    Raises:
-        UsageError: options are not understood, each with its place in the sweep's file, or an environment does not
-            work.
-    """
-    seen: set[str] = set()
-    problems = dict[str, str]()
-    checked = []
-    for cell in plan.cells:
-        options = {**cell.options, "command": cell.command, "environment": cell.environment.name, "": cell.config}
-        settings = set(map(as_json, options.items()))
-        if not settings <= seen and not is_run_folder(folder.runs / Job(cell, 0).name):
-            seen |= settings
-            checked.append(cell)
-    if not checked:
-        return
-    say(f"asking the command line whether it takes the options ({len(checked)} of the cells have them all)")
-    try:
-        executor.await_ready(cell.environment for cell in checked)
-        with ScratchFolder("check") as scratch:
-            config, log = Path(scratch) / "config.yaml", Path(scratch) / "log"
-            for cell in checked:
-                if cell.config is not None:
-                    config.write_text(plan.configs[cell.config], encoding="utf-8")
-                words = cell.words(None if cell.config is None else config)
-                log.unlink(missing_ok=True)
-                launch = Launch([*words, "--print_config"], log, cell.environment, {})
-                (end,) = executor.run([launch], _CHECK_TIMEOUT_S, lambda: None)
-                if end.cause is not None:
-                    raise end.cause
-                if end.code != ExitCode.OK:
-                    line = end.lost or [f"exit code {end.code}", *last_lines(log)][-1].removeprefix("lmbench: ")
-                    line = line.replace(str(config), str(cell.config))
-                    problems.setdefault(line, placed(f"cell {cell.id}: {line}", places))
-    except ServerLost as error:
-        raise UsageError(str(error)) from None
-    if problems:
-        raise UsageError("; ".join(problems.values()))
 
 
 def seek(value: int, most: int, try_value: Callable[[int], bool | None]) -> int:

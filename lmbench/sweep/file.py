@@ -21,7 +21,6 @@ Options = Values
 
 #: Axes that are not options, and have their own keys in the file.
 MODE, PASS, ENVIRONMENT = "mode", "pass", "environment"
-MOST_REPEATS = 1000
 #: The most rounds of two sides, whatever the budget.
 MOST_ROUNDS = 200
 #: The option of `base` that names a configuration.
@@ -70,7 +69,7 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     modes: list[str] = []
     passes: list[str] = []
     environments: dict[str, EnvironmentSpec] = {}
-    repeats: Annotated[int, Meta(ge=1, le=MOST_REPEATS)] = 3
+    repeats: Annotated[int, Meta(ge=1, le=1000)] = 3
     timeout_s: Annotated[float, Meta(gt=0, le=1e9)] = 600.0
     largest: LargestSpec | None = None
     view: Any = None
@@ -115,8 +114,8 @@ class SweepFile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         return content
 
 
-def read_sweep_file(path: Path) -> SweepFile:
-    """Read a sweep from a YAML file.
+def read_sweep_file(path: Path) -> tuple[SweepFile, dict[str, str]]:
+    """Read a sweep from a YAML file; returns it with the place of each setting in the file.
 
     Raises:
         UsageError: the file cannot be read, or holds no sweep.
@@ -125,8 +124,9 @@ def read_sweep_file(path: Path) -> SweepFile:
     if isinstance(content, dict) and isinstance(content.get("view"), dict):
         # The sweep's stored copy keeps the name of the study that the view belongs to.
         content["view"].setdefault("name", path.stem)
+    places = lines_of(text, str(path))
     try:
-        return sweep_from(content, lines_of(text, str(path)))
+        return sweep_from(content, places), places
     except UsageError as error:
         raise UsageError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
@@ -141,14 +141,14 @@ def sweep_from(content: Any, places: Mapping[str, str] = {}) -> SweepFile:
         content = {key: value for key, value in content.items() if value is not None}
         if isinstance(option := content.get("largest"), str):
             content["largest"] = {"option": option}
-    mistakes = []
-    for key, value in content.items() if isinstance(content, dict) else ():
-        try:
-            converted({key: value}, SweepFile)
-        except UsageError as error:
-            mistakes.append(placed(str(error), places, str(key)))
-    if mistakes:
-        raise UsageError("; ".join(mistakes))
+        mistakes = []
+        for key, value in content.items():
+            try:
+                converted({key: value}, SweepFile)
+            except UsageError as error:
+                mistakes.append(placed(str(error), places, str(key)))
+        if mistakes:
+            raise UsageError("; ".join(mistakes))
     sweep = converted(content, SweepFile)
     _check(sweep)
     return sweep

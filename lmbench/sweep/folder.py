@@ -37,9 +37,8 @@ from lmbench.sweep.file import CONFIG, Options, SweepFile, sweep_from
 from lmbench.sweep.plan import GridCell, Job, Plan, axes_of
 
 #: Copies of the configurations of base and sides. Without them, a changed original would affect only later runs.
-CONFIG_FILE = "base.yaml"
-SIDE_CONFIG_FILE = "side-{}.yaml"
-_FILES = (SWEEP_FILE, CONFIG_FILE, SIDE_CONFIG_FILE.format("A"), SIDE_CONFIG_FILE.format("B"))
+_COPIES = {"base": "base.yaml", "A": "side-A.yaml", "B": "side-B.yaml"}
+_FILES = (SWEEP_FILE, *_COPIES.values())
 CHILD_LOG = "child.log"
 _LOCK = ".lock"
 
@@ -191,10 +190,10 @@ class SweepFolder:
         """The file for the output of the job's process, which moves into the run's folder when the run ends."""
         return self.runs / f".{job.name}.log"
 
-    def config_path(self, cell: GridCell) -> Path | None:
-        """The folder's copy of the cell's configuration, None without one. A side without its own uses the base's."""
-        names = [SIDE_CONFIG_FILE.format(cell.axes[SIDE])] if SIDE in cell.axes else []
-        return next((self.path / name for name in (*names, CONFIG_FILE) if is_file(self.path / name)), None)
+    def words(self, cell: GridCell) -> list[str]:
+        """The cell's words, with the folder's copy of its configuration. A side without its own uses the base's."""
+        copies = (self.path / _COPIES[part] for part in (cell.axes.get(SIDE, "base"), "base"))
+        return cell.words(next(filter(is_file, copies), None))
 
 
 def _lock_byte(file: TextIO, position: int) -> None:
@@ -275,6 +274,5 @@ def is_trusted(folder: Path, contents: Mapping[str, bytes], adds: bool = False) 
 
 def _with_configs(file: Values) -> list[tuple[Options, str]]:
     """The options of a sweep's base and sides that name a configuration, each with the name of the folder's copy."""
-    parts = {CONFIG_FILE: file.get("base", {})}
-    parts |= {SIDE_CONFIG_FILE.format(side): options for side, options in file.get("sides", {}).items()}
-    return [(options, name) for name, options in parts.items() if options.get(CONFIG) is not None]
+    parts = {"base": file.get("base", {}), **file.get("sides", {})}
+    return [(options, _COPIES[part]) for part, options in parts.items() if options.get(CONFIG) is not None]

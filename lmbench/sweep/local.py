@@ -14,7 +14,7 @@ import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, groupby
 from multiprocessing import Pipe
 from multiprocessing.reduction import send_handle
@@ -164,18 +164,11 @@ class _Ranks:
 
 @dataclass
 class _Group:
-    """Processes of one server: their launches, their ids, and their exit codes once all have ended."""
+    """Processes of one server: their ids, and their exit codes once all have ended."""
 
     server: Server | _Ranks
-    launches: list[Launch]
-    pids: list[int] = field(default_factory=list)
+    pids: list[int]
     codes: list[int] | None = None
-
-    def start(self, stack: ExitStack) -> None:
-        """Fork the processes. The stack's end kills what is left of them."""
-        self.pids = self.server.fork(self.launches)
-        for pid in self.pids:
-            stack.callback(self.server.end_all, pid)
 
 
 class LocalExecutor:
@@ -185,8 +178,8 @@ class LocalExecutor:
     servers of later rounds: they import during its measurements.
     """
 
-    def __init__(self, mark: Mapping[str, str] | None = None, cores: int | None = None) -> None:
-        self._mark = mark or {}
+    def __init__(self, mark: Mapping[str, str] = {}, cores: int | None = None) -> None:
+        self._mark = mark
         self.is_hasty = False
         self._most_ahead = min(_MOST_AHEAD, (cores or len(os.sched_getaffinity(0))) // _CORES_PER_SERVER)
         self._rounds_to_come = 0
@@ -265,9 +258,12 @@ class LocalExecutor:
                 with held():
                     for _, members in groupby(launches, lambda launch: launch.environment):
                         (first, *_) = launched = list(members)
-                        server = self._servers[first.environment.name][0]
-                        groups.append(_Group(_Ranks(first, self._mark) if first.launcher else server, launched))
-                        groups[-1].start(stack)
+                        server: Server | _Ranks = self._servers[first.environment.name][0]
+                        if first.launcher:
+                            server = _Ranks(first, self._mark)
+                        groups.append(_Group(server, server.fork(launched)))
+                        for pid in groups[-1].pids:
+                            stack.callback(server.end_all, pid)
                 while (left_s := launched_s + timeout_s - clock_s()) > 0 and _running(groups):
                     for group in _running(groups):
                         group.codes = group.server.receive(min(_TICK_S / len(groups), left_s))
@@ -278,7 +274,7 @@ class LocalExecutor:
                     by = "timeout"
                     _stop(groups, signal.SIGTERM)
             except (KeyboardInterrupt, SystemExit) as interruption:
-                if not any(group.pids for group in groups):
+                if not groups:
                     raise
                 by, cause = "interruption", interruption
                 _stop(groups, signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
@@ -286,7 +282,7 @@ class LocalExecutor:
                 lost = str(error)
         kills = oom_kill_count() - kills
         evidence = f"the kernel's count of such ends rose by {kills}" if kills else None
-        codes = [code for group in groups for code in group.codes or [-signal.SIGKILL] * len(group.launches)]
+        codes = [code for group in groups for code in group.codes or [-signal.SIGKILL] * len(group.pids)]
         codes += [-signal.SIGKILL] * (len(launches) - len(codes))
         return [
             End(code, by, launched_s, clock_s(), evidence, lost, cause, self._server_pid(launch))

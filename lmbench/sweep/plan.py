@@ -14,6 +14,7 @@ from typing import Any
 from lmbench.configs import find_shipped, read_yaml, shipped_configs, shipped_studies
 from lmbench.errors import UsageError
 from lmbench.files import short_digest
+from lmbench.fit_options import option_words
 from lmbench.masking import MASK, keep_secret, masked_whole, secrets_of, to_fill_in
 from lmbench.records.passes import PASS as PASSES
 from lmbench.records.passes import TIMING
@@ -51,22 +52,18 @@ class GridCell:
         """A digest that cells share if they compile the same code: they differ in pass, side or seed at most."""
         return digest({axis: value for axis, value in self.axes.items() if axis not in _COMPILED_ALIKE}, self.config)
 
-    def words(self, config: Path | str | None = None) -> list[str]:
-        """The words after `lmbench`, with the path of the cell's configuration. Values that are not text are JSON."""
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.options.items()}
-        if config is not None:
-            texts = {CONFIG: str(config), **texts}
-        # Name and value are one word, since a value may begin with a dash.
-        return [self.command, *(f"--{name}={text}" for name, text in texts.items())]
+    def words(self, copy: Path | None = None) -> list[str]:
+        """The words after `lmbench`. `copy` is the path of a copy of the cell's configuration, to name instead."""
+        config = {} if self.config is None else {CONFIG: str(copy or self.config)}
+        return [self.command, *option_words({**config, **self.options})]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One repeat of a cell, or one trial of a search."""
+    """One repeat of a cell. Repeat 0 is a trial where the sweep searches a largest value."""
 
     cell: GridCell
     repeat: int
-    is_trial: bool = False
 
     @property
     def name(self) -> str:

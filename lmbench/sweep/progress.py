@@ -26,12 +26,13 @@ class SweepProgress(Task):
         # None where the number of runs is open: two sides take rounds, and a search trials, until they know enough.
         self.total = None if plan.file.sides or plan.file.largest else len(plan.jobs())
         super().__init__(title or ("compare" if plan.file.sides else "sweep"), self.total)
-        self.outcomes: Counter[str] = Counter()
+        #: How many runs ended with an outcome and an exit code.
+        self.ends: Counter[tuple[str, int | None]] = Counter()
 
     @property
     def count(self) -> str:
         """The number of runs that ended, of how many where that is known: `3 of 8`."""
-        ended = self.outcomes.total()
+        ended = self.ends.total()
         return str(ended) if self.total is None else f"{ended} of {self.total}"
 
     def announce(self, text: str) -> None:
@@ -43,12 +44,13 @@ class SweepProgress(Task):
 
     def count_earlier(self, run: RunRecord) -> None:
         """Count a run of an earlier start of the sweep, which takes no time now."""
-        self.outcomes[run.outcome] += 1
-        self.leave_out()
+        self.ends[run.outcome, run.exit_code] += 1
+        if self._total:
+            self._total -= 1
 
     def report_end(self, job: Job, run: RunRecord) -> None:
         """Count a run that ended, and write its outcome with its step time or the reason of its failure."""
-        self.outcomes[run.outcome] += 1
+        self.ends[run.outcome, run.exit_code] += 1
         self.line.restart()
         ending, step, error = run.outcome, run.phases.step, run.error or RunError()
         if ending == "ok" and step is not None and step.mean_s is not None:

@@ -40,7 +40,6 @@ class Rows:
     folder: SweepFolder
     progress: SweepProgress
     filings: list[WandbFiling] = field(default_factory=list)
-    _ends: set[tuple[str, int | None]] = field(default_factory=set)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -49,8 +48,9 @@ class Rows:
         Failed runs come first: their common code if it is one of `_FAILURES`, else 1. Then comes a failed guard.
         Running out of memory is a result, and decides the code only if no run is ok.
         """
-        outcomes, codes = {outcome for outcome, _ in self._ends}, {code for _, code in self._ends}
-        if failures := {code for outcome, code in self._ends if outcome not in ("ok", "oom", "skipped")}:
+        ends = self.progress.ends
+        outcomes, codes = {outcome for outcome, _ in ends}, {code for _, code in ends}
+        if failures := {code for outcome, code in ends if outcome not in ("ok", "oom", "skipped")}:
             return next((code for code in _FAILURES if failures == {code}), ExitCode.INTERNAL)
         if ExitCode.GUARD_FAILED in codes:
             return ExitCode.GUARD_FAILED
@@ -61,7 +61,6 @@ class Rows:
         self.progress.report_end(job, record)
         if record.wandb is not None:
             self.filings.append(record.wandb)
-        self._ends.add((record.outcome, record.exit_code))
 
     def earlier_record(self, job: Job) -> RunRecord | None:
         """The record of an earlier start's run, which is counted, or None if the run has to be repeated.
@@ -80,7 +79,6 @@ class Rows:
             # The sweep was killed before it closed the record.
             self.write(job, record)
         self.progress.count_earlier(record)
-        self._ends.add((record.outcome, record.exit_code))
 
     def close(
         self, job: Job, words: list[str], end: End, started_at: str | None = None, cost_fraction: float = 1.0
@@ -115,7 +113,7 @@ class Rows:
             repeat=job.repeat,
             position=self.plan.position(job),
             environment=job.cell.environment.name,
-            search="trial" if job.is_trial else None,
+            search="trial" if self.plan.file.largest and not job.repeat else None,
             server_pid=None if end is None else end.server_pid,
             cost=None if end is None else Cost((end.ended_s - end.launched_s) * cost_fraction),
         )

@@ -191,7 +191,7 @@ class TaskExecution:
                 is_killed = state.word == "OUT_OF_MEMORY" and is_run_folder(self._folder.runs / job.name)
                 evidence = reason if is_killed else None
                 end = End(-signal.SIGKILL, "itself" if is_killed else "task", 0.0, 0.0, evidence, reason)
-                self._close(job, self.rows.close(job, job.cell.words(self._folder.config_path(job.cell)), end))
+                self._close(job, self.rows.close(job, self._folder.words(job.cell), end))
         self._folder.close()
         return True
 
@@ -234,7 +234,7 @@ def make_engine(on: str, options: Options) -> Engine | None:
     return engine
 
 
-def merge(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
+def merge_runs(plan: Plan, path: Path, other: Path, is_dry: bool) -> None:
     """Copy the runs of another folder of the same sweep into this one. With `is_dry` only check that this works.
 
     All runs are copied into a hidden folder first, so that an interruption leaves none in part. A run that is here

@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from netrc import NetrcParseError, netrc
@@ -23,6 +23,7 @@ import msgspec
 
 from lmbench.errors import UsageError, tell
 from lmbench.files import ScratchFolder, is_folder
+from lmbench.fit_options import option_words
 from lmbench.masking import masked_message, masked_text, one_line
 from lmbench.python_process import tied_python
 from lmbench.records.load import load_run
@@ -112,14 +113,9 @@ def common_destination(filings: Iterable[WandbFiling]) -> dict[str, str]:
     return dict(destinations.pop()) if len(destinations) == 1 else {}
 
 
-def destination_options(destination: Mapping[str, str]) -> list[str]:
-    """The options of `lmbench upload` and of `wandb sync` for a project and an entity."""
-    return [f"--{name}={value}" for name, value in destination.items()]
-
-
 def upload_command(result: Path, filings: Iterable[WandbFiling]) -> str:
     """The command that uploads a result, or a folder of them, to the project and entity of the filings."""
-    return shlex.join(["lmbench", "upload", str(result), *destination_options(common_destination(filings))])
+    return shlex.join(["lmbench", "upload", str(result), *option_words(common_destination(filings))])
 
 
 class WandbProblem(Exception):

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lmbench.errors import ExitCode, tell
+from lmbench.fit_options import option_words
 from lmbench.masking import masked_text, shown
 from lmbench.records.load import find_runs, load_known
 from lmbench.records.vocabulary import DAMAGED, RUNNING
 from lmbench.wandb.publish import (
     DEFAULT_TIMEOUT_S,
     WandbProblem,
-    destination_options,
     foreign_destination,
     is_uploaded,
     sync,
@@ -54,7 +54,7 @@ def upload_results(
         if pending:
             tell(f"sending {len(pending)} of the results to {write(pending, timeout_s)}")
         while pending:
-            url = sync(pending[0], timeout_s, destination_options(destination))
+            url = sync(pending[0], timeout_s, option_words(destination))
             address = f" -> {masked_text(url)}" if url else ""
             print(shown(f"uploaded          {pending.pop(0)}{address}"), flush=True)
     except WandbProblem as problem:

@@ -10,18 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from comparison_runs import make_run
 from repository import git
-from simulated_cells import SimulatedServers
+from simulated_cells import MeasuredServers
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.sweep.outcome import End
 
 CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 
 
-class Row(SimulatedServers):
+class Row(MeasuredServers):
     """Servers of a row of suspects: those from `first_bad` on take longer, and `broken` ones end in errors."""
 
     def __init__(self, last, first_bad, broken=(), change=1.1, noise=0.02):
@@ -36,16 +34,13 @@ class Row(SimulatedServers):
         side_a = number - 1 if comparison.startswith("found") else 0
         index = number if name.startswith("B") else side_a
         self.measured.add(index)
-        failure = {"outcome": "error", "exit_code": 1} if index in self.broken else {}
         step_s = (self.change if index >= self.first_bad else 1.0) * (1 + self.noise.gauss(0, self.std))
-        make_run(folder.parent, step_s, run_id=folder.name, **failure)
-        return End(failure.get("exit_code", 0), "itself", 100.0, 101.0)
+        return super().end("error" if index in self.broken else step_s, launch, folder, options)
 
 
 @pytest.fixture
-def bisect(tmp_path, monkeypatch, capsys):
+def bisect(here, monkeypatch, capsys):
     """Runs the command on a row of 16 options, or on what `words` say; returns its servers with code and output."""
-    monkeypatch.chdir(tmp_path)
     coins = itertools.count(6)
     monkeypatch.setattr("secrets.randbits", lambda bits: next(coins))
     Path("good.yaml").write_text(CONFIG)
@@ -79,15 +74,14 @@ def test_rounds_of_other_suspects_do_not_count(bisect):
     assert {0, 16} <= bisect().measured
 
 
-def test_ends_that_are_the_same_cost_no_suspect(bisect):
-    servers = bisect(change=1.0, noise=0.002)
-    assert (servers.code, servers.figures["first"], servers.measured) == (0, None, {0, 16})
-    assert "nothing to find" in servers.figures["why"]
-
-
-def test_an_end_that_does_not_run_costs_no_suspect(bisect):
-    servers = bisect(broken={16})
-    assert (servers.code, servers.measured) == (12, {0, 16})
+@pytest.mark.parametrize(
+    ("row", "code", "why"),
+    [({"change": 1.0, "noise": 0.002}, 0, "nothing to find"), ({"broken": {16}}, 12, "nothing to search")],
+)
+def test_ends_that_are_the_same_and_an_end_that_does_not_run_cost_no_suspect(bisect, row, code, why):
+    servers = bisect(**row)
+    assert (servers.code, servers.figures["first"], servers.measured) == (code, None, {0, 16})
+    assert why in servers.figures["why"]
 
 
 def test_suspects_that_do_not_run_are_left_out_and_named_beside_the_answer(bisect):

@@ -29,11 +29,15 @@ ZSH = "compdef() { }; compadd() { print -l ${(P)2} }; _files() { };"
 
 
 @pytest.mark.parametrize(("line", "some"), CASES["offered"].items())
-def test_the_tab_key_offers_the_words_that_may_follow(line, some, tmp_path, monkeypatch, printed):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / "a run", {})
-    (tmp_path / "results" / "baseline").symlink_to("a run")
+def test_the_tab_key_offers_the_words_that_may_follow(line, some, here, printed):
+    make_run(here / "results" / "a run", {})
+    (here / "results" / "baseline").symlink_to("a run")
     assert set(printed("completion", "--words", *line.split()).splitlines()) == set(some)
+
+
+def output_of(shell, script, folder=None):
+    words = [shell, "-c", script]
+    return subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, check=True, cwd=folder).stdout
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -43,28 +47,23 @@ def test_the_script_of_a_shell_asks_and_gets_an_answer(shell, printed):
     script = printed("completion", shell)
     call = SHELLS[shell].format(words="lmbench fit --trainer.precision bf16-m", last=3)
     before = ZSH if shell == "zsh" else ""
-    process = subprocess.run(
-        [shell, "-c", f"{before}\n{script}\n{call}"], env={"PATH": PATH}, capture_output=True, text=True, check=True
-    )
-    assert process.stdout.split() == ["bf16-mixed"]
+    assert output_of(shell, f"{before}\n{script}\n{call}").split() == ["bf16-mixed"]
 
 
 @pytest.mark.parametrize("name", ["x;touch PWNED;#", "$(touch PWNED)", "`touch PWNED`*", "a'b\"c", "~", "a b"])
-def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, monkeypatch, printed):
+def test_bash_gets_the_name_of_a_folder_quoted(name, tmp_path, printed):
     make_run(tmp_path / "results" / name, {})
     call = SHELLS["bash"].format(words="lmbench show results/", last=2)
     # What the shell makes of the word that was completed.
     script = f'{printed("completion", "bash")}\n{call} >/dev/null\neval "printf %s ${{COMPREPLY[0]}}"'
-    words = ["bash", "-c", script]
-    output = subprocess.run(words, env={"PATH": PATH}, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    output = output_of("bash", script, tmp_path)
     assert (output, sorted(path.name for path in tmp_path.iterdir())) == (f"results/{name}", ["results"])
 
 
 @pytest.mark.parametrize("name", ["line\nfeed", "\x1b[31mred", "right\u202eleft", "caf\udce9"])
-def test_a_name_that_a_terminal_would_obey_is_not_offered(name, tmp_path, monkeypatch, printed):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / name, {})
-    (tmp_path / "results" / "--json").symlink_to(name)
+def test_a_name_that_a_terminal_would_obey_is_not_offered(name, here, printed):
+    make_run(here / "results" / name, {})
+    (here / "results" / "--json").symlink_to(name)
     assert printed("completion", "--words", "show", "").split() == ["last", "last~1"]
 
 
@@ -78,8 +77,7 @@ def test_every_option_that_the_real_parser_has_is_known_without_it():
 
 
 @pytest.mark.parametrize(("words", "near"), CASES["near"].items())
-def test_a_misspelt_option_is_reported_with_the_nearest_one(words, near, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_misspelt_option_is_reported_with_the_nearest_one(words, near, here):
     Path("mine.yaml").touch()
     expectation = pytest.raises(UsageError, match=f"unknown option.*{near}") if near else nullcontext()
     with expectation:

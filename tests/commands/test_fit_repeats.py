@@ -13,8 +13,7 @@ from lmbench.records.load import find_runs, load_run
 
 
 @pytest.mark.usefixtures("warm_sweeps")
-def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_repeats_are_processes_of_one_cell_and_compare_decides(here, capsys):
     smoke = ["fit", "smoke", *QUICK, "--measure.mode=forward"]
     assert main([*smoke, "--model.num_layers=1", "--repeats=3", "--measure.run_id=before", "--quiet"]) == 0
     assert capsys.readouterr() == ("results/before\n", "")
@@ -34,9 +33,8 @@ def test_repeats_are_processes_of_one_cell_and_compare_decides(tmp_path, monkeyp
     assert len({run.pid for run in before}) == 3
 
 
-def test_an_earlier_result_with_too_few_processes_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make_run(tmp_path / "results" / "a", {})
+def test_an_earlier_result_with_too_few_processes_is_refused_before_anything_is_measured(here, capsys):
+    make_run(here / "results" / "a", {})
     assert main(["fit", "smoke", "--compare=last"]) == 2
     line = "--compare takes 3 processes on each side; last has 1, and --repeats is 3"
     assert capsys.readouterr() == ("", f"lmbench: {line}\n")

@@ -263,12 +263,11 @@ MISTAKES = f"""
 
 
 @pytest.mark.parametrize(("mistake", "message"), rows(MISTAKES))
-def test_a_mistake_gets_one_line_and_exit_code_2(mistake, message, tmp_path, capsys, monkeypatch):
+def test_a_mistake_gets_one_line_and_exit_code_2(mistake, message, here, capsys, monkeypatch):
     for name, text in BROKEN.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
+        (here / name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    assert fit(tmp_path, mistake, code=2) is None
+    assert fit(here, mistake, code=2) is None
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lmbench: ")]
     assert message in line
 

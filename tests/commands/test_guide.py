@@ -99,14 +99,13 @@ VERDICTS = (ExitCode.OK, ExitCode.SLOWER, ExitCode.UNDECIDED, ExitCode.INVALID)
 
 @pytest.mark.usefixtures("warm_sweeps")
 @pytest.mark.parametrize("topic", EXAMPLES)
-def test_the_commands_of_a_page_run_one_after_the_other(topic, tmp_path, monkeypatch, capsys):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    write_examples(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_the_commands_of_a_page_run_one_after_the_other(topic, here, capsys):
+    (here / "configs").symlink_to(ROOT / "configs")
+    write_examples(here)
     for words in EXAMPLES[topic]:
         quick = quickened(words)
         if words[0] in ("fit", "validate") and not {"--repeats", "--compare"} & {*words}:
-            done = warm_server.run(*quick, folder=tmp_path)
+            done = warm_server.run(*quick, folder=here)
             code, out, err = done.returncode, done.stdout, done.stderr
         else:
             code = main(quick)
@@ -120,12 +119,11 @@ def test_the_commands_of_a_page_run_one_after_the_other(topic, tmp_path, monkeyp
             assert [option for option in options if option not in out] == []
 
 
-def test_the_notebook_of_the_python_page_shows_the_run_as_html_and_a_mistake_as_a_line(tmp_path, monkeypatch, capsys):
+def test_the_notebook_of_the_python_page_shows_the_run_as_html_and_a_mistake_as_a_line(here, monkeypatch, capsys):
     shell_of = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
-    write_examples(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    write_examples(here)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setenv("IPYTHONDIR", str(here))
     shell, quick = shell_of(), "steps=3, min_window_s=0.0, probe_steps=0"
     code = block("python", "python", "lmbench.measure(").replace("steps=20", quick)
     *lines, last = code.strip().splitlines()
@@ -135,7 +133,7 @@ def test_the_notebook_of_the_python_page_shows_the_run_as_html_and_a_mistake_as_
     capsys.readouterr()
     mistake = shell.run_cell("lmbench.measure(data)").error_in_exec
     assert capsys.readouterr().out.strip() == f"UsageError: {mistake}"
-    assert len(list((tmp_path / "results").iterdir())) == 1
+    assert len(list((here / "results").iterdir())) == 1
 
 
 def run_python(topic, holding, **namespace):
@@ -146,12 +144,11 @@ def run_python(topic, holding, **namespace):
     return namespace
 
 
-def test_the_callbacks_of_the_python_page_watch_a_trainer(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_callbacks_of_the_python_page_watch_a_trainer(here):
     names = run_python("python", "PhaseTimer()")
     names["trainer"].fit(Sleeper(), SlowBatches())
     assert len(names["timer"].records) == 20
-    assert len(list((tmp_path / "results").glob("*/steps.jsonl"))) == 1
+    assert len(list((here / "results").glob("*/steps.jsonl"))) == 1
 
 
 def test_the_python_of_readme_measures_a_module(capsys):
@@ -188,7 +185,7 @@ def test_every_field_of_a_study_is_in_the_guides_table_and_in_a_new_study_whose_
     assert len(left_out) == 13
     for line in ["", *left_out]:
         (tmp_path / "changed.yaml").write_text(text.replace(line, line.replace("# ", "", 1)))
-        study = read_sweep_file(tmp_path / "changed.yaml")
+        study, _ = read_sweep_file(tmp_path / "changed.yaml")
         make_catalogue().view(study.view, study.matrix)
 
 

@@ -17,12 +17,11 @@ STEP = "phases.step.mean_s"
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
+def results(here, monkeypatch):
     """Runs of three days, and between the last two a sweep of four cells with two repeats. One of its runs is out of
     memory."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "90")
-    folder = tmp_path / "results"
+    folder = here / "results"
     for day, precision in ((3, "bf16-mixed"), (1, "32-true"), (2, "32-true")):
         changes = {"started_at": f"2026-11-0{day}T10:00:00+00:00", "run_id": f"day{day}", "pid": day, STEP: day / 10}
         make_run(folder / f"day{day}", {"model.size": "small", "trainer.precision": precision}, changes)

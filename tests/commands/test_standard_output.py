@@ -44,6 +44,12 @@ def run(*words, folder, **settings):
     return done
 
 
+def check_noise(done, *places):
+    """Everything that these places print is on standard error."""
+    for place in places:
+        assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
+
+
 @pytest.fixture
 def results(tmp_path):
     for name in "ab":
@@ -56,16 +62,14 @@ def results(tmp_path):
 def test_json_of_a_command_that_reads_is_alone(command, results):
     done = run(*READING[command], "--json", folder=results, before=make_noise_beside_any_command)
     assert json.loads(done.stdout)
-    for place in ("parsing", "exit"):
-        assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
+    check_noise(done, "parsing", "exit")
 
 
 def test_json_of_a_run_is_alone_under_a_module_that_prints_and_logs(tmp_path):
     done = run("fit", *SHORT, *NOISY, "--dtypes.record=true", "--json", folder=tmp_path)
     (folder,) = (tmp_path / "results").iterdir()
     assert json.loads(done.stdout) == json.loads((folder / "run.json").read_text())
-    for place in ("constructor", "step", "worker", "end", "exit"):
-        assert done.stderr.count(f"{WORD} {place}\n") >= 5, place
+    check_noise(done, "constructor", "step", "worker", "end", "exit")
     read = run("dtypes", str(folder), "--json", folder=tmp_path, before=make_noise_beside_any_command)
     assert json.loads(read.stdout)
 
@@ -97,7 +101,7 @@ def predict():
 def test_a_forecast_is_alone_under_a_module_that_prints(tmp_path):
     done = run(target=predict, folder=tmp_path)
     assert json.loads(done.stdout)["phases"]
-    assert done.stderr.count(f"{WORD} step\n") >= 5
+    check_noise(done, "step")
 
 
 def test_a_full_device_is_reported_in_one_line():

@@ -75,5 +75,5 @@ def test_the_short_help_names_real_options(capsys):
 
 
 def test_a_dash_in_an_option_is_an_underscore(monkeypatch, printed):
-    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
+    monkeypatch.setattr("lmbench.sweep.execute.Execution.check", lambda *_: None)
     assert "--data.batch_size=3" in printed("sweep", "tiny_warmup", "--dry-run", "--data.batch-size=3")

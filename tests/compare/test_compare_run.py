@@ -6,18 +6,15 @@ import random
 from pathlib import Path
 
 import pytest
-from simulated_cells import SimulatedServers
+from simulated_cells import MeasuredServers
 from tables import flat
 
 from lmbench.cli import main
-from lmbench.sweep.outcome import End
-
-from comparison_runs import make_run  # isort: skip
 
 CONFIG = "trainer: {accelerator: cpu}\nmodel: {size: tiny}\n"
 
 
-class Measured(SimulatedServers):
+class Measured(MeasuredServers):
     """Servers whose processes write a record with the step time or the outcome that `step_s(side, round)` returns.
 
     After a command, `launches` are by side and round; `code`, `out` and `err` are the command's, with single spaces.
@@ -29,11 +26,6 @@ class Measured(SimulatedServers):
 
     def await_ready(self, environments):
         self.environment_counts.append(len(list(environments)))
-
-    def end(self, step_s, launch, folder, options):
-        failure = {"outcome": step_s, "exit_code": 1} if isinstance(step_s, str) else {}
-        make_run(folder.parent, 1.0 if failure else step_s, run_id=folder.name, **failure)
-        return End(failure.get("exit_code", 0), "itself", 100.0, 101.0)
 
     def window_s(self, name):
         mark = "--measure.min_window_s="

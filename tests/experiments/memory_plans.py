@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from lmbench.campaign.planning import few_blocks
 from lmbench.campaign.tuning import Stages
+from lmbench.fit_options import option_words
 from lmbench.memory.forecast import CONTEXT_BYTES, TargetGpu, gpu_for
-from lmbench.memory.plan import PlanRequest, ask_plan, option_words, predicted_peak, recipes_of, times_of
+from lmbench.memory.plan import PlanRequest, ask_plan, predicted_peak, recipes_of, times_of
 from lmbench.tune.search import goal_of
 
 LLAMA = {

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from comparison_runs import make_run
+
 from lmbench.records.codec import decode_run
 from lmbench.records.run import SCHEMA_VERSION
 from lmbench.sweep.execute import Execution
@@ -81,6 +83,15 @@ class SimulatedServers:
         lost = "/x/python ended while it served: SIGKILL" if ending == "lost" else None
         evidence = "the kernel's count of such ends rose by 1" if ending == "memory kill" else None
         return End(code, "itself", 100.0, 101.0, evidence, lost)
+
+
+class MeasuredServers(SimulatedServers):
+    """`script` returns the step time of a run, or the outcome of one that fails."""
+
+    def end(self, step_s, launch, folder, options):
+        failure = {"outcome": step_s, "exit_code": 1} if isinstance(step_s, str) else {}
+        make_run(folder.parent, 1.0 if failure else step_s, run_id=folder.name, **failure)
+        return End(failure.get("exit_code", 0), "itself", 100.0, 101.0)
 
 
 def _error(kind):

@@ -126,7 +126,7 @@ def _no_processes(monkeypatch):
     """No other program is run."""
     replace_wandb(monkeypatch)
     # A sweep of sound options would import PyTorch in a server.
-    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
+    monkeypatch.setattr("lmbench.sweep.execute.Execution.check", lambda *_: None)
 
 
 @pytest.mark.usefixtures("_no_processes")

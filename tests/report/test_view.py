@@ -41,9 +41,9 @@ def study(tmp_path):
 
 
 def test_a_study_of_ones_own_is_one_file(study, tmp_path, monkeypatch, printed):
-    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
+    monkeypatch.setattr("lmbench.sweep.execute.Execution.check", lambda *_: None)
     printed("sweep", study, "--dry_run")
-    axes, view = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}, read_sweep_file(study).view
+    axes, view = {"model.size": ["small", "medium"], "data.batch_size": [1, 8]}, read_sweep_file(study)[0].view
     home = make_sweep(tmp_path / "results" / "heat", axes, view=view, repeats=2, change=lambda run, repeat: {
         "device_state.mean_power_w": 300.0 + 40 * run["data"]["batch_size"] + repeat, "phases.step.p95_s": 0.0125,
     })  # fmt: skip

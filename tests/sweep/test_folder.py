@@ -102,26 +102,23 @@ destination: [{}, {wandb: {mode: online, entity: thief}}, "wandb.entity: thief"]
 
 @pytest.mark.parametrize("words", [["sweep"], ["sweep", "--dry_run"], ["compare", "--run"]])
 @pytest.mark.parametrize("what", FOREIGN)
-def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(
-    what, words, tmp_path, monkeypatch, refused
-):
+def test_a_folder_that_the_user_did_not_begin_is_shown_and_nothing_of_it_is_run(what, words, here, refused):
     file, config, shown = FOREIGN[what]
-    monkeypatch.chdir(tmp_path)
     Path("evil.py").write_text("open('ran', 'w')")
     Path("evil.sh").write_text("#!/bin/sh\ntouch ran")
     Path("evil.sh").chmod(0o755)
-    (tmp_path / "dl").mkdir()
+    (here / "dl").mkdir()
     content = {"base": {"config": "base.yaml"}, "matrix": {"data.batch_size": [1]}} | file
-    (tmp_path / "dl" / "sweep.json").write_text(json.dumps({"file": content}))
-    (tmp_path / "dl" / "base.yaml").write_text(json.dumps(config))
-    before = sorted(tmp_path.rglob("*"))
+    (here / "dl" / "sweep.json").write_text(json.dumps({"file": content}))
+    (here / "dl" / "base.yaml").write_text(json.dumps(config))
+    before = sorted(here.rglob("*"))
     lines = refused(words[0], "dl", *words[1:]).splitlines()
     assert lines[-1] == "lmbench: nothing of 'dl' was run; `lmbench sweep dl --trust` takes it over"
     assert any(shown in line for line in lines[1:-1])
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(here.rglob("*")) == before
 
 
-def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run, tmp_path, monkeypatch, capsys):
+def test_a_folder_is_the_users_own_until_somebody_changes_it_and_after_trust(run, tmp_path, monkeypatch):
     folder = (tmp_path / "sim").rename(tmp_path / "moved")
 
     def refusal():

@@ -55,9 +55,9 @@ def environment(folder, **variables):
 class Machine(LocalExecutor):
     """An executor for processes that execute a line of code."""
 
-    def __init__(self, folder, environment, cores=1, mark=None):
+    def __init__(self, folder, environment, cores=1, **more):
         self.folder, self.environment = folder, environment
-        super().__init__(mark, cores)
+        super().__init__(cores=cores, **more)
 
     def end(self, code, timeout_s=30.0, tick=lambda: None, environment=None, **variables):
         environment = environment or self.environment

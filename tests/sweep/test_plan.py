@@ -115,7 +115,7 @@ def test_every_study_has_a_view_a_tiny_variant_and_cells():
     assert names <= set(studies)
     assert {f"tiny_{name}" for name in studies if not name.startswith("tiny_")} <= set(studies)
     for name, path in studies.items():
-        plan = make_plan(name, read_sweep_file(path))
+        plan = make_plan(name, read_sweep_file(path)[0])
         assert make_catalogue().view(plan.file.view, plan.file.matrix).name == name.removeprefix("tiny_")
         assert len(plan.cells) > 1
 
@@ -142,10 +142,9 @@ sweep what is no YAML: ["a: b\n  c: d\n", {}]
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
+def test_all_mistakes_of_a_file_are_reported_with_their_lines(what, here, refused):
     text, lines = WRONG[what]
-    (tmp_path / "mine.yaml").write_text(text)
+    (here / "mine.yaml").write_text(text)
     error = refused(what.split()[0], "mine.yaml")
     messages = dict(re.findall(r"mine.yaml:(\d+): (.*?)(?=; mine|\n)", error))
     assert {int(number) for number in messages} == set(lines)

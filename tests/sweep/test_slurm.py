@@ -32,8 +32,7 @@ repeats: 1
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def study(here):
     Path("study.yaml").write_text(STUDY)
     return Path("results/study")
 
@@ -42,7 +41,7 @@ def study(tmp_path, monkeypatch):
 def start(slurm, study, warm_sweeps, monkeypatch):
     """Starts `lmbench sweep STUDY --on slurm` in a thread; returns a function that waits for its exit code."""
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    monkeypatch.setattr("lmbench.campaign.sweep.check_cells", lambda *_: None)
+    monkeypatch.setattr("lmbench.sweep.execute.Execution.check", lambda *_: None)
 
     def begin():
         codes = SimpleQueue()

@@ -72,9 +72,8 @@ class Engine:
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
+def study(here, monkeypatch):
     """A study file with simulated processes. Returns the engine's class, and the servers that record the processes."""
-    monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(STUDY)
     servers = SimulatedServers(lambda name: "ok")
     monkeypatch.setattr("lmbench.campaign.sweep.LocalExecutor", lambda mark: servers)
@@ -92,15 +91,14 @@ def sweep(*words):
 
 
 def rows(folder="results/study"):
-    return {path.parent.name: json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")}
+    return [json.loads(path.read_text()) for path in Path(folder).glob("runs/*/run.json")]
 
 
 def outcomes(folder="results/study"):
-    runs = rows(folder)
-    return {
-        repeat: Counter(run["outcome"] for name, run in runs.items() if name.endswith(f"r{repeat}"))
-        for repeat in range(3)
-    }
+    counts = {repeat: Counter() for repeat in range(3)}
+    for row in rows(folder):
+        counts[row["sweep"]["repeat"]][row["outcome"]] += 1
+    return counts
 
 
 def test_each_round_is_a_task_and_each_run_is_measured_once(study, capsys):
@@ -110,11 +108,7 @@ def test_each_round_is_a_task_and_each_run_is_measured_once(study, capsys):
     assert (engine.submitted, output.splitlines()[-1]) == ([], "3 processes on 1 nodes")
     for _ in range(2):
         assert sweep() == 0
-        assert (engine.submitted, len(servers.started), outcomes()) == (
-            ["0", "1", "2"],
-            6,
-            ALL_OK,
-        )
+        assert (engine.submitted, len(servers.started), outcomes()) == (["0", "1", "2"], 6, ALL_OK)
         assert Path("results/study/cells.csv").read_text().count("\n") == 3
     assert "6 of 6 runs: 6 ok" in capsys.readouterr().out
 
@@ -138,7 +132,7 @@ def test_every_run_of_a_task_that_measured_nothing_has_a_row_and_the_next_start_
     assert sweep() == 1
     lost = {0: {"ok": 2}, 1: {"interrupted": 2}, 2: {"ok": 2}}
     assert outcomes() == ({repeat: {"interrupted": 2} for repeat in range(3)} if fault == "other torch" else lost)
-    assert {row["error"]["kind"] for row in rows().values() if row["outcome"] != "ok"} == {"TaskEnded"}
+    assert {row["error"]["kind"] for row in rows() if row["outcome"] != "ok"} == {"TaskEnded"}
     assert re.search(cause, " ".join(capsys.readouterr().err.split()))
     begun = len(servers.started)
     # The next start measures on this machine.
@@ -207,10 +201,15 @@ def test_a_task_that_has_not_begun_still_measures_after_another_round_was_submit
     assert (outcomes(), engine.submitted, len(servers.started)) == (ALL_OK, ["0", "1", "2", "2"], 6)
 
 
+def measure_in(**places):
+    """Measure rounds of the study in each of these places, as other machines do."""
+    for place, rounds in places.items():
+        assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
+
+
 def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study, refused):
     _, servers = study
-    for rounds, place in (("0,2", "a"), ("1", "b"), ("2", "c")):
-        assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
+    measure_in(a="0,2", b="1", c="2")
     assert (outcomes("a/study")[1], outcomes("b/study")[1], len(servers.started)) == ({}, {"ok": 2}, 8)
     assert main(["sweep", "a/study", "--merge", "b/study", "--dry_run"]) == 0
     assert outcomes("a/study")[1] == {}
@@ -224,8 +223,7 @@ def test_rounds_measured_on_several_machines_merge_and_none_hides_another(study,
 
 
 def test_a_merge_is_whole_or_nothing(study, refused):
-    for rounds, place in (("0", "a"), ("1,2", "b")):
-        assert main(["sweep", "study.yaml", "--rounds", rounds, "--results_dir", place]) == 0
+    measure_in(a="0", b="1,2")
     run, *_ = sorted(Path("b/study/runs").iterdir())
     with (run / "large.bin").open("wb") as file:
         file.truncate(2**40)

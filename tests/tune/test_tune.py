@@ -133,9 +133,6 @@ def test_a_verdict_that_has_no_time_for_its_rounds_is_not_begun_and_that_is_said
 DAMAGES = [
     ("predicted_bytes.json", '{"as given": "x"}', "Expected int"),
     ("predicted_bytes.json", None, "it is no regular file"),
-    ("given-*/runs/*/config.yaml", "", "has no settings"),
-    ("given-*/runs/*/config.yaml", "[", "is no YAML"),
-    ("given-*/runs/*/config.yaml", None, "it is no regular file"),
     ("tuned.yaml", None, "cannot be written"),
 ]
 
@@ -145,12 +142,11 @@ def test_a_copy_of_a_tuning_is_asked_about_and_a_damaged_one_is_a_line(tuned, tu
     shutil.copytree(TUNED, folder)
     code, _, err = tune(SPACE, *words)
     assert (code, "was not begun here by you" in err) == (2, True)
-    for pattern, text, message in DAMAGES:
+    for name, text, message in DAMAGES:
         shutil.rmtree(folder)
         shutil.copytree(TUNED, folder)
-        for path in [*folder.glob(pattern)] or [folder / pattern]:
-            path.unlink(missing_ok=True)
-            path.mkdir() if text is None else path.write_text(text)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir() if text is None else (folder / name).write_text(text)
         code, _, err = tune(SPACE, *words, "--trust")
         assert (code, message in err.splitlines()[-1]) == (2, True), err
 
