@@ -42,10 +42,10 @@ from lmbench.fit.fake_step import (
     act_as_one_rank,
     callbacks_with_memory,
     fake_ranks,
-    precision_plugin,
     trial_of,
 )
 from lmbench.fit.measurement import Measurement, apply_mode
+from lmbench.fit.mixed_precision import Fp8Tokens
 from lmbench.fit.planning import make_plan
 from lmbench.fit.strategies import STRATEGIES, blocks_per_group
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
@@ -58,6 +58,7 @@ from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
+from lmbench.precision import PRECISIONS, find_precision
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
@@ -107,6 +108,10 @@ class Prediction:
         plan = Measurement("fit", line.model, line.build("measure"), self._flags)
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
+        precision = find_precision(self.precision)
+        if precision is None or not precision.runs_on_cpu:
+            allowed = ", ".join(name for name, known in PRECISIONS.items() if known.runs_on_cpu)
+            raise UsageError(f"precision {self.precision} cannot be predicted; allowed: {allowed}")
         options = self._flags["compile"]
         self.compile_options = CompileOptions(**({} if options is True else vars(options))) if options else None
         self.is_compiled = self.compile_options is not None
@@ -203,12 +208,14 @@ class Prediction:
             "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
             "callbacks": [*callbacks_with_memory(flags["callbacks"]), watch],
             "logger": DummyLogger() if self._flags["logger"] else False,
-            "max_epochs": 1, "accumulate_grad_batches": micro_batches,
+            "max_epochs": 1, "accumulate_grad_batches": micro_batches, "precision": self.precision,
         }  # fmt: skip
         trainer: Any = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
-        trainer.callbacks.remove(next(callback for callback in trainer.callbacks if isinstance(callback, Compiler)))
+        # The predictor takes steps with batches of any size.
+        trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Compiler | Fp8Tokens)]
         strategy = trainer.strategy
-        strategy.precision_plugin = precision_plugin(self.precision, strategy)
+        # A loss scaler reads values of tensors. Its memory is negligible.
+        strategy.precision_plugin.scaler = None
         # Fake parameters are on the right device already, and cannot be moved in place.
         strategy.model_to_device = strategy.teardown = lambda: None
         if isinstance(strategy, ParallelStrategy):
