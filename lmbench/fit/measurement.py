@@ -5,7 +5,7 @@ Command lines, cells of sweeps and `lmbench.measure` all come through here. A mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from lmbench.callbacks import (
     MemoryHistory,
     MemoryRecorder,
     Observer,
+    PhaseTimer,
     ProgressLine,
     RunRecorder,
     SyncFinder,
@@ -36,7 +37,7 @@ from lmbench.device import synchronize
 from lmbench.errors import UsageError, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
-from lmbench.fit.trainer import BenchTrainer
+from lmbench.fit.trainer import BenchTrainer, as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.ending import is_checkpoint_mismatch
 from lmbench.instruments.window import Schedule
@@ -136,7 +137,6 @@ class Measurement:
         command: `fit`, or `validate` for inference.
         model: the class of the model.
         settings: the settings of the measurement itself.
-        flags: the Trainer's flags.
         rooms: settings of rooms, by the room's name: `{"memory": {"history": True, "steps": 3}}`.
         facts: further fields of the record, such as the command line.
         text: YAML that repeats the run.
@@ -151,7 +151,6 @@ class Measurement:
     command: str
     model: type
     settings: MeasureSettings
-    flags: Values
     rooms: Values = field(default_factory=dict)
     facts: Values = field(default_factory=dict)
     text: str | None = None
@@ -175,18 +174,18 @@ class Measurement:
     @exits_raised()
     def run(
         self,
-        build: Callable[[], tuple[LightningModule, Any, Sequence[Callback]]],
+        build: Callable[[], tuple[LightningModule, Any, PhaseTimer, Values]],
         seed: int | bool | None = 0,
         announces: bool = False,
         **options: Any,
     ) -> BaseException | None:
-        """Build model, data and callbacks, measure, and close the record.
+        """Build model, data and Trainer, measure, and close the record.
 
         Returns the exception that ended the run, or None if training ended by itself.
 
         Args:
-            build: returns the module, its data (a LightningDataModule, a loader, or None for the module's own loaders)
-                and the user's callbacks.
+            build: returns the module, its data (a LightningDataModule, a loader, or None for the module's own loaders),
+                the timer and the Trainer's flags.
             seed: the run's seed; true draws a random seed, None and false set no seed.
             announces: print the run's banner and a progress line.
             options: arguments of `Trainer.fit` or `validate`, such as `ckpt_path`.
@@ -199,11 +198,12 @@ class Measurement:
             if seed is not None and seed is not False:
                 seed_everything(None if seed is True else seed, workers=True, verbose=False)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
-            module, data, callbacks = build()
+            module, data, timer, flags = build()
             if self.settings.blocks is not None:
                 AlikeBlocks(module, self.settings.blocks)
                 module.flops_per_token = None  # type: ignore[assignment]  # It counts all blocks.
-            trainer = self._trainer([one_process, *self._callbacks(callbacks, announces)])
+            user = [*as_list(flags.get("callbacks")), timer]
+            trainer = self._trainer({**flags, "callbacks": [one_process, *self._callbacks(user, announces)]})
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
             apply_mode(module, self.mode, self.zero_grad)
@@ -229,13 +229,13 @@ class Measurement:
             one_process.is_over = True
         return None
 
-    def _trainer(self, callbacks: list[Callback]) -> Any:
-        """The Trainer with these callbacks.
+    def _trainer(self, flags: Values) -> Any:
+        """The Trainer with these flags.
 
         Raises:
             UsageError: two of its instruments disturb each other.
         """
-        trainer: Any = BenchTrainer(**{**self.flags, "callbacks": callbacks})
+        trainer: Any = BenchTrainer(**flags)
         has_history = any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks)
         if has_history and type(trainer.profiler) is not PassThroughProfiler:
             raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
@@ -244,7 +244,7 @@ class Measurement:
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing
         return trainer
 
-    def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:
+    def _callbacks(self, user: list[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
         schedule: Schedule = self.settings
         instruments: list[Callback] = []

@@ -105,7 +105,7 @@ class Prediction:
         is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
         is_sharded = self.strategy.startswith("fsdp2") or isinstance(strategy, ModelParallelStrategy)
         self.is_sharded = None if is_split else is_sharded
-        plan = Measurement("fit", line.model, line.build("measure"), self._flags)
+        plan = Measurement("fit", line.model, line.build("measure"))
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
         precision = find_precision(self.precision)

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
 
-from lmbench.callbacks import RunRecorder
+from lmbench.callbacks import PhaseTimer, RunRecorder
 from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, message_of, tell, unknown
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement, complete_record
@@ -31,7 +31,7 @@ from lmbench.fit.ranks import (
     tell_stack,
 )
 from lmbench.fit.settings import MeasureSettings
-from lmbench.fit.trainer import as_list, quiet
+from lmbench.fit.trainer import quiet
 from lmbench.instruments.ending import (
     error_facts,
     interrupted,
@@ -100,12 +100,10 @@ def run(args: list[str]) -> int:
             "command": command, "argv": masked_words([command, *line.words]), "config": masked(line.content),
             "wandb": wandb.filing(),
         }  # fmt: skip
-        measurement = Measurement(command, line.model, settings, {}, rooms, facts, line.text)
+        measurement = Measurement(command, line.model, settings, rooms, facts, line.text)
 
-        def build() -> tuple[LightningModule, Any, list[Callback]]:
-            module, data, timer = (line.build(key) for key in ("model", "data", "timer"))
-            measurement.flags = vars(line.build("trainer"))
-            return module, data, [*as_list(measurement.flags.pop("callbacks")), timer]
+        def build() -> tuple[LightningModule, Any, PhaseTimer, Values]:
+            return line.build("model"), line.build("data"), line.build("timer"), vars(line.build("trainer"))
 
         options = {name: line.config[name] for name in ("ckpt_path", "weights_only", "verbose") if name in line.config}
         recorder = measurement.recorder

@@ -264,7 +264,7 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     """
     line = CommandLine("fit", words)
     settings = line.build("measure")
-    plan = Measurement("fit", line.model, settings, {})
+    plan = Measurement("fit", line.model, settings)
     seed_everything(line.config.seed_everything, workers=True, verbose=False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))
