@@ -155,8 +155,8 @@ def _measure(
         with suppress(Terminated), held():
             path = recorder.folder.path
             ends = ends_by_records(path, count)
-            cause = cause_of(path, ends)
-            if cause is not None and (ending := ending_of_ranks(path, cause, ends)) is not None:
+            cause = cause_of(ends)
+            if cause is not None and (ending := ending_of_ranks(cause, ends)) is not None:
                 recorder.take_over(path, ending)
                 is_of_other_rank = True
     if failure is not None and not is_of_other_rank:
@@ -182,9 +182,9 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
     with suppress(KeyboardInterrupt, Terminated):
         ends, stop = run_ranks(path, count, measure)
     signum = received()
-    cause = cause_of(path, ends) if signum is None else None
+    cause = cause_of(ends) if signum is None else None
     if path.is_dir() and not existed:
-        ending = None if cause is None else ending_of_ranks(path, cause, ends, stop)
+        ending = None if cause is None else ending_of_ranks(cause, ends, stop)
         # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None and cause.code > 0:
