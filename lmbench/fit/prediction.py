@@ -68,6 +68,10 @@ _KEPT_FLAGS = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algo
 class Prediction:
     """A parsed configuration of `lmbench fit`; `step` runs one step of it on fake tensors.
 
+    Args:
+        words: the configuration, as options of `lmbench fit`.
+        workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
+
     Attributes:
         world_size: ranks of the configuration, one for each device on each node.
         strategy: the strategy's name, or its class for a strategy with arguments.
@@ -86,7 +90,8 @@ class Prediction:
         UsageError: the words are wrong, or devices or strategy cannot be predicted.
     """
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], workspace_bytes: int = 0) -> None:
+        self._workspace_bytes = workspace_bytes
         self._line = line = CommandLine("fit", words)
         self._flags = vars(line.build("trainer"))
         devices = self._flags["devices"]
@@ -137,36 +142,27 @@ class Prediction:
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
-    def predictor(self, workspace_bytes: int) -> Predictor:
-        """The predictor of the configuration's memory, from steps with a line on standard error for each."""
+    def predictor(self) -> Predictor:
+        """The predictor of the configuration's memory."""
+        return Predictor(self.step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
 
-        def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
-            shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
-            tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
-            return self.step(batch_size, context_length, keep_blocks, workspace_bytes)
-
-        return Predictor(take_step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
-
-    def step(
-        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
-    ) -> FakeStep:
-        """Run a steady step on fake tensors as `run` does, and return its peaks by phase and region."""
-        tracker, watch = self.run(batch_size, context_length, keep_blocks, workspace_bytes)
+    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
+        """Run steps as `run` does, with a line on standard error; returns the steady one's peaks by phase and region."""
+        shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
+        tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
+        tracker, watch = self.run(batch_size, context_length, keep_blocks)
         return trial_of(tracker, watch.steady_from, watch.blocks.count)
 
-    def run(
-        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
-    ) -> tuple[Tracker, StepWatch]:
+    def run(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> tuple[Tracker, StepWatch]:
         """Run a few steps on fake tensors, up to a steady one.
 
         Args:
             batch_size: samples in the batch.
             context_length: tokens in a sample; None for data that is not lmbench's own.
             keep_blocks: length to cut lists of alike blocks to; None cuts nothing.
-            workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
         """
         micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES)
-        tracker, track = Tracker(workspace_bytes), PhaseTrack()
+        tracker, track = Tracker(self._workspace_bytes), PhaseTrack()
         resident_count = None
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
@@ -256,10 +252,9 @@ class Prediction:
                 owner.prepare_data()
                 if data is not None:
                     owner.setup("fit")
-                loaders = owner.train_dataloader()
-                if isinstance(loaders, dict | list | tuple):
-                    loaders = (batch for batch, _, _ in CombinedLoader(loaders, "max_size_cycle"))
-                self._batch = next(iter(loaders), None)
+                # As the Trainer combines them, where there are several.
+                loaders = CombinedLoader(owner.train_dataloader(), "max_size_cycle")
+                self._batch = next((batch for batch, _, _ in loaders), None)
             if self._batch is None:
                 raise UsageError("nothing to predict with: the training data has no batch")
         return self._batch
@@ -299,9 +294,9 @@ def forecast(words: list[str], request: Request) -> Forecast:
     """
     started = time.perf_counter()
     act_like_cuda()
-    plan, gpus = Prediction(words), request.gpus
-    workspace_bytes = gpus[0].workspace_bytes if gpus else 0
-    predictor = plan.predictor(workspace_bytes)
+    gpus = request.gpus
+    plan = Prediction(words, gpus[0].workspace_bytes if gpus else 0)
+    predictor = plan.predictor()
     result = Forecast(
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
         predictor.phases, predictor.reserved_bytes, predictor.method, strategy=plan.strategy,

@@ -45,7 +45,7 @@ def _compared(recipes):
     from lmbench.memory.fake_gpu import act_like_cuda
 
     act_like_cuda()
-    planner = Planner(WORDS, 0, Prediction)
+    planner = Planner(WORDS, Prediction)
     by_size = {(chain.batch_size, chain.is_chunked): chain for chain in planner.chains()}
     peaks = []
     for recipe in recipes:
