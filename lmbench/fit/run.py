@@ -42,6 +42,7 @@ from lmbench.instruments.ending import (
 from lmbench.interruption import Terminated, exit_code, held, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words, shown, shown_json, shown_lines
 from lmbench.records.codec import encode_run
+from lmbench.records.measured import RunError
 from lmbench.records.process import reach
 from lmbench.records.store import new_run_id
 from lmbench.records.vocabulary import Values
@@ -70,7 +71,7 @@ def run(args: list[str]) -> int:
     reach("imported")
     quiet()
     find_modules_in_current_folder()
-    command, flags = args[0], {flag for flag in _FLAGS for word in args if word.partition("=")[0] == flag}
+    command, flags = args[0], _FLAGS & {word.partition("=")[0] for word in args}
     is_loud = not {"--json", "--quiet"} & flags
     try:
         skipped = _skipped(args)
@@ -168,7 +169,8 @@ def _measure(
             if recorder.exit_code is ExitCode.INTERNAL:
                 _print_lines("".join(traceback.format_exception(failure)))
             elif recorder.exit_code is ExitCode.USER_CODE:
-                _print_own_lines(failure, recorder)
+                assert recorder.run.error is not None
+                _print_own_lines(failure, recorder.run.error, recorder.folder.path)
     if is_first:
         complete_record(recorder, is_predicted=is_predicted)
     return int(recorder.exit_code or 0)
@@ -211,7 +213,7 @@ def report_failure(error: BaseException) -> int:
     if memory := out_of_memory(error):
         return _complain(f"out of memory: {memory.message}", ExitCode.OUT_OF_MEMORY)
     if user_lines(error):
-        return _print_own_lines(error)
+        return _print_own_lines(error, error_facts(type(error).__name__, message_of(error), "setup"))
     _print_lines("".join(traceback.format_exception(error)))
     return ExitCode.INTERNAL
 
@@ -221,15 +223,17 @@ def _complain(line: object, code: ExitCode) -> int:
     return code
 
 
-def _print_own_lines(error: BaseException, recorder: RunRecorder | None = None) -> int:
-    """Print the lines of the user's code that an error came through, then the error; returns the exit code."""
-    facts, all_frames = None, ""
-    if recorder is not None and recorder.folder is not None:
-        facts = recorder.run.error
-        if facts is not None and facts.traceback_file:
-            all_frames = f" (all frames: {recorder.folder.path / facts.traceback_file})"
-    facts = facts or error_facts(type(error).__name__, message_of(error), "setup")
-    lines = user_lines(error)
+def _print_own_lines(error: BaseException, facts: RunError, folder: Path | None = None) -> int:
+    """Print the lines of the user's code that an error came through, then the error; returns the exit code.
+
+    Args:
+        error: the error.
+        facts: what is recorded of it.
+        folder: the run's folder; None without one.
+    """
+    all_frames, lines = "", user_lines(error)
+    if folder is not None and facts.traceback_file:
+        all_frames = f" (all frames: {folder / facts.traceback_file})"
     notes = [f"{note}\n" for note in getattr(error, "__notes__", ())]
     _print_lines("".join([*traceback.format_list(lines), *notes]))
     where = facts.phase if lines else f"{facts.phase}, at no line of yours"
