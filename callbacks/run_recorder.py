@@ -57,9 +57,9 @@ from lmbench.records.vocabulary import RUNNING, Stage
 class RunRecorder(Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer, HostOwners, a CheckpointRecorder, and with several ranks a CommunicationProbe, if the Trainer
-    has none, and a LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried
-    again, and records that are lost in the end make the outcome `error`.
+    It adds a PhaseTimer, HostOwners, a CheckpointRecorder and a CommunicationProbe, if the Trainer has none, and a
+    LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried again, and records
+    that are lost in the end make the outcome `error`.
 
     Recorded beside the fields of all other callbacks:
 
@@ -103,16 +103,14 @@ class RunRecorder(Observer):
         super().setup(trainer, pl_module, stage)
         if stage not in RUNS:
             return
-        of_ranks = [CommunicationProbe] if trainer.world_size > 1 else []
-        for kind in (PhaseTimer, HostOwners, CheckpointRecorder, *of_ranks):
+        for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
                 self.session.attach(kind(), pl_module, stage)
-        profiler = trainer.profiler  # type: ignore[attr-defined]
         run = self.session.run
         run.rank, run.world_size = trainer.global_rank, trainer.world_size
         run.data_parallel_size = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
         run.precision, run.device_type = str(trainer.precision), trainer.strategy.root_device.type
-        run.is_profiled = type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler
+        run.is_profiled = type(trainer.profiler.inner) is not PassThroughProfiler  # type: ignore[attr-defined]
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
             self._open(run, trainer.strategy)
