@@ -367,8 +367,7 @@ class MeasurementSession(LeanCallback):
                 self._probe_plan += [kind for observer in self.observers for kind in observer.own_probes]
                 self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
             self.stage = Stage.PROBE
-            self._next_probe(trainer)
-        elif self.stage is Stage.PROBE:
+        if self.stage is Stage.PROBE:
             self._next_probe(trainer)
 
     def _is_window_complete(self) -> bool:
