@@ -147,7 +147,7 @@ class Prediction:
         return Predictor(self.step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
 
     def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
-        """Run steps as `run` does, with a line on standard error; returns the steady one's peaks by phase and region."""
+        """Run steps as `run` does, told in a line on standard error; returns the steady one's peaks."""
         shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
         tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
         tracker, watch = self.run(batch_size, context_length, keep_blocks)
