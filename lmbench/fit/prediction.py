@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -47,7 +46,7 @@ from lmbench.fit.fake_step import (
 from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.mixed_precision import Fp8Tokens
 from lmbench.fit.planning import make_plan
-from lmbench.fit.strategies import STRATEGIES, blocks_per_group
+from lmbench.fit.strategies import STRATEGIES
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
 from lmbench.instruments import recomputing
 from lmbench.instruments.alike_blocks import AlikeBlocks
@@ -77,7 +76,7 @@ class Prediction:
         strategy: the strategy's name, or its class for a strategy with arguments.
         is_sharded: whether all ranks share parameters, gradients and optimizer state evenly; None if they split some.
         micro_batches: micro-batches of a step.
-        options: all settings of model, data and Trainer, by their options' names.
+        options: all settings, by their options' names.
         mode: the mode that is predicted.
         zero_grad: `after_step` or `native`.
         precision: Lightning's name of the precision.
@@ -102,14 +101,14 @@ class Prediction:
         check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
-        self.blocks_per_group = blocks_per_group(strategy)
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
-        names = ("auto", *STRATEGIES)
-        if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy in names):
-            raise unknown("trainer.strategy of a prediction", self.strategy, names)
-        is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
-        is_sharded = self.strategy.startswith("fsdp2") or isinstance(strategy, ModelParallelStrategy)
-        self.is_sharded = None if is_split else is_sharded
+        if strategy in STRATEGIES:
+            strategy = STRATEGIES[strategy]()
+        if strategy != "auto" and not isinstance(strategy, DDPStrategy | ModelParallelStrategy):
+            raise unknown("trainer.strategy of a prediction", self.strategy, ("auto", *STRATEGIES))
+        is_split = getattr(strategy, "_tensor_parallel_size", 1) != 1
+        self.is_sharded = None if is_split else isinstance(strategy, ModelParallelStrategy)
+        self.blocks_per_group = getattr(strategy, "blocks_per_group", 1)
         plan = Measurement("fit", line.model, line.build("measure"))
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
@@ -118,11 +117,10 @@ class Prediction:
             allowed = ", ".join(name for name, known in PRECISIONS.items() if known.runs_on_cpu)
             raise UsageError(f"precision {self.precision} cannot be predicted; allowed: {allowed}")
         options = self._flags["compile"]
-        self.compile_options = CompileOptions(**({} if options is True else vars(options))) if options else None
+        self.compile_options = CompileOptions() if options is True else options or None
         self.is_compiled = self.compile_options is not None
         self.micro_batches = self._flags["accumulate_grad_batches"]
-        groups = {group: vars(line.config.get(group) or SimpleNamespace()) for group in ("model", "data", "trainer")}
-        self.options = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+        self.options = dict(line.config.items(branches=True))
         self.assumed = dict[str, None]()
         self._batch: Any = None
         data = line.build("data")

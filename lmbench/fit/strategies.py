@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.pytorch.strategies import StrategyRegistry
 
 from lmbench.fit.data_parallel import DataParallel, ShardedOptimizer
 from lmbench.fit.model_parallel import ModelParallel
@@ -26,13 +26,6 @@ STRATEGIES: dict[str, partial[Any]] = {
 for _name, _strategy in STRATEGIES.items():
     # Lightning has registered its own DDPStrategy as `ddp`. It stays reachable by its class.
     StrategyRegistry.register(_name, _strategy.func, override=True, **_strategy.keywords)
-
-
-def blocks_per_group(strategy: str | Strategy) -> int:
-    """How many alike blocks a strategy, or one by its name, shards together."""
-    if isinstance(strategy, str) and strategy in STRATEGIES:
-        strategy = STRATEGIES[strategy]()
-    return strategy.blocks_per_group if isinstance(strategy, ModelParallel) else 1
 
 
 _OPTION = "--trainer.strategy"
