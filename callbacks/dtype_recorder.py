@@ -81,9 +81,8 @@ class DtypeRecorder(Observer):
         step, record, trainer = self._stop_noting(), self._record, self.trainer
         if step is None:
             return
-        mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         try:
-            notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
+            notes = step.fill_in(record, str(trainer.precision), str(self.session.run.mode), trainer.optimizers)
             (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
         except Exception as fault:
             # The window is complete, and its figures are worth keeping.

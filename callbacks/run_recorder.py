@@ -64,7 +64,7 @@ class RunRecorder(Observer):
     Recorded beside the fields of all other callbacks:
 
     - `run_id`, `outcome`, `exit_code`, `error`, `started_at`, `ended_at`, `milestones`: how the run went.
-    - `environment`, `model`, `data`, `flops`, `mode`, `precision`, `matmul_precision`: what was measured, and where.
+    - `environment`, `model`, `data`, `flops`, `precision`, `matmul_precision`: what was measured, and where.
     - `rank`, `world_size`, `data_parallel_size`, `per_rank`: the ranks; the record of rank 0 stands for all.
     - `phases`, `throughput`, `loss`, `scalars`, `guards`: the summary of the window, made at the end.
 
@@ -127,14 +127,13 @@ class RunRecorder(Observer):
             environment = run.environment
             facts = {"device": environment.gpu.name, **asdict(environment.versions)}
             refuse_unlike(facts | {"commit": environment.code.project.commit} | (run.config or {}))
-        run.mode = run.mode or ("train_step" if self.trainer.state.fn == "fit" else "inference")
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
         run.model = describe_model(self.module, self.trainer.optimizers)
         if self.trainer.ckpt_path:
             run.model.is_fresh = False
         run.model.fp8 = getattr(self.trainer.precision_plugin, "layers", None)
-        run.flops = describe_flops(self.module, run.mode)
+        run.flops = describe_flops(self.module, str(run.mode))
         note_peak(run)
         run.data = describe_data(self.trainer)
         self._write()

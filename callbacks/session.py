@@ -58,6 +58,7 @@ class MeasurementSession(LeanCallback):
 
     - `window.*`: the steps asked for and measured.
     - `probe.requested_steps`, `probe.is_complete`: the probe steps asked for, and whether all were taken.
+    - `mode`: train_step or inference, if nobody has said more.
     - `gc_policy`: what garbage collection did in the window.
     - `unseen_phases`: phases that manual optimization hides.
 
@@ -318,6 +319,7 @@ class MeasurementSession(LeanCallback):
 
     def _start(self, trainer: Trainer) -> None:
         self.device = trainer.strategy.root_device
+        self.run.mode = self.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         self.track.reset()
         self._has_started = True
         if trainer.loggers:

@@ -187,9 +187,11 @@ class EverySecondLoss(Regression):
 
 def test_steps_without_a_loss_are_skipped_ones_so_that_phases_sum_to_the_step(recorder):
     train(PhaseTimer(), recorder, module=EverySecondLoss)
+    # A timer without a recorder knows it, too.
+    train(alone := PhaseTimer(), module=EverySecondLoss)
     (run,) = results(recorder)
     phases = run.record.phases
-    assert {step.is_skipped == (step.loss is None) for step in run.steps} == {True}
+    assert {step.is_skipped == (step.loss is None) for step in [*run.steps, *alone.records]} == {True}
     assert (phases.backward.n, run.record.window.skipped_count) == (phases.step.n, 3)
     means_s = [phase.mean_s for name in PHASES if (phase := getattr(phases, name)) is not None]
     assert sum(means_s) == pytest.approx(phases.step.mean_s, rel=0.01)
