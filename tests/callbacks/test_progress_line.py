@@ -53,7 +53,8 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
          "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"),
         (Stage.WINDOW, {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
         (Stage.PROBE, {"steps_done": 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"),
-        (Stage.PROBE, {"steps_done": 56, "probe_kind": ProbeKind.DTYPES}, "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
+        (Stage.PROBE, {"steps_done": 56, "probe_kind": ProbeKind.DTYPES},
+         "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
         # Between two stages the line stays.
         (Stage.DONE, {"steps_done": 56}, ""),
     ],
