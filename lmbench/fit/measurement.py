@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch.optim import Optimizer
 
@@ -207,12 +207,11 @@ class Measurement:
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
             apply_mode(module, self.mode, self.zero_grad)
-            datamodule, loaders = (data, None) if isinstance(data, LightningDataModule) else (None, data)
             if self.command == "fit":
-                trainer.fit(module, loaders, datamodule=datamodule, **options)
+                trainer.fit(module, data, **options)
             else:
                 trainer.limit_val_batches = trainer.limit_val_batches or 1.0
-                trainer.validate(module, loaders, datamodule=datamodule, **options)
+                trainer.validate(module, data, **options)
             if self.recorder.exit_code is None:
                 # Without a batch Lightning calls no hook of the loop, so no callback noticed.
                 raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
