@@ -55,7 +55,7 @@ def test_a_step_without_a_loss_is_not_checked():
 class Unusual(OwnLoaders):
     """Multiplies by one weight of an unusual kind."""
 
-    def __init__(self, weight, **options):
+    def __init__(self, weight):
         super().__init__()
         self.net = weight
 
