@@ -71,7 +71,6 @@ class RunRecorder(Observer):
     Attributes:
         run: the record as last written.
         folder: the result folder; None while there is none.
-        exit_code: the exit code of the run; None while it goes on.
 
     Args:
         results_dir: folder of result folders.
@@ -96,8 +95,12 @@ class RunRecorder(Observer):
         self.config_yaml = config_yaml
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
-        self.exit_code: ExitCode | None = None
         self._has_warned = False
+
+    @property
+    def exit_code(self) -> ExitCode | None:
+        """The exit code of the run; None while it goes on."""
+        return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -183,11 +186,10 @@ class RunRecorder(Observer):
         run = load_run(path)
         self.folder, self.run = RunFolder(path), run.record
         if ending is None:
-            self.exit_code = ExitCode(run.record.exit_code or 0)
             return
         self.run.window.steps = sum(step.stage == "window" for step in run.steps)
         complete_run(self.run, run.steps)
-        self.exit_code = None
+        self.run.exit_code = None
         self.close(ending)
 
     def end_by(self, exception: BaseException) -> None:
@@ -266,7 +268,6 @@ class RunRecorder(Observer):
         assert self.folder is not None
         if self._session is not None:
             self._session.folder = self.folder.path
-        self.exit_code = None
         self.run = run
         run.run_id, run.started_at = self.folder.path.name, now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
@@ -362,7 +363,6 @@ class RunRecorder(Observer):
                 self._note(failed("OSError", message, "recording"))
 
     def _note(self, ending: Ending) -> None:
-        self.exit_code = ending.exit_code
         self.run.outcome, self.run.error = ending.outcome, ending.error
         self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
 
