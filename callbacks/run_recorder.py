@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import _get_rank
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from torch.distributed import all_gather_object
@@ -24,7 +23,6 @@ from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.callbacks.session import RUNS
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COLLECTIVE_FAILED,
@@ -102,14 +100,11 @@ class RunRecorder(Observer):
         """The exit code of the run; None while it goes on."""
         return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage not in RUNS:
-            return
+    def prepare(self) -> None:
+        trainer, run = self.trainer, self.session.run
         for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-                self.session.attach(kind(), pl_module, stage)
-        run = self.session.run
+                self.session.attach(kind())
         run.rank, run.world_size = trainer.global_rank, trainer.world_size
         run.data_parallel_size = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
         run.precision, run.device_type = str(trainer.precision), trainer.strategy.root_device.type
@@ -121,7 +116,7 @@ class RunRecorder(Observer):
     def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
         if self.trainer.lr_scheduler_configs:
-            self.session.attach(LearningRate(), self.module, "fit")
+            self.session.attach(LearningRate())
 
     def run_started(self) -> None:
         run = self.run

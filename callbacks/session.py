@@ -154,11 +154,12 @@ class MeasurementSession(LeanCallback):
         self._profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
         trainer.profiler = self._profiler  # type: ignore[attr-defined]
 
-    def attach(self, observer: Events, pl_module: LightningModule, stage: str) -> None:
+    def attach(self, observer: Events) -> None:
         """Add an observer for this run only, in front of the session."""
-        self._trainer.callbacks = [*self._trainer.callbacks[:-1], observer, self]
+        trainer = self._trainer
+        trainer.callbacks = [*trainer.callbacks[:-1], observer, self]
         self._attached.append(observer)
-        observer.setup(self._trainer, pl_module, stage)
+        observer.setup(trainer, trainer.lightning_module, trainer.state.fn)
 
     def _close(self) -> None:
         """Restore the trainer's profiler and callbacks; facts and records stay until the next run."""
