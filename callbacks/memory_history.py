@@ -90,8 +90,7 @@ class MemoryHistory(Observer):
             self._ledger.watch()
             self.undo.callback(ModuleRanges(module, None).remove)
         self._ranges.begin(self.session.steps_done, self.session.track.current)
-        self.session.track.listeners.append(self._ranges.border)
-        self.undo.callback(self.session.track.unlisten, self._ranges.border)
+        self.session.track.listen(self._ranges.border, self.undo)
 
     # Lightning's hooks
 
