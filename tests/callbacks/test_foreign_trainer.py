@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,20 +153,24 @@ def test_a_subclass_of_a_callback_may_call_the_hooks_that_it_lacks():
     assert counter.started == len(counter.records) == 12
 
 
+MINE = partial(ValueError, "mine"), ValueError, ("error", "mine")
+# Lightning turns it into SystemExit.
+CTRL_C = KeyboardInterrupt, SystemExit, ("interrupted", "stopped by SIGINT (Ctrl-C)")
+
+
 @pytest.mark.parametrize(
     ("position", "hook", "error", "raised", "ended"),
     [
-        (0, "on_train_batch_start", ValueError("mine"), ValueError, ("error", "mine")),
-        (1, "on_after_backward", ValueError("mine"), ValueError, ("error", "mine")),
-        (2, "on_before_optimizer_step", ValueError("mine"), ValueError, ("error", "mine")),
-        # Lightning turns Ctrl-C into SystemExit.
-        (2, "on_train_batch_start", KeyboardInterrupt(), SystemExit, ("interrupted", "stopped by SIGINT (Ctrl-C)")),
+        (0, "on_train_batch_start", *MINE),
+        (1, "on_after_backward", *MINE),
+        (2, "on_before_optimizer_step", *MINE),
+        (2, "on_train_batch_start", *CTRL_C),
     ],
 )
 def test_an_exception_is_recorded_passed_on_and_leaves_nothing_behind(position, hook, error, raised, ended, recorder):
     def fail(trainer, *_):
         if trainer.global_step == 7:
-            raise error
+            raise error()
 
     raising, callbacks = Callback(), [recorder, PhaseTimer()]
     setattr(raising, hook, fail)
