@@ -121,7 +121,7 @@ class RunRecorder(Observer):
     def run_started(self) -> None:
         run = self.run
         run.environment = capture_environment(self.session.device)
-        if self.trainer.world_size > 1 and not self.session.only_watches:
+        if self.session.ranks_agree:
             environment = run.environment
             facts = {"device": environment.gpu.name, **asdict(environment.versions)}
             refuse_unlike(facts | {"commit": environment.code.project.commit} | (run.config or {}))
