@@ -59,12 +59,12 @@ class FakeBatches:
         batch: a structure of tensors, whose shapes and dtypes are copied.
         count: micro-batches.
         tracker: notes the copies as `inputs`.
-        resident_count: batches that stay on the device; None to copy each batch to the device when it is needed.
+        resident_count: batches that stay on the device; with 0 each batch is copied there when it is needed.
     """
 
-    def __init__(self, batch: Any, count: int, tracker: Tracker, resident_count: int | None) -> None:
+    def __init__(self, batch: Any, count: int, tracker: Tracker, resident_count: int) -> None:
         self._batch, self._count, self._tracker = batch, count, tracker
-        self._residents = [self._new() for _ in range(resident_count or 0)]
+        self._residents = [self._new() for _ in range(resident_count)]
 
     def __len__(self) -> int:
         return self._count

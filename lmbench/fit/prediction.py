@@ -161,7 +161,7 @@ class Prediction:
         """
         micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES)
         tracker, track = Tracker(self._workspace_bytes), PhaseTrack()
-        resident_count = None
+        resident_count = 0
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
