@@ -132,7 +132,9 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
                 raise UsageError(f"{option} needs a value")
             if option == "--trainer.profiler" and value == "kernels":
                 value = "lmbench.KernelProfiler"
-            yield ("", f"{option}={value}") if option.startswith("--trainer.") else (option, value)
+            if option.startswith("--trainer."):
+                option, value = "", f"{option}={value}"
+            yield option, value
         else:
             yield "", word
 
