@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -49,6 +50,7 @@ from lmbench.records.examined import MemoryPrediction
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard
 from lmbench.records.passes import recording_of
+from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Mode, Values
 from lmbench.report.answer import Answer
@@ -277,17 +279,17 @@ def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
 
     A pass is read only for the outcomes that it names: reading a large trace of a failed run is not worth the wait.
     """
-    run = recorder.run
     if recorder.folder is None:
         return
+    run, path = recorder.run, recorder.folder.path
     for room in ROOMS:
         if room.reader and run.outcome in room.outcomes and recording_of(run, room):
             record = value_at(run, room.field) or (resolve_name(room.record)() if room.record else {})
             failure = f"the {room.noun} could not be examined"
-            _complete(recorder, room.field, record, failure, resolve_name(room.reader))
+            _complete(recorder, room.field, record, failure, partial(resolve_name(room.reader), path))
     if is_predicted and run.outcome in ("ok", "oom"):
         failure = "its memory could not be predicted"
-        _complete(recorder, "memory_prediction", MemoryPrediction(), failure, lambda path: _prediction(recorder, path))
+        _complete(recorder, "memory_prediction", MemoryPrediction(), failure, partial(_prediction, run, path))
 
 
 def _complete(
@@ -295,17 +297,16 @@ def _complete(
     field: str,
     empty: Any,
     failure: str,
-    read: Callable[[Path], tuple[Any, list[Guard]]],
+    read: Callable[[], tuple[Any, list[Guard]]],
 ) -> None:
-    """Fill the record's `field` with what `read` returns for the run's folder, and tell the user if that fails.
+    """Fill the record's `field` with what `read` returns, and tell the user if that fails.
 
     If `read` raises, the field gets `empty` with `failure` and the error as its reason.
     """
-    assert recorder.folder is not None
     reason = ""
     try:
         try:
-            content, guards = read(recorder.folder.path)
+            content, guards = read()
         except Exception as error:
             is_expected = isinstance(error, UsageError | ProcessFailed)
             reason = " ".join((str(error) if is_expected else f"{type(error).__name__}: {error}").split())
@@ -320,7 +321,7 @@ def _complete(
         tell(f"the run is complete; {failure}: {reason}")
 
 
-def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, list[Guard]]:
+def _prediction(run: RunRecord, path: Path) -> tuple[MemoryPrediction, list[Guard]]:
     """Predict the run's memory from its configuration, with the error against the measured peak.
 
     A run that ran out of memory has no measured peak, and its prediction no error.
@@ -329,7 +330,6 @@ def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, li
         UsageError: the run is one of `lmbench validate`, which trains nothing.
         ProcessFailed: the predicting process failed.
     """
-    run = recorder.run
     if run.command != "fit":
         raise UsageError(f"{run.command} trains nothing; lmbench fit does")
     gpu = gpu_of(run)
