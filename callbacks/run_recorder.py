@@ -29,10 +29,10 @@ from lmbench.instruments.ending import (
     COMPLETE,
     Ending,
     definition_of_step,
+    ending_of,
     failed,
     failed_collective,
     frame_location,
-    interrupted,
     is_usage_error,
     judge,
 )
@@ -333,7 +333,7 @@ class RunRecorder(Observer):
                 setattr(self.run, name, part)
             self.run.guards += guards
             if self.exit_code is ExitCode.OK:
-                self._note(self._by_guards())
+                self._note(ending_of(COMPLETE, has_failed_guard=self._has_failed_guard))
             self.folder.write_run(self.run)
 
     def close(self, ending: Ending) -> None:
@@ -348,7 +348,16 @@ class RunRecorder(Observer):
                 self.folder.close()
                 self.run.unwritten_step_count = self.folder.unwritten_count
                 fault = self._summarize(ending) if self._session is not None else None
-                ending = self._first_failure(ending, fault)
+                ending = ending_of(
+                    ending,
+                    fault,
+                    received(),
+                    self.folder.unwritten_count,
+                    self.folder.error,
+                    self.run.profile.trace_error if self.run.profile is not None else None,
+                    self._without_loss(),
+                    self._has_failed_guard,
+                )
             self._note(ending)
             reach("closed")
             # Frees the disk space that was reserved for the last record.
@@ -361,35 +370,10 @@ class RunRecorder(Observer):
         self.run.outcome, self.run.error = ending.outcome, ending.error
         self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
 
-    def _by_guards(self) -> Ending:
-        """The ending of a run in which nothing else failed: under `strict` guards set the exit code."""
-        has_failed = bool(self.run.strict) and any(guard.status == "fail" for guard in self.run.guards)
-        return Ending("ok", ExitCode.GUARD_FAILED if has_failed else ExitCode.OK)
-
-    def _first_failure(self, ending: Ending, summary_fault: Exception | None) -> Ending:
-        """The ending of a run whose record is being closed: the first failure that it has.
-
-        Args:
-            ending: how measuring ended.
-            summary_fault: how lmbench's own summary failed.
-        """
-        assert self.folder is not None
-        if ending.outcome != "ok":
-            return ending
-        if summary_fault is not None:
-            message = f"lmbench's own summary failed: {summary_fault}"
-            return failed(type(summary_fault).__name__, message, "summary")
-        if (signum := received()) is not None:
-            return interrupted(signum, "summary")
-        count, write_error = self.folder.unwritten_count, self.folder.error
-        if count or write_error is not None:
-            reason = (write_error and write_error.strerror) or "memory for records that wait was used up"
-            message = f"{reason}: {count} steps are not in steps.jsonl; the summary has them"
-            return failed("OSError", message, "recording")
-        if self.run.profile is not None and self.run.profile.trace_error:
-            message = f"{self.run.profile.trace_error}: the trace is lost, the steps are there"
-            return failed("OSError", message, "recording")
-        return self._without_loss() or self._by_guards()
+    @property
+    def _has_failed_guard(self) -> bool:
+        """Whether a guard failed in a run under `strict`."""
+        return bool(self.run.strict) and any(guard.status == "fail" for guard in self.run.guards)
 
     def _summarize(self, ending: Ending) -> Exception | None:
         """Summarize the steps in the record; returns how that failed, after printing the traceback."""
