@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
@@ -55,8 +56,7 @@ class CommunicationProbe(Observer):
                 check()
                 self._checked_s += time.perf_counter() - began_s
 
-            loop._broadcast_sigterm_tensor = timed_check
-            self.undo.callback(delattr, loop, "_broadcast_sigterm_tensor")
+            self.undo.enter_context(patch.object(loop, "_broadcast_sigterm_tensor", timed_check))
             code = check.__func__.__code__
             self.session.run.communication.sigterm_check_location = (
                 f"{Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -50,12 +50,12 @@ class DtypeRecorder(Observer):
             self._record.reason = "only the first rank notes its dtypes"
             return
         self._record.reason = "the step whose dtypes were noted did not end"
-        self._step = StepDtypes(self.module, self.session.device)
+        step = self._step = StepDtypes(self.module, self.session.device)
+        self._record.was_compiled = step.is_compiled
+        step.start(self.session.track.current)
         # Also after an exception: the hooks would stay in this process.
-        self.undo.callback(self._stop_noting)
-        self._record.was_compiled = self._step.is_compiled
-        self._step.start(self.session.track.current)
-        self.session.track.listeners.append(self._step.border)
+        self.undo.callback(step.stop)
+        self.session.track.listen(step.border, self.undo)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         if self._step is not None:
@@ -78,12 +78,13 @@ class DtypeRecorder(Observer):
             self._step.note_loss(outputs)
 
     def step_ended(self) -> None:
-        step, record, trainer = self._stop_noting(), self._record, self.trainer
+        step, record, trainer = self._step, self._record, self.trainer
         if step is None:
             return
-        mode = self.session.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
+        self._step = None
+        self.undo.close()
         try:
-            notes = step.fill_in(record, str(trainer.precision), mode, trainer.optimizers)
+            notes = step.fill_in(record, str(trainer.precision), str(self.session.run.mode), trainer.optimizers)
             (self.session.folder / DTYPES_FILE).write_text(indented_json(notes))
         except Exception as fault:
             # The window is complete, and its figures are worth keeping.
@@ -91,10 +92,3 @@ class DtypeRecorder(Observer):
             record.reason = f"they could not be noted: {type(fault).__name__}: {message}"
         else:
             record.reason, record.notes_file = None, DTYPES_FILE
-
-    def _stop_noting(self) -> StepDtypes | None:
-        step, self._step = self._step, None
-        if step is not None:
-            self.session.track.unlisten(step.border)
-            step.stop()
-        return step

@@ -59,8 +59,7 @@ class HostOwners(Observer):
             # A hook that is a property cannot be replaced.
             with suppress(AttributeError):
                 undo.enter_context(patch.object(holder, name, ledger.timed(getattr(holder, name), owner)))
-        track.listeners.append(ledger.book)
-        undo.callback(track.unlisten, ledger.book)
+        track.listen(ledger.book, undo)
         gc.callbacks.append(ledger.collect)
         undo.callback(gc.callbacks.remove, ledger.collect)
 

@@ -41,8 +41,7 @@ class HostStep(Observer):
             return
         if self._began_s is None:
             self.undo.enter_context(ProbeMarks(self.module, self._wait))
-            self.session.track.listeners.append(self._border)
-            self.undo.callback(self.session.track.unlisten, self._border)
+            self.session.track.listen(self._border, self.undo)
         synchronize(self.session.device)
         self._began_s, self._waited_s = time.perf_counter(), 0.0
 

@@ -58,7 +58,7 @@ class KernelCapture(Observer):
                 self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
             elif self.session.only_watches:
                 # This window lasts until training ends. Stopping waits for the device, so stop between two steps.
-                self._stop()
+                self.undo.close()
 
     def _warm_up(self) -> None:
         """Start the profiler's own warm-up for the last step before the window."""
@@ -69,13 +69,12 @@ class KernelCapture(Observer):
         self._profile.first_step = self.session.steps_done
         self._recording.start()
         self._recording.ranges.begin(self.session.steps_done, self.session.track.current)
-        self.session.track.listeners.append(self._recording.ranges.border)
+        self.session.track.listen(self._recording.ranges.border, self.undo)
 
     def window_closed(self) -> None:
-        self._stop()
+        self.undo.close()
 
     def _stop(self) -> None:
-        self.session.track.unlisten(self._recording.ranges.border)
         self._profile.steps = self._recording.steps
         try:
             size_bytes = self._recording.stop(self.session.folder / TRACE_FILE)

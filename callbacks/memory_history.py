@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -52,8 +51,6 @@ class MemoryHistory(Observer):
 
     def prepare(self) -> None:
         self._history: History | None = None
-        #: Removes the hooks and closes the ranges when the history ends.
-        self._hooks = ExitStack()
         self._is_window = False
         self._record = self.session.run.memory_history = MemoryHistoryRecord(steps=0)
 
@@ -82,8 +79,8 @@ class MemoryHistory(Observer):
         self._ledger = Ledger(module, device, vocab_size if isinstance(vocab_size, int) else None)
         self._ledger.note_state(self.trainer.optimizers)
         self._ranges = StepRanges(None)
-        self._hooks.callback(self._ledger.close)
-        self._hooks.callback(self._ranges.end)
+        self.undo.callback(self._ledger.close)
+        self.undo.callback(self._ranges.end)
         # torch.compile would compile module hooks too, into more graphs. So hook before the window only where nothing
         # is compiled. Only runs of lmbench's own record that (`compile.is_enabled`).
         is_eager = self.session.run.compile.is_enabled is False and not any(
@@ -91,10 +88,9 @@ class MemoryHistory(Observer):
         )
         if self._is_window or is_eager:
             self._ledger.watch()
-            self._hooks.callback(ModuleRanges(module, None).remove)
+            self.undo.callback(ModuleRanges(module, None).remove)
         self._ranges.begin(self.session.steps_done, self.session.track.current)
-        self.session.track.listeners.append(self._ranges.border)
-        self._hooks.callback(self.session.track.unlisten, self._ranges.border)
+        self.session.track.listen(self._ranges.border, self.undo)
 
     # Lightning's hooks
 
@@ -152,7 +148,8 @@ class MemoryHistory(Observer):
         if history is None:
             return
         try:
-            self._hooks.close()
+            # Removes the hooks and closes the ranges.
+            self.undo.close()
             if is_kept:
                 # Before the window the peaks cover other steps too.
                 self._notes.peaks = CountedPeaks(*history.peaks()) if self._is_window else None

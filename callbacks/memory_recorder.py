@@ -101,7 +101,7 @@ class MemoryRecorder(Observer):
         if kind is ProbeKind.MEMORY and self._counters is not None:
             self._phase = self.session.track.current
             self._counters.reset_peak_memory_stats(self._device)
-            self.session.track.listeners.append(self._border)
+            self.session.track.listen(self._border, self.undo)
 
     def step_ended(self) -> None:
         if self.session.stage is Stage.WINDOW:
@@ -115,7 +115,7 @@ class MemoryRecorder(Observer):
         self._record_answer("count_saved_bytes", "saved_bytes")
         if self._counters is not None:
             memory = self.session.run.memory
-            self.session.track.listeners.remove(self._border)
+            self.undo.close()
             memory.phase_peak_allocated_bytes = PerPhase(**self._phase_peaks)
             memory.phase_begin_allocated_bytes = PerPhase(**self._phase_begins)
 

@@ -37,4 +37,4 @@ class Observer(Events):
         self.prepare()
 
     def prepare(self) -> None:
-        """Forget the previous run; called when a run is set up."""
+        """Begin a run that is set up, and forget the one before."""

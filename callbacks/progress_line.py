@@ -33,7 +33,6 @@ class ProgressLine(Observer):
     def run_started(self) -> None:
         self._began_s = time.monotonic()
         self._step_s: float | None = None
-        self._probe = ProbeKind.SETTLE
         self.undo.enter_context(refreshing(self._line, self._show))
 
     def before_window(self) -> None:
@@ -51,7 +50,6 @@ class ProgressLine(Observer):
             self._show()
 
     def probe_begins(self, kind: ProbeKind) -> None:
-        self._probe = kind
         self._show()
 
     def run_closing(self, exception: BaseException | None) -> None:
@@ -72,9 +70,10 @@ class ProgressLine(Observer):
             remaining_s = schedule.min_window_s - elapsed_s
             window_left = max(window_left - done, round(remaining_s / step_s), 0)
         if session.stage is Stage.PROBE:
+            kind = session.probe_kind or ProbeKind.SETTLE
             # Further kinds of an observer follow those of the plan.
-            window_left, plan = 0, plan[plan.index(self._probe) :] if self._probe in plan else [self._probe]
-            text = f"3/4 probe: {self._probe.value}"
+            window_left, plan = 0, plan[plan.index(kind) :] if kind in plan else [kind]
+            text = f"3/4 probe: {kind.value}"
         elif session.stage is Stage.WINDOW:
             text = f"2/4 window: step {done}" + (f" of {done + window_left}" if window_left is not None else "")
         elif session.steps_done == 0:

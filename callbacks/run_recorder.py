@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import _get_rank
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from torch.distributed import all_gather_object
@@ -24,7 +23,6 @@ from lmbench.callbacks.host_owners import HostOwners
 from lmbench.callbacks.learning_rate import LearningRate
 from lmbench.callbacks.observer import Observer
 from lmbench.callbacks.phase_timer import PhaseTimer
-from lmbench.callbacks.session import RUNS
 from lmbench.errors import ExitCode, UsageError, tell
 from lmbench.instruments.ending import (
     COLLECTIVE_FAILED,
@@ -57,21 +55,20 @@ from lmbench.records.vocabulary import RUNNING, Stage
 class RunRecorder(Observer):
     """Writes a run to the folder `results_dir/<run_id>/`: `run.json` and `steps.jsonl`.
 
-    It adds a PhaseTimer, HostOwners, a CheckpointRecorder, and with several ranks a CommunicationProbe, if the Trainer
-    has none, and a LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried
-    again, and records that are lost in the end make the outcome `error`.
+    It adds a PhaseTimer, HostOwners, a CheckpointRecorder and a CommunicationProbe, if the Trainer has none, and a
+    LearningRate if a scheduler changes the rate. A full disk does not end the run: writing is tried again, and records
+    that are lost in the end make the outcome `error`.
 
     Recorded beside the fields of all other callbacks:
 
     - `run_id`, `outcome`, `exit_code`, `error`, `started_at`, `ended_at`, `milestones`: how the run went.
-    - `environment`, `model`, `data`, `flops`, `mode`, `precision`, `matmul_precision`: what was measured, and where.
+    - `environment`, `model`, `data`, `flops`, `precision`, `matmul_precision`: what was measured, and where.
     - `rank`, `world_size`, `data_parallel_size`, `per_rank`: the ranks; the record of rank 0 stands for all.
     - `phases`, `throughput`, `loss`, `scalars`, `guards`: the summary of the window, made at the end.
 
     Attributes:
         run: the record as last written.
         folder: the result folder; None while there is none.
-        exit_code: the exit code of the run; None while it goes on.
 
     Args:
         results_dir: folder of result folders.
@@ -96,23 +93,22 @@ class RunRecorder(Observer):
         self.config_yaml = config_yaml
         self.run = RunRecord(SCHEMA_VERSION, RUNNING)
         self.folder: RunFolder | None = None
-        self.exit_code: ExitCode | None = None
         self._has_warned = False
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage not in RUNS:
-            return
-        of_ranks = [CommunicationProbe] if trainer.world_size > 1 else []
-        for kind in (PhaseTimer, HostOwners, CheckpointRecorder, *of_ranks):
+    @property
+    def exit_code(self) -> ExitCode | None:
+        """The exit code of the run; None while it goes on."""
+        return None if self.run.exit_code is None else ExitCode(self.run.exit_code)
+
+    def prepare(self) -> None:
+        trainer, run = self.trainer, self.session.run
+        for kind in (PhaseTimer, HostOwners, CheckpointRecorder, CommunicationProbe):
             if not any(isinstance(callback, kind) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-                self.session.attach(kind(), pl_module, stage)
-        profiler = trainer.profiler  # type: ignore[attr-defined]
-        run = self.session.run
+                self.session.attach(kind())
         run.rank, run.world_size = trainer.global_rank, trainer.world_size
         run.data_parallel_size = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
         run.precision, run.device_type = str(trainer.precision), trainer.strategy.root_device.type
-        run.is_profiled = type(getattr(profiler, "inner", profiler)) is not PassThroughProfiler
+        run.is_profiled = type(trainer.profiler.inner) is not PassThroughProfiler  # type: ignore[attr-defined]
         run.repairs = list(getattr(trainer, "repairs", []))
         with held():
             self._open(run, trainer.strategy)
@@ -120,23 +116,22 @@ class RunRecorder(Observer):
     def on_train_start(self, *_: Any) -> None:
         # The schedulers exist from now on.
         if self.trainer.lr_scheduler_configs:
-            self.session.attach(LearningRate(), self.module, "fit")
+            self.session.attach(LearningRate())
 
     def run_started(self) -> None:
         run = self.run
         run.environment = capture_environment(self.session.device)
-        if self.trainer.world_size > 1 and not self.session.only_watches:
+        if self.session.ranks_agree:
             environment = run.environment
             facts = {"device": environment.gpu.name, **asdict(environment.versions)}
             refuse_unlike(facts | {"commit": environment.code.project.commit} | (run.config or {}))
-        run.mode = run.mode or ("train_step" if self.trainer.state.fn == "fit" else "inference")
         run.matmul_precision = torch.get_float32_matmul_precision()
         run.zero_grad = run.zero_grad or "native"
         run.model = describe_model(self.module, self.trainer.optimizers)
         if self.trainer.ckpt_path:
             run.model.is_fresh = False
         run.model.fp8 = getattr(self.trainer.precision_plugin, "layers", None)
-        run.flops = describe_flops(self.module, run.mode)
+        run.flops = describe_flops(self.module, str(run.mode))
         note_peak(run)
         run.data = describe_data(self.trainer)
         self._write()
@@ -186,11 +181,10 @@ class RunRecorder(Observer):
         run = load_run(path)
         self.folder, self.run = RunFolder(path), run.record
         if ending is None:
-            self.exit_code = ExitCode(run.record.exit_code or 0)
             return
         self.run.window.steps = sum(step.stage == "window" for step in run.steps)
         complete_run(self.run, run.steps)
-        self.exit_code = None
+        self.run.exit_code = None
         self.close(ending)
 
     def end_by(self, exception: BaseException) -> None:
@@ -269,7 +263,6 @@ class RunRecorder(Observer):
         assert self.folder is not None
         if self._session is not None:
             self._session.folder = self.folder.path
-        self.exit_code = None
         self.run = run
         run.run_id, run.started_at = self.folder.path.name, now()
         run.pid, run.boot_id, run.process_start_s = process_identity()
@@ -374,7 +367,6 @@ class RunRecorder(Observer):
                 self._note(failed("OSError", message, "recording"))
 
     def _note(self, ending: Ending) -> None:
-        self.exit_code = ending.exit_code
         self.run.outcome, self.run.error = ending.outcome, ending.error
         self.run.exit_code, self.run.ended_at = int(ending.exit_code), now()
 

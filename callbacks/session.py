@@ -58,6 +58,7 @@ class MeasurementSession(LeanCallback):
 
     - `window.*`: the steps asked for and measured.
     - `probe.requested_steps`, `probe.is_complete`: the probe steps asked for, and whether all were taken.
+    - `mode`: train_step or inference, if nobody has said more.
     - `gc_policy`: what garbage collection did in the window.
     - `unseen_phases`: phases that manual optimization hides.
 
@@ -142,6 +143,11 @@ class MeasurementSession(LeanCallback):
         """Whether the window lasts until training ends, as in a user's own Trainer: nothing is changed or stopped."""
         return self.schedule.steps is None
 
+    @property
+    def ranks_agree(self) -> bool:
+        """Whether ranks agree on the number of steps: a rank that ended by its own clock would leave others waiting."""
+        return self._trainer.world_size > 1 and not self.only_watches
+
     def _open(self, trainer: Trainer) -> None:
         """Begin a new run with this trainer, unless an earlier callback of the same run did."""
         if self._trainer is trainer and not self._has_started:
@@ -153,11 +159,12 @@ class MeasurementSession(LeanCallback):
         self._profiler = BorderProfiler(trainer.profiler, self.track)  # type: ignore[attr-defined]
         trainer.profiler = self._profiler  # type: ignore[attr-defined]
 
-    def attach(self, observer: Events, pl_module: LightningModule, stage: str) -> None:
+    def attach(self, observer: Events) -> None:
         """Add an observer for this run only, in front of the session."""
-        self._trainer.callbacks = [*self._trainer.callbacks[:-1], observer, self]
+        trainer = self._trainer
+        trainer.callbacks = [*trainer.callbacks[:-1], observer, self]
         self._attached.append(observer)
-        observer.setup(self._trainer, pl_module, stage)
+        observer.setup(trainer, trainer.lightning_module, trainer.state.fn)
 
     def _close(self) -> None:
         """Restore the trainer's profiler and callbacks; facts and records stay until the next run."""
@@ -267,7 +274,7 @@ class MeasurementSession(LeanCallback):
             self.step.follows_loader_end = True
             self.run.window.loader_batches = self._last_batch + 1
         self._last_batch = batch_idx
-        self._end_batch(trainer, outputs, batch, is_step)
+        self._end_batch(outputs, batch, is_step)
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
         if not self.only_watches and not trainer.fit_loop.epoch_loop.batch_progress.current.ready:
@@ -293,13 +300,13 @@ class MeasurementSession(LeanCallback):
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
         if trainer.state.fn != "fit":
-            self._end_batch(trainer, outputs, batch, is_step=True)
+            self._end_batch(outputs, batch, is_step=True)
             if self.stage is Stage.DONE:
                 # Lightning's evaluation loop ends only with its loader, which may be endless.
                 raise StopIteration
 
-    def _end_batch(self, trainer: Trainer, outputs: Any, batch: Any, is_step: bool) -> None:
-        for name, value in logged_values(trainer, self._logged):
+    def _end_batch(self, outputs: Any, batch: Any, is_step: bool) -> None:
+        for name, value in logged_values(self._trainer, self._logged):
             # A name that StepRecord declares belongs to lmbench's own callbacks.
             if name not in NORMS:
                 self.log_scalar(name, value)
@@ -312,12 +319,13 @@ class MeasurementSession(LeanCallback):
             hear_batch(outputs, batch)
         self.step.micro_batches += 1  # type: ignore[operator]
         if is_step:
-            self._end_step(trainer)
+            self._end_step()
 
     # the stages
 
     def _start(self, trainer: Trainer) -> None:
         self.device = trainer.strategy.root_device
+        self.run.mode = self.run.mode or ("train_step" if trainer.state.fn == "fit" else "inference")
         self.track.reset()
         self._has_started = True
         if trainer.loggers:
@@ -331,10 +339,10 @@ class MeasurementSession(LeanCallback):
         if self.schedule.warmup_steps == 0:
             self._open_window()
 
-    def _end_step(self, trainer: Trainer) -> None:
+    def _end_step(self) -> None:
         stage = self.stage
         step = self.step
-        step.step, step.rank = self.steps_done, trainer.global_rank
+        step.step, step.rank = self.steps_done, self._trainer.global_rank
         step.stage, step.is_warmup = stage, stage is Stage.WARMUP
         self.steps_done += 1
         if stage is Stage.WINDOW:
@@ -346,19 +354,19 @@ class MeasurementSession(LeanCallback):
         self.step, self.scalars = StepRecord(micro_batches=0), {}
         if self.steps_done == 1:
             reach("first_step")
-            if self._agrees(trainer):
+            if self.ranks_agree:
                 # Until here a collective may wait as long as another rank builds and compiles.
                 timeout = timedelta(seconds=self.schedule.collective_timeout_s)
                 for group in distributed_c10d._world.pg_map:
                     distributed_c10d._set_pg_timeout(timeout, group)
-        self._advance(trainer)
+        self._advance()
         if self.stage is stage:
             for work in self._hearers["between_steps"]:
                 work()
 
-    def _advance(self, trainer: Trainer) -> None:
+    def _advance(self) -> None:
         if self.stage is Stage.WARMUP:
-            if self.steps_done >= self.schedule.warmup_steps and self._is_pace_steady(trainer):
+            if self.steps_done >= self.schedule.warmup_steps and self._is_pace_steady():
                 self._open_window()
         elif self.stage is Stage.WINDOW and self._is_window_complete():
             self._close_window()
@@ -367,37 +375,31 @@ class MeasurementSession(LeanCallback):
                 self._probe_plan += [kind for observer in self.observers for kind in observer.own_probes]
                 self.run.probe = Probe(requested_steps=self.schedule.probe_steps, is_complete=False)
             self.stage = Stage.PROBE
-            self._next_probe(trainer)
-        elif self.stage is Stage.PROBE:
-            self._next_probe(trainer)
+        if self.stage is Stage.PROBE:
+            self._next_probe()
 
     def _is_window_complete(self) -> bool:
         if self._agreed_steps is not None:
             return self.window_steps >= self._agreed_steps
         return self.schedule.is_window_complete(self.window_steps, self.window_elapsed_s - self.paused_s)
 
-    def _agrees(self, trainer: Trainer) -> bool:
-        """Whether ranks agree on the number of steps: a rank that ended by its own clock would leave others waiting."""
-        return trainer.world_size > 1 and not self.only_watches
-
-    def _is_pace_steady(self, trainer: Trainer) -> bool:
+    def _is_pace_steady(self) -> bool:
         """Whether the window may open: for ranks and a window of a given length, once rank 0 has a steady pace."""
-        if not self._agrees(trainer) or not self.schedule.min_window_s:
+        if not self.ranks_agree or not self.schedule.min_window_s:
             return True
         if (self.steps_done - self.schedule.warmup_steps) % PACE_STEPS:
             return False
         synchronize(self.device)
         self._rounds_ns.append(time.perf_counter_ns())
-        steps = trainer.strategy.broadcast(planned_steps(self._rounds_ns, self.schedule.min_window_s))
+        steps = self._trainer.strategy.broadcast(planned_steps(self._rounds_ns, self.schedule.min_window_s))
         if steps is not None:
             self._agreed_steps = max(self.schedule.steps or 1, steps)
         return steps is not None
 
     def _open_window(self) -> None:
-        trainer = self._trainer
         if self.steps_done:
             self._bypass.close()
-        if self._agrees(trainer):
+        if self.ranks_agree:
             self._agreed_steps = self._agreed_steps or self.schedule.steps
             self.run.window.pace_steps = self.steps_done - self.schedule.warmup_steps
         if self.only_watches:
@@ -408,7 +410,7 @@ class MeasurementSession(LeanCallback):
         for observer in self.observers:
             observer.before_window()
         if self._agreed_steps is not None:
-            trainer.strategy.barrier()
+            self._trainer.strategy.barrier()
         self.run.window.replaced_functions = replaced_functions()
         synchronize(self.device)
         self.stage = Stage.WINDOW
@@ -435,7 +437,7 @@ class MeasurementSession(LeanCallback):
             observer.window_closed()
         self._collector.close()
 
-    def _next_probe(self, trainer: Trainer) -> None:
+    def _next_probe(self) -> None:
         if self.probe_kind is ProbeKind.SETTLE:
             self._settle_steps += 1
             if self._agreed_steps is None:
@@ -451,7 +453,7 @@ class MeasurementSession(LeanCallback):
             if self.run.probe.is_complete is not None:
                 self.run.probe.is_complete = True
             self.stage = Stage.DONE
-            trainer.should_stop = True
+            self._trainer.should_stop = True
 
     def repeat_probe(self) -> None:
         """Take one more probe step of the running kind."""

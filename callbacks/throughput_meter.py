@@ -76,7 +76,7 @@ class ThroughputMeter(Observer):
         if exception is None and self._sample is not None and stage is not None:
             run, (batch, tokens) = self.session.run, self._sample
             batch = move_data_to_device(batch, self.session.device)
-            count_flops(run.flops, self.module, run.mode or "train_step", stage.value, batch, tokens)
+            count_flops(run.flops, self.module, str(run.mode), stage.value, batch, tokens)
             note_peak(run)
 
     def before_window(self) -> None:

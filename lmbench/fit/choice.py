@@ -117,8 +117,8 @@ def choose(command: str, words: list[str]) -> Chosen:
 def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
     """Yield (option, value) for every configuration and class, and ("", word) for every other word.
 
-    A first word without dashes names the configuration, as in `fit smoke`. The profiler name `kernels` is replaced by
-    its class, so that options of that class can follow.
+    A first word without dashes names the configuration, as in `fit smoke`. A strategy or profiler is one word with its
+    option. The profiler name `kernels` is replaced by its class, so that options of that class can follow.
     """
     remaining = iter(words)
     for index, word in enumerate(remaining):
@@ -126,13 +126,14 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
         option = "--config" if option == "-c" else option
         if index == 0 and not word.startswith("-"):
             yield "--config", word
-        elif option in ("--config", "--model", "--data", "--trainer.profiler"):
+        elif option in ("--config", "--model", "--data", "--trainer.profiler", "--trainer.strategy"):
             value = value if equals else next(remaining, "")
             if not value:
                 raise UsageError(f"{option} needs a value")
-            if option == "--trainer.profiler":
-                profiler = "lmbench.KernelProfiler" if value == "kernels" else value
-                option, value = "", f"{option}={profiler}"
+            if option == "--trainer.profiler" and value == "kernels":
+                value = "lmbench.KernelProfiler"
+            if option.startswith("--trainer."):
+                option, value = "", f"{option}={value}"
             yield option, value
         else:
             yield "", word

@@ -57,12 +57,8 @@ class DataParallel(DDPStrategy):
         )
 
     def _setup_model(self, model: Module) -> DistributedDataParallel:
-        return self.wrap(model)
-
-    def wrap(self, module: Module) -> DistributedDataParallel:
-        """The module within DistributedDataParallel, with this strategy's options, on the current stream."""
         options: dict[str, Any] = self._ddp_kwargs
-        return DistributedDataParallel(module, self.determine_ddp_device_ids(), **options)
+        return DistributedDataParallel(model, self.determine_ddp_device_ids(), **options)
 
 
 class ShardedOptimizer(DataParallel):

@@ -1,7 +1,7 @@
 """Parts that let Lightning's Trainer run a step on fake tensors, for a prediction of its memory.
 
-These are batches, a callback that labels tensors, precision plugins, the peaks of the steady step, and a process group
-in which only rank 0 exists.
+These are batches, a callback that labels tensors, the peaks of the steady step, and a process group in which only rank
+0 exists.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, ModelSummary, ProgressBar
-from lightning.pytorch.plugins import HalfPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import distributed, nn
@@ -34,7 +33,6 @@ from torch.utils._pytree import tree_leaves
 
 from lmbench.callbacks.events import LeanCallback
 from lmbench.errors import UsageError
-from lmbench.fit.mixed_precision import RepairedMixedPrecision, fp8_precision
 from lmbench.fit.trainer import as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.compiling import CompileOptions, compile_targets
@@ -46,7 +44,6 @@ from lmbench.memory.compiled import simulate_compiled
 from lmbench.memory.fake_gpu import Tracker
 from lmbench.memory.plan import BlockBorders
 from lmbench.memory.predictor import EARLIER, Allocation, FakeStep, peaks_of
-from lmbench.precision import PRECISIONS, find_precision
 from lmbench.records.vocabulary import PHASES
 
 #: Micro-batches of a fake step at most: all later micro-batches allocate what the second one does.
@@ -62,12 +59,12 @@ class FakeBatches:
         batch: a structure of tensors, whose shapes and dtypes are copied.
         count: micro-batches.
         tracker: notes the copies as `inputs`.
-        resident_count: batches that stay on the device; None to copy each batch to the device when it is needed.
+        resident_count: batches that stay on the device; with 0 each batch is copied there when it is needed.
     """
 
-    def __init__(self, batch: Any, count: int, tracker: Tracker, resident_count: int | None) -> None:
+    def __init__(self, batch: Any, count: int, tracker: Tracker, resident_count: int) -> None:
         self._batch, self._count, self._tracker = batch, count, tracker
-        self._residents = [self._new() for _ in range(resident_count or 0)]
+        self._residents = [self._new() for _ in range(resident_count)]
 
     def __len__(self) -> int:
         return self._count
@@ -238,28 +235,6 @@ def callbacks_with_memory(callbacks: Any) -> list[Callback]:
         for callback in as_list(callbacks)
         if not isinstance(callback, without) and not type(callback).__module__.startswith("lmbench.")
     ]
-
-
-def precision_plugin(name: str, strategy: Strategy) -> Precision:
-    """Lightning's GPU plugin for a precision, without the loss scaler, whose memory is negligible.
-
-    Raises:
-        UsageError: the precision is unknown or is Transformer Engine's, which replaces layers, or `fp8_precision`
-            refuses the strategy or finds no torchao.
-    """
-    precision = find_precision(name)
-    if precision is None or not precision.runs_on_cpu:
-        allowed = ", ".join(label for label, meaning in PRECISIONS.items() if meaning.runs_on_cpu)
-        raise UsageError(f"precision {name} cannot be predicted; allowed: {allowed}")
-    if precision.compute == precision.weights == "float32":
-        return Precision()
-    if precision.peak == "fp8":
-        return fp8_precision(name, strategy)
-    plugin = RepairedMixedPrecision("bf16-mixed", "cpu") if precision.is_mixed else HalfPrecision()
-    if isinstance(plugin, HalfPrecision):
-        plugin._desired_input_dtype = precision.weight_dtype()
-    plugin.precision = cast(Any, next(label for label, meaning in PRECISIONS.items() if meaning == precision))
-    return plugin
 
 
 def trial_of(tracker: Tracker, steady_from: int, block_count: int | None) -> FakeStep:

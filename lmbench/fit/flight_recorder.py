@@ -54,24 +54,19 @@ def read_stop(folder: Path, count: int) -> Stop | None:
         folder: the folder of `recording_variables`.
         count: ranks.
     """
-    called = {rank: _read(folder / f"collectives{rank}") for rank in range(count)}
-    waits = [
-        (entry.collective_seq_id, rank, entry)
-        for rank, entries in called.items()
-        for entry in entries
-        if entry.state != "completed"
-    ]
+    calls = [(rank, call) for rank in range(count) for call in _read(folder / f"collectives{rank}")]
+    waits = [(rank, call) for rank, call in calls if call.state != "completed"]
     if not waits:
         return None
-    number, rank, collective = min(waits, key=lambda wait: wait[:2])
-    same = {
-        other: entry
-        for other, entries in called.items()
-        for entry in entries
-        if (entry.process_group, entry.collective_seq_id) == (collective.process_group, number)
+    # Of ranks that wait in collectives of one number, the first.
+    rank, waited = min(waits, key=lambda wait: wait[1].collective_seq_id)
+    others = {
+        other: call
+        for other, call in calls
+        if (call.process_group, call.collective_seq_id) == (waited.process_group, waited.collective_seq_id)
+        and (call.profiling_name, call.input_sizes) != (waited.profiling_name, waited.input_sizes)
     }
-    key = (collective.profiling_name, collective.input_sizes)
-    return Stop(rank, collective, {r: e for r, e in same.items() if (e.profiling_name, e.input_sizes) != key})
+    return Stop(rank, waited, others)
 
 
 def _read(path: Path) -> list[Collective]:

@@ -33,7 +33,7 @@ from lmbench.fit.command_line import settings_of
 from lmbench.fit.measurement import Measurement, complete_record, usual_mode
 from lmbench.fit.ranks import count_to_start
 from lmbench.fit.settings import MeasureSettings, check_limits
-from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, as_list, quiet
+from lmbench.fit.trainer import LOGGERS, TRAINER_DEFAULTS, quiet
 from lmbench.instruments.compiling import CompileOptions
 from lmbench.instruments.ending import is_usage_error, user_traceback
 from lmbench.interruption import Terminated
@@ -254,12 +254,11 @@ def _run(
         command = "validate" if settings.mode == "inference" else "fit"
         source = _data_for(module, data, LOADERS[command])
         stack.enter_context(untouched(module, source))
-        flags = groups["trainer"]
-        callbacks = [*as_list(flags.pop("callbacks", None)), PhaseTimer(**groups["timer"])]
-        measurement = Measurement(command, type(module), settings, flags, groups)
+        measurement = Measurement(command, type(module), settings, groups)
         recorder = measurement.recorder
         options = {"verbose": False} if command == "validate" else {}
-        failure = measurement.run(lambda: (module, source, callbacks), seed=seed, **options)
+        timer = PhaseTimer(**groups["timer"])
+        failure = measurement.run(lambda: (module, source, timer, groups["trainer"]), seed=seed, **options)
         if failure is None and recorder.exit_code is ExitCode.USAGE and recorder.run.error is not None:
             failure = UsageError(recorder.run.error.message or "nothing was measured")
         elif recorder.exit_code is ExitCode.OUT_OF_MEMORY and failure is not None:

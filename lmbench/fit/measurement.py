@@ -5,15 +5,16 @@ Command lines, cells of sweeps and `lmbench.measure` all come through here. A mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch.optim import Optimizer
 
@@ -24,6 +25,7 @@ from lmbench.callbacks import (
     MemoryHistory,
     MemoryRecorder,
     Observer,
+    PhaseTimer,
     ProgressLine,
     RunRecorder,
     SyncFinder,
@@ -36,7 +38,7 @@ from lmbench.device import synchronize
 from lmbench.errors import UsageError, tell
 from lmbench.fit.choice import OWN_DATA
 from lmbench.fit.settings import MeasureSettings
-from lmbench.fit.trainer import BenchTrainer
+from lmbench.fit.trainer import BenchTrainer, as_list
 from lmbench.instruments.alike_blocks import AlikeBlocks
 from lmbench.instruments.ending import is_checkpoint_mismatch
 from lmbench.instruments.window import Schedule
@@ -48,6 +50,7 @@ from lmbench.records.examined import MemoryPrediction
 from lmbench.records.field import PerPhase
 from lmbench.records.measured import Guard
 from lmbench.records.passes import recording_of
+from lmbench.records.run import RunRecord
 from lmbench.records.schema import value_at
 from lmbench.records.vocabulary import Mode, Values
 from lmbench.report.answer import Answer
@@ -136,7 +139,6 @@ class Measurement:
         command: `fit`, or `validate` for inference.
         model: the class of the model.
         settings: the settings of the measurement itself.
-        flags: the Trainer's flags.
         rooms: settings of rooms, by the room's name: `{"memory": {"history": True, "steps": 3}}`.
         facts: further fields of the record, such as the command line.
         text: YAML that repeats the run.
@@ -151,7 +153,6 @@ class Measurement:
     command: str
     model: type
     settings: MeasureSettings
-    flags: Values
     rooms: Values = field(default_factory=dict)
     facts: Values = field(default_factory=dict)
     text: str | None = None
@@ -175,18 +176,18 @@ class Measurement:
     @exits_raised()
     def run(
         self,
-        build: Callable[[], tuple[LightningModule, Any, Sequence[Callback]]],
+        build: Callable[[], tuple[LightningModule, Any, PhaseTimer, Values]],
         seed: int | bool | None = 0,
         announces: bool = False,
         **options: Any,
     ) -> BaseException | None:
-        """Build model, data and callbacks, measure, and close the record.
+        """Build model, data and Trainer, measure, and close the record.
 
         Returns the exception that ended the run, or None if training ended by itself.
 
         Args:
-            build: returns the module, its data (a LightningDataModule, a loader, or None for the module's own loaders)
-                and the user's callbacks.
+            build: returns the module, its data (a LightningDataModule, a loader, or None for the module's own loaders),
+                the timer and the Trainer's flags.
             seed: the run's seed; true draws a random seed, None and false set no seed.
             announces: print the run's banner and a progress line.
             options: arguments of `Trainer.fit` or `validate`, such as `ckpt_path`.
@@ -199,20 +200,20 @@ class Measurement:
             if seed is not None and seed is not False:
                 seed_everything(None if seed is True else seed, workers=True, verbose=False)
             torch.set_float32_matmul_precision(self.settings.matmul_precision)
-            module, data, callbacks = build()
+            module, data, timer, flags = build()
             if self.settings.blocks is not None:
                 AlikeBlocks(module, self.settings.blocks)
                 module.flops_per_token = None  # type: ignore[assignment]  # It counts all blocks.
-            trainer = self._trainer([one_process, *self._callbacks(callbacks, announces)])
+            user = [*as_list(flags.get("callbacks")), timer]
+            trainer = self._trainer({**flags, "callbacks": [one_process, *self._callbacks(user, announces)]})
             # Create the device's context now, so that its time is not attributed to the model.
             synchronize(trainer.strategy.root_device)
             apply_mode(module, self.mode, self.zero_grad)
-            datamodule, loaders = (data, None) if isinstance(data, LightningDataModule) else (None, data)
             if self.command == "fit":
-                trainer.fit(module, loaders, datamodule=datamodule, **options)
+                trainer.fit(module, data, **options)
             else:
                 trainer.limit_val_batches = trainer.limit_val_batches or 1.0
-                trainer.validate(module, loaders, datamodule=datamodule, **options)
+                trainer.validate(module, data, **options)
             if self.recorder.exit_code is None:
                 # Without a batch Lightning calls no hook of the loop, so no callback noticed.
                 raise UsageError("nothing was measured: no batch was taken (empty data, or max_epochs or a limit is 0)")
@@ -229,13 +230,13 @@ class Measurement:
             one_process.is_over = True
         return None
 
-    def _trainer(self, callbacks: list[Callback]) -> Any:
-        """The Trainer with these callbacks.
+    def _trainer(self, flags: Values) -> Any:
+        """The Trainer with these flags.
 
         Raises:
             UsageError: two of its instruments disturb each other.
         """
-        trainer: Any = BenchTrainer(**{**self.flags, "callbacks": callbacks})
+        trainer: Any = BenchTrainer(**flags)
         has_history = any(isinstance(callback, MemoryHistory) for callback in trainer.callbacks)
         if has_history and type(trainer.profiler) is not PassThroughProfiler:
             raise UsageError("memory.history and trainer.profiler disturb each other; give one of them")
@@ -244,7 +245,7 @@ class Measurement:
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing
         return trainer
 
-    def _callbacks(self, user: Sequence[Callback], announces: bool) -> list[Callback]:
+    def _callbacks(self, user: list[Callback], announces: bool) -> list[Callback]:
         """All callbacks of the Trainer, in their order."""
         schedule: Schedule = self.settings
         instruments: list[Callback] = []
@@ -278,17 +279,17 @@ def complete_record(recorder: RunRecorder, is_predicted: bool = False) -> None:
 
     A pass is read only for the outcomes that it names: reading a large trace of a failed run is not worth the wait.
     """
-    run = recorder.run
     if recorder.folder is None:
         return
+    run, path = recorder.run, recorder.folder.path
     for room in ROOMS:
         if room.reader and run.outcome in room.outcomes and recording_of(run, room):
             record = value_at(run, room.field) or (resolve_name(room.record)() if room.record else {})
             failure = f"the {room.noun} could not be examined"
-            _complete(recorder, room.field, record, failure, resolve_name(room.reader))
+            _complete(recorder, room.field, record, failure, partial(resolve_name(room.reader), path))
     if is_predicted and run.outcome in ("ok", "oom"):
         failure = "its memory could not be predicted"
-        _complete(recorder, "memory_prediction", MemoryPrediction(), failure, lambda path: _prediction(recorder, path))
+        _complete(recorder, "memory_prediction", MemoryPrediction(), failure, partial(_prediction, run, path))
 
 
 def _complete(
@@ -296,17 +297,16 @@ def _complete(
     field: str,
     empty: Any,
     failure: str,
-    read: Callable[[Path], tuple[Any, list[Guard]]],
+    read: Callable[[], tuple[Any, list[Guard]]],
 ) -> None:
-    """Fill the record's `field` with what `read` returns for the run's folder, and tell the user if that fails.
+    """Fill the record's `field` with what `read` returns, and tell the user if that fails.
 
     If `read` raises, the field gets `empty` with `failure` and the error as its reason.
     """
-    assert recorder.folder is not None
     reason = ""
     try:
         try:
-            content, guards = read(recorder.folder.path)
+            content, guards = read()
         except Exception as error:
             is_expected = isinstance(error, UsageError | ProcessFailed)
             reason = " ".join((str(error) if is_expected else f"{type(error).__name__}: {error}").split())
@@ -321,7 +321,7 @@ def _complete(
         tell(f"the run is complete; {failure}: {reason}")
 
 
-def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, list[Guard]]:
+def _prediction(run: RunRecord, path: Path) -> tuple[MemoryPrediction, list[Guard]]:
     """Predict the run's memory from its configuration, with the error against the measured peak.
 
     A run that ran out of memory has no measured peak, and its prediction no error.
@@ -330,7 +330,6 @@ def _prediction(recorder: RunRecorder, path: Path) -> tuple[MemoryPrediction, li
         UsageError: the run is one of `lmbench validate`, which trains nothing.
         ProcessFailed: the predicting process failed.
     """
-    run = recorder.run
     if run.command != "fit":
         raise UsageError(f"{run.command} trains nothing; lmbench fit does")
     gpu = gpu_of(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -45,15 +46,14 @@ class Planner:
 
     Args:
         words: the configuration, as options of `lmbench fit`.
-        workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
         predict: makes a Prediction of words.
 
     Raises:
         UsageError: the words are wrong.
     """
 
-    def __init__(self, words: list[str], workspace_bytes: int, predict: Callable[[list[str]], Any]) -> None:
-        self._words, self._workspace_bytes, self._predict = words, workspace_bytes, predict
+    def __init__(self, words: list[str], predict: Callable[[list[str]], Any]) -> None:
+        self._words, self._predict = words, predict
         given = predict(words)
         # Hooks that move tensors to the host would break a compiled graph.
         self._treatments = [name for name, kept in TREATMENTS.items() if not (given.is_compiled and "offload" in kept)]
@@ -87,7 +87,7 @@ class Planner:
             tell(f"a step of {kept} blocks, batch {batch_size}, recomputed with {name} kept")
             options = self._options_of(Recipe(batch_size, 1, name, is_chunked=is_chunked))
             prediction = self._predict([*self._words, "--trainer.compile=false", *option_words(options)])
-            tracker, watch = prediction.run(batch_size, prediction.context_length, kept, self._workspace_bytes)
+            tracker, watch = prediction.run(batch_size, prediction.context_length, kept)
             if watch.blocks.count is None:
                 raise UsageError(
                     "nothing to plan with: the module has no list of six or more alike blocks; a smaller batch, "
@@ -118,20 +118,20 @@ class Planner:
         """The point with the peak of a fake step of all blocks."""
         recipe = point.recipe
         tell(f"checking batch {recipe.batch_size}, recomputed: {recipe.words}")
-        predictor = self._predict([*self._words, *option_words(point.options)]).predictor(self._workspace_bytes)
+        predictor = self._predict([*self._words, *option_words(point.options)]).predictor()
         peak, reserved = predictor.run_peak_bytes, predictor.reserved_bytes
         self._ratios[recipe.treatment, recipe.group > 1] = peak / predicted_peak(chain, recipe), reserved / peak
         return replace(point, peak_bytes=peak, reserved_bytes=reserved, is_checked=True)
 
 
-def make_plan(words: list[str], request: PlanRequest, predict: Callable[[list[str]], Any]) -> MemoryPlan:
+def make_plan(words: list[str], request: PlanRequest, predict: Callable[..., Any]) -> MemoryPlan:
     """The frontier of work against memory, and the recipes of least work that fit, which are checked.
 
     Raises:
         UsageError: the words are wrong, the module has no alike blocks, or it cannot run on fake tensors.
     """
     started, gpu = time.perf_counter(), request.gpu
-    planner = Planner(words, gpu.workspace_bytes, predict)
+    planner = Planner(words, partial(predict, workspace_bytes=gpu.workspace_bytes))
     chains = request.chains or planner.chains()
     timed = with_times(chains, request.times) if request.times else chains
     recipes = {recipe: chain for chain in timed for recipe in recipes_of(chain, planner.samples)}

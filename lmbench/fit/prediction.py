@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -42,12 +41,12 @@ from lmbench.fit.fake_step import (
     act_as_one_rank,
     callbacks_with_memory,
     fake_ranks,
-    precision_plugin,
     trial_of,
 )
 from lmbench.fit.measurement import Measurement, apply_mode
+from lmbench.fit.mixed_precision import Fp8Tokens
 from lmbench.fit.planning import make_plan
-from lmbench.fit.strategies import STRATEGIES, blocks_per_group
+from lmbench.fit.strategies import STRATEGIES
 from lmbench.fit.trainer import TRAINER_DEFAULTS, BenchTrainer, quiet
 from lmbench.instruments import recomputing
 from lmbench.instruments.alike_blocks import AlikeBlocks
@@ -58,6 +57,7 @@ from lmbench.memory.fake_gpu import CudaAttention, Tracker, act_like_cuda
 from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
+from lmbench.precision import PRECISIONS, find_precision
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
@@ -67,12 +67,16 @@ _KEPT_FLAGS = ("strategy", "num_nodes", "gradient_clip_val", "gradient_clip_algo
 class Prediction:
     """A parsed configuration of `lmbench fit`; `step` runs one step of it on fake tensors.
 
+    Args:
+        words: the configuration, as options of `lmbench fit`.
+        workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
+
     Attributes:
         world_size: ranks of the configuration, one for each device on each node.
         strategy: the strategy's name, or its class for a strategy with arguments.
         is_sharded: whether all ranks share parameters, gradients and optimizer state evenly; None if they split some.
         micro_batches: micro-batches of a step.
-        options: all settings of model, data and Trainer, by their options' names.
+        options: all settings, by their options' names.
         mode: the mode that is predicted.
         zero_grad: `after_step` or `native`.
         precision: Lightning's name of the precision.
@@ -85,7 +89,8 @@ class Prediction:
         UsageError: the words are wrong, or devices or strategy cannot be predicted.
     """
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], workspace_bytes: int = 0) -> None:
+        self._workspace_bytes = workspace_bytes
         self._line = line = CommandLine("fit", words)
         self._flags = vars(line.build("trainer"))
         devices = self._flags["devices"]
@@ -96,23 +101,26 @@ class Prediction:
         check_at_least(1, **{"trainer.num_nodes": self._flags["num_nodes"]})
         self.world_size = self._devices * self._flags["num_nodes"]
         strategy = self._flags["strategy"]
-        self.blocks_per_group = blocks_per_group(strategy)
         self.strategy = strategy if isinstance(strategy, str) else type(strategy).__name__
-        names = ("auto", *STRATEGIES)
-        if not (isinstance(strategy, DDPStrategy | ModelParallelStrategy) or self.strategy in names):
-            raise unknown("trainer.strategy of a prediction", self.strategy, names)
-        is_split = self.strategy == "tensor_parallel" or getattr(strategy, "_tensor_parallel_size", 1) != 1
-        is_sharded = self.strategy.startswith("fsdp2") or isinstance(strategy, ModelParallelStrategy)
-        self.is_sharded = None if is_split else is_sharded
-        plan = Measurement("fit", line.model, line.build("measure"), self._flags)
+        if strategy in STRATEGIES:
+            strategy = STRATEGIES[strategy]()
+        if strategy != "auto" and not isinstance(strategy, DDPStrategy | ModelParallelStrategy):
+            raise unknown("trainer.strategy of a prediction", self.strategy, ("auto", *STRATEGIES))
+        is_split = getattr(strategy, "_tensor_parallel_size", 1) != 1
+        self.is_sharded = None if is_split else isinstance(strategy, ModelParallelStrategy)
+        self.blocks_per_group = getattr(strategy, "blocks_per_group", 1)
+        plan = Measurement("fit", line.model, line.build("measure"))
         self.mode, self.zero_grad = plan.mode, plan.zero_grad
         self.precision = str(self._flags["precision"] or "32-true")
+        precision = find_precision(self.precision)
+        if precision is None or not precision.runs_on_cpu:
+            allowed = ", ".join(name for name, known in PRECISIONS.items() if known.runs_on_cpu)
+            raise UsageError(f"precision {self.precision} cannot be predicted; allowed: {allowed}")
         options = self._flags["compile"]
-        self.compile_options = CompileOptions(**({} if options is True else vars(options))) if options else None
+        self.compile_options = CompileOptions() if options is True else options or None
         self.is_compiled = self.compile_options is not None
         self.micro_batches = self._flags["accumulate_grad_batches"]
-        groups = {group: vars(line.config.get(group) or SimpleNamespace()) for group in ("model", "data", "trainer")}
-        self.options = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+        self.options = dict(line.config.items(branches=True))
         self.assumed = dict[str, None]()
         self._batch: Any = None
         data = line.build("data")
@@ -132,37 +140,28 @@ class Prediction:
     def context_length(self) -> int | None:
         return None if self._data is None else self._data.context_length
 
-    def predictor(self, workspace_bytes: int) -> Predictor:
-        """The predictor of the configuration's memory, from steps with a line on standard error for each."""
+    def predictor(self) -> Predictor:
+        """The predictor of the configuration's memory."""
+        return Predictor(self.step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
 
-        def take_step(batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
-            shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
-            tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
-            return self.step(batch_size, context_length, keep_blocks, workspace_bytes)
-
-        return Predictor(take_step, self.batch_size, self.context_length, self.is_compiled, self.blocks_per_group)
-
-    def step(
-        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
-    ) -> FakeStep:
-        """Run a steady step on fake tensors as `run` does, and return its peaks by phase and region."""
-        tracker, watch = self.run(batch_size, context_length, keep_blocks, workspace_bytes)
+    def step(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> FakeStep:
+        """Run steps as `run` does, told in a line on standard error; returns the steady one's peaks."""
+        shape = f"batch {batch_size}" + (f" x context {context_length}" if context_length else "")
+        tell(f"a step of {shape}" + (f" on {self.world_size} GPUs" if self.world_size > 1 else ""))
+        tracker, watch = self.run(batch_size, context_length, keep_blocks)
         return trial_of(tracker, watch.steady_from, watch.blocks.count)
 
-    def run(
-        self, batch_size: int, context_length: int | None, keep_blocks: int | None, workspace_bytes: int
-    ) -> tuple[Tracker, StepWatch]:
+    def run(self, batch_size: int, context_length: int | None, keep_blocks: int | None) -> tuple[Tracker, StepWatch]:
         """Run a few steps on fake tensors, up to a steady one.
 
         Args:
             batch_size: samples in the batch.
             context_length: tokens in a sample; None for data that is not lmbench's own.
             keep_blocks: length to cut lists of alike blocks to; None cuts nothing.
-            workspace_bytes: bytes that cuBLAS allocates once in each thread that multiplies matrices.
         """
         micro_batches = min(self.micro_batches, MOST_MICRO_BATCHES)
-        tracker, track = Tracker(workspace_bytes), PhaseTrack()
-        resident_count = None
+        tracker, track = Tracker(self._workspace_bytes), PhaseTrack()
+        resident_count = 0
         if isinstance(self._data, TokenData) and self._data.placement == "device":
             resident_count = self._data.num_batches
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
@@ -203,12 +202,14 @@ class Prediction:
             "accelerator": "cpu", "devices": self._devices, "plugins": FirstRank(),
             "callbacks": [*callbacks_with_memory(flags["callbacks"]), watch],
             "logger": DummyLogger() if self._flags["logger"] else False,
-            "max_epochs": 1, "accumulate_grad_batches": micro_batches,
+            "max_epochs": 1, "accumulate_grad_batches": micro_batches, "precision": self.precision,
         }  # fmt: skip
         trainer: Any = BenchTrainer(**{**TRAINER_DEFAULTS, **{name: flags[name] for name in _KEPT_FLAGS}, **own_flags})
-        trainer.callbacks.remove(next(callback for callback in trainer.callbacks if isinstance(callback, Compiler)))
+        # The predictor takes steps with batches of any size.
+        trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Compiler | Fp8Tokens)]
         strategy = trainer.strategy
-        strategy.precision_plugin = precision_plugin(self.precision, strategy)
+        # A loss scaler reads values of tensors. Its memory is negligible.
+        strategy.precision_plugin.scaler = None
         # Fake parameters are on the right device already, and cannot be moved in place.
         strategy.model_to_device = strategy.teardown = lambda: None
         if isinstance(strategy, ParallelStrategy):
@@ -249,10 +250,9 @@ class Prediction:
                 owner.prepare_data()
                 if data is not None:
                     owner.setup("fit")
-                loaders = owner.train_dataloader()
-                if isinstance(loaders, dict | list | tuple):
-                    loaders = (batch for batch, _, _ in CombinedLoader(loaders, "max_size_cycle"))
-                self._batch = next(iter(loaders), None)
+                # As the Trainer combines them, where there are several.
+                loaders = CombinedLoader(owner.train_dataloader(), "max_size_cycle")
+                self._batch = next((batch for batch, _, _ in loaders), None)
             if self._batch is None:
                 raise UsageError("nothing to predict with: the training data has no batch")
         return self._batch
@@ -292,9 +292,9 @@ def forecast(words: list[str], request: Request) -> Forecast:
     """
     started = time.perf_counter()
     act_like_cuda()
-    plan, gpus = Prediction(words), request.gpus
-    workspace_bytes = gpus[0].workspace_bytes if gpus else 0
-    predictor = plan.predictor(workspace_bytes)
+    gpus = request.gpus
+    plan = Prediction(words, gpus[0].workspace_bytes if gpus else 0)
+    predictor = plan.predictor()
     result = Forecast(
         plan.batch_size, plan.context_length, plan.precision, plan.mode, plan.zero_grad, plan.is_compiled,
         predictor.phases, predictor.reserved_bytes, predictor.method, strategy=plan.strategy,

@@ -98,12 +98,14 @@ class RankEnd(NamedTuple):
 
     Attributes:
         rank: the rank.
+        run: its result, without steps.
         code: its exit code, or minus the number of the signal that ended it.
         log: what it printed, or its stack.
         was_waited_for: whether it still ran when the other ranks had been waited for after a failure.
     """
 
     rank: int
+    run: StoredRun
     code: int
     log: str
     was_waited_for: bool
@@ -146,8 +148,9 @@ def run_ranks(path: Path, count: int, measure: Callable[[], int]) -> tuple[list[
                     _end(ranks)
                 for rank in [rank for rank in running if not ranks[rank].is_alive()]:
                     running.discard(rank)
-                    code = ranks[rank].exitcode or int(_run_of(path, rank).outcome == KILLED)
-                    ends.append(RankEnd(rank, code, logs[rank].read_text(errors="replace"), rank in late))
+                    run = load_known(_folder_of(path, rank))
+                    code = ranks[rank].exitcode or int(run.outcome == KILLED)
+                    ends.append(RankEnd(rank, run, code, logs[rank].read_text(errors="replace"), rank in late))
                     if code:
                         grace_s = _GRACE_AFTER_ABORT_S if code == -signal.SIGABRT else GRACE_OF_RANKS_S
                         deadline_s = min(deadline_s, time.monotonic() + grace_s)
@@ -223,13 +226,15 @@ def ends_by_records(path: Path, count: int) -> list[RankEnd]:
     """
     deadline_s = time.monotonic() + RECORDING_S
     while True:
-        runs = [_run_of(path, rank) for rank in range(count)]
-        ends = [RankEnd(rank, int(run.outcome != "ok"), "", run.outcome == RUNNING) for rank, run in enumerate(runs)]
+        runs = [load_known(_folder_of(path, rank)) for rank in range(count)]
         if min(map(_silence, runs)) < 2 or time.monotonic() > deadline_s:
-            return [
-                end._replace(log=_stack_of(runs[end.rank].record.pid)) if end.was_waited_for else end for end in ends
-            ]
+            break
         time.sleep(0.1)
+    ends = []
+    for rank, run in enumerate(runs):
+        hangs = run.outcome == RUNNING
+        ends.append(RankEnd(rank, run, int(run.outcome != "ok"), _stack_of(run.record.pid) if hangs else "", hangs))
+    return ends
 
 
 def _silence(run: StoredRun) -> int:
@@ -245,23 +250,21 @@ def _silence(run: StoredRun) -> int:
     return 2 if run.outcome == "interrupted" or run.record.error.kind == COLLECTIVE_FAILED else 1
 
 
-def cause_of(path: Path, ends: list[RankEnd]) -> RankEnd | None:
+def cause_of(ends: list[RankEnd]) -> RankEnd | None:
     """The rank that ended a measurement; None if all ranks ended well.
 
-    Args:
-        path: the run's folder.
-        ends: how the ranks ended; of ranks whose records say equally much, the first is the cause.
+    Of ranks whose records say equally much, the first that ended is the cause.
     """
     failures = [end for end in ends if end.code and not end.was_waited_for]
-    return min(failures, key=lambda end: _silence(_run_of(path, end.rank)), default=None)
+    return min(failures, key=lambda end: _silence(end.run), default=None)
 
 
-def ending_of_ranks(path: Path, cause: RankEnd, ends: list[RankEnd], stop: Stop | None = None) -> Ending | None:
+def ending_of_ranks(cause: RankEnd, ends: list[RankEnd], stop: Stop | None = None) -> Ending | None:
     """The measurement's ending because of a failed rank; None if rank 0's own record says everything.
 
     If the failed rank timed out waiting for ranks that hung, the message starts with their locations.
     """
-    run = _run_of(path, cause.rank)
+    run = cause.run
     hangs = "".join(f"rank {end.rank} hung in {_innermost(end.log)}; " for end in ends if end.was_waited_for)
     if (error := run.record.error) is None:
         if cause.code == -signal.SIGABRT and stop is not None:
@@ -296,8 +299,3 @@ def is_watched() -> bool:
 def _folder_of(path: Path, rank: int) -> Path:
     """The folder of a rank in the run's folder, which is that of rank 0."""
     return path / f"rank{rank}" if rank else path
-
-
-def _run_of(path: Path, rank: int) -> StoredRun:
-    """The run of a rank, without its steps."""
-    return load_known(_folder_of(path, rank))

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import LightningModule
 
-from lmbench.callbacks import RunRecorder
+from lmbench.callbacks import PhaseTimer, RunRecorder
 from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder, message_of, tell, unknown
 from lmbench.fit.command_line import CommandLine
 from lmbench.fit.measurement import Measurement, complete_record
@@ -31,7 +31,7 @@ from lmbench.fit.ranks import (
     tell_stack,
 )
 from lmbench.fit.settings import MeasureSettings
-from lmbench.fit.trainer import as_list, quiet
+from lmbench.fit.trainer import quiet
 from lmbench.instruments.ending import (
     error_facts,
     interrupted,
@@ -42,6 +42,7 @@ from lmbench.instruments.ending import (
 from lmbench.interruption import Terminated, exit_code, held, received
 from lmbench.masking import masked, masked_message, masked_text, masked_words, shown, shown_json, shown_lines
 from lmbench.records.codec import encode_run
+from lmbench.records.measured import RunError
 from lmbench.records.process import reach
 from lmbench.records.store import new_run_id
 from lmbench.records.vocabulary import Values
@@ -70,7 +71,7 @@ def run(args: list[str]) -> int:
     reach("imported")
     quiet()
     find_modules_in_current_folder()
-    command, flags = args[0], {flag for flag in _FLAGS for word in args if word.partition("=")[0] == flag}
+    command, flags = args[0], _FLAGS & {word.partition("=")[0] for word in args}
     is_loud = not {"--json", "--quiet"} & flags
     try:
         skipped = _skipped(args)
@@ -100,12 +101,10 @@ def run(args: list[str]) -> int:
             "command": command, "argv": masked_words([command, *line.words]), "config": masked(line.content),
             "wandb": wandb.filing(),
         }  # fmt: skip
-        measurement = Measurement(command, line.model, settings, {}, rooms, facts, line.text)
+        measurement = Measurement(command, line.model, settings, rooms, facts, line.text)
 
-        def build() -> tuple[LightningModule, Any, list[Callback]]:
-            module, data, timer = (line.build(key) for key in ("model", "data", "timer"))
-            measurement.flags = vars(line.build("trainer"))
-            return module, data, [*as_list(measurement.flags.pop("callbacks")), timer]
+        def build() -> tuple[LightningModule, Any, PhaseTimer, Values]:
+            return line.build("model"), line.build("data"), line.build("timer"), vars(line.build("trainer"))
 
         options = {name: line.config[name] for name in ("ckpt_path", "weights_only", "verbose") if name in line.config}
         recorder = measurement.recorder
@@ -157,8 +156,8 @@ def _measure(
         with suppress(Terminated), held():
             path = recorder.folder.path
             ends = ends_by_records(path, count)
-            cause = cause_of(path, ends)
-            if cause is not None and (ending := ending_of_ranks(path, cause, ends)) is not None:
+            cause = cause_of(ends)
+            if cause is not None and (ending := ending_of_ranks(cause, ends)) is not None:
                 recorder.take_over(path, ending)
                 is_of_other_rank = True
     if failure is not None and not is_of_other_rank:
@@ -170,7 +169,8 @@ def _measure(
             if recorder.exit_code is ExitCode.INTERNAL:
                 _print_lines("".join(traceback.format_exception(failure)))
             elif recorder.exit_code is ExitCode.USER_CODE:
-                _print_own_lines(failure, recorder)
+                assert recorder.run.error is not None
+                _print_own_lines(failure, recorder.run.error, recorder.folder.path)
     if is_first:
         complete_record(recorder, is_predicted=is_predicted)
     return int(recorder.exit_code or 0)
@@ -184,9 +184,9 @@ def _measure_by_ranks(recorder: RunRecorder, count: int, measure: Callable[[], i
     with suppress(KeyboardInterrupt, Terminated):
         ends, stop = run_ranks(path, count, measure)
     signum = received()
-    cause = cause_of(path, ends) if signum is None else None
+    cause = cause_of(ends) if signum is None else None
     if path.is_dir() and not existed:
-        ending = None if cause is None else ending_of_ranks(path, cause, ends, stop)
+        ending = None if cause is None else ending_of_ranks(cause, ends, stop)
         # After a signal, the ranks' own errors may only say that the other ranks are gone.
         recorder.take_over(path, ending if signum is None else interrupted(signum, None))
     if cause is not None and cause.code > 0:
@@ -213,7 +213,7 @@ def report_failure(error: BaseException) -> int:
     if memory := out_of_memory(error):
         return _complain(f"out of memory: {memory.message}", ExitCode.OUT_OF_MEMORY)
     if user_lines(error):
-        return _print_own_lines(error)
+        return _print_own_lines(error, error_facts(type(error).__name__, message_of(error), "setup"))
     _print_lines("".join(traceback.format_exception(error)))
     return ExitCode.INTERNAL
 
@@ -223,15 +223,17 @@ def _complain(line: object, code: ExitCode) -> int:
     return code
 
 
-def _print_own_lines(error: BaseException, recorder: RunRecorder | None = None) -> int:
-    """Print the lines of the user's code that an error came through, then the error; returns the exit code."""
-    facts, all_frames = None, ""
-    if recorder is not None and recorder.folder is not None:
-        facts = recorder.run.error
-        if facts is not None and facts.traceback_file:
-            all_frames = f" (all frames: {recorder.folder.path / facts.traceback_file})"
-    facts = facts or error_facts(type(error).__name__, message_of(error), "setup")
-    lines = user_lines(error)
+def _print_own_lines(error: BaseException, facts: RunError, folder: Path | None = None) -> int:
+    """Print the lines of the user's code that an error came through, then the error; returns the exit code.
+
+    Args:
+        error: the error.
+        facts: what is recorded of it.
+        folder: the run's folder; None without one.
+    """
+    all_frames, lines = "", user_lines(error)
+    if folder is not None and facts.traceback_file:
+        all_frames = f" (all frames: {folder / facts.traceback_file})"
     notes = [f"{note}\n" for note in getattr(error, "__notes__", ())]
     _print_lines("".join([*traceback.format_list(lines), *notes]))
     where = facts.phase if lines else f"{facts.phase}, at no line of yours"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.strategies import Strategy, StrategyRegistry
+from lightning.pytorch.strategies import StrategyRegistry
 
 from lmbench.fit.data_parallel import DataParallel, ShardedOptimizer
 from lmbench.fit.model_parallel import ModelParallel
@@ -28,13 +28,6 @@ for _name, _strategy in STRATEGIES.items():
     StrategyRegistry.register(_name, _strategy.func, override=True, **_strategy.keywords)
 
 
-def blocks_per_group(strategy: str | Strategy) -> int:
-    """How many alike blocks a strategy, or one by its name, shards together."""
-    if isinstance(strategy, str) and strategy in STRATEGIES:
-        strategy = STRATEGIES[strategy]()
-    return strategy.blocks_per_group if isinstance(strategy, ModelParallel) else 1
-
-
 _OPTION = "--trainer.strategy"
 
 
@@ -44,28 +37,24 @@ def name_classes(words: Iterable[str], configured: str | None) -> Iterator[str]:
     These are the path of a class without options, and one of lmbench's names with options of its class.
 
     Args:
-        words: words of a command line, such as `--trainer.strategy=ddp --trainer.strategy.bucket_cap_mb=50`.
+        words: words of a command line, such as `--trainer.strategy.bucket_cap_mb 50`; a strategy is one word with its
+            option, `--trainer.strategy=ddp`.
         configured: the strategy that a configuration names.
     """
     words = list(words)
     has_options = any(word.startswith(f"{_OPTION}.") for word in words)
-    is_named = any(word.partition("=")[0] == _OPTION for word in words)
+    is_named = any(word.startswith(f"{_OPTION}=") for word in words)
     if configured is not None and not is_named and has_options:
         words = [f"{_OPTION}={configured}", *words]
-    remaining = iter(words)
-    for word in remaining:
-        option, equals, name = word.partition("=")
-        if option != _OPTION:
-            yield word
-            continue
-        name = name if equals else next(remaining, "")
-        if has_options and name in STRATEGIES:
+    for word in words:
+        option, _, name = word.partition("=")
+        if option == _OPTION and has_options and name in STRATEGIES:
             strategy = STRATEGIES[name]
             yield _class_word(f"lmbench.{strategy.func.__name__}", strategy.keywords)
-        elif "." in name and not name.startswith("{"):
+        elif option == _OPTION and "." in name and not name.startswith("{"):
             yield _class_word(name, {})
         else:
-            yield f"{_OPTION}={name}"
+            yield word
 
 
 def _class_word(path: str, arguments: Values) -> str:

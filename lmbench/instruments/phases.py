@@ -61,8 +61,13 @@ class PhaseTrack:
         self._stack = ["other"]
         self._announce()
 
-    def unlisten(self, listener: Callable[[str], None]) -> None:
-        """Remove a listener, if it is registered."""
+    def listen(self, listener: Callable[[str], None], undo: ExitStack) -> None:
+        """Call a function with every phase that begins, until `undo` is closed."""
+        self.listeners.append(listener)
+        undo.callback(self._unlisten, listener)
+
+    def _unlisten(self, listener: Callable[[str], None]) -> None:
+        # The end of a session removes all listeners.
         if listener in self.listeners:
             self.listeners.remove(listener)
 

@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 from lmbench.device import device_of, synchronize
 from lmbench.errors import ExitCode, UsageError, find_modules_in_current_folder
 from lmbench.fit.command_line import CommandLine
-from lmbench.fit.data_parallel import DataParallel
 from lmbench.fit.measurement import Measurement, apply_mode
 from lmbench.fit.model_parallel import ModelParallel
 from lmbench.fit.ranks import count_to_start, rank_of_process, run_ranks
@@ -153,8 +152,6 @@ def _over_ranks(module: LightningModule, trainer: Trainer) -> Any:
     step = _Step(module)
     if isinstance(trainer.strategy, ModelParallel):
         trainer.strategy.parallelize(module, str(trainer.precision))
-    elif isinstance(trainer.strategy, DataParallel):
-        return trainer.strategy.wrap(step)
     elif isinstance(trainer.strategy, DDPStrategy):
         devices, options = trainer.strategy.determine_ddp_device_ids(), trainer.strategy._ddp_kwargs
         return DistributedDataParallel(step, devices, **options)
@@ -264,7 +261,7 @@ def measure_control(arm: str, words: list[str]) -> tuple[RunRecord, LightningMod
     """
     line = CommandLine("fit", words)
     settings = line.build("measure")
-    plan = Measurement("fit", line.model, settings, {})
+    plan = Measurement("fit", line.model, settings)
     seed_everything(line.config.seed_everything, workers=True, verbose=False)
     torch.set_float32_matmul_precision(settings.matmul_precision)
     module, data, flags = line.build("model"), line.build("data"), vars(line.build("trainer"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,20 +153,24 @@ def test_a_subclass_of_a_callback_may_call_the_hooks_that_it_lacks():
     assert counter.started == len(counter.records) == 12
 
 
+MINE = partial(ValueError, "mine"), ValueError, ("error", "mine")
+# Lightning turns it into SystemExit.
+CTRL_C = KeyboardInterrupt, SystemExit, ("interrupted", "stopped by SIGINT (Ctrl-C)")
+
+
 @pytest.mark.parametrize(
     ("position", "hook", "error", "raised", "ended"),
     [
-        (0, "on_train_batch_start", ValueError("mine"), ValueError, ("error", "mine")),
-        (1, "on_after_backward", ValueError("mine"), ValueError, ("error", "mine")),
-        (2, "on_before_optimizer_step", ValueError("mine"), ValueError, ("error", "mine")),
-        # Lightning turns Ctrl-C into SystemExit.
-        (2, "on_train_batch_start", KeyboardInterrupt(), SystemExit, ("interrupted", "stopped by SIGINT (Ctrl-C)")),
+        (0, "on_train_batch_start", *MINE),
+        (1, "on_after_backward", *MINE),
+        (2, "on_before_optimizer_step", *MINE),
+        (2, "on_train_batch_start", *CTRL_C),
     ],
 )
 def test_an_exception_is_recorded_passed_on_and_leaves_nothing_behind(position, hook, error, raised, ended, recorder):
     def fail(trainer, *_):
         if trainer.global_step == 7:
-            raise error
+            raise error()
 
     raising, callbacks = Callback(), [recorder, PhaseTimer()]
     setattr(raising, hook, fail)
@@ -187,9 +192,11 @@ class EverySecondLoss(Regression):
 
 def test_steps_without_a_loss_are_skipped_ones_so_that_phases_sum_to_the_step(recorder):
     train(PhaseTimer(), recorder, module=EverySecondLoss)
+    # A timer without a recorder knows it, too.
+    train(alone := PhaseTimer(), module=EverySecondLoss)
     (run,) = results(recorder)
     phases = run.record.phases
-    assert {step.is_skipped == (step.loss is None) for step in run.steps} == {True}
+    assert {step.is_skipped == (step.loss is None) for step in [*run.steps, *alone.records]} == {True}
     assert (phases.backward.n, run.record.window.skipped_count) == (phases.step.n, 3)
     means_s = [phase.mean_s for name in PHASES if (phase := getattr(phases, name)) is not None]
     assert sum(means_s) == pytest.approx(phases.step.mean_s, rel=0.01)

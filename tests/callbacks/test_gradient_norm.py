@@ -19,8 +19,8 @@ from lmbench.instruments.window import Schedule
 from conftest import measure
 
 
-def measured(module, *callbacks, **flags):
-    return measure(module, *(callbacks or [GradientNorm()]), schedule=Schedule(0, 5), **flags)[0]
+def measured(module, **flags):
+    return measure(module, GradientNorm(), schedule=Schedule(0, 5), **flags)[0]
 
 
 @pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3, "gradient_clip_val": 1e-3}])

@@ -2,7 +2,7 @@
 
 import sys
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 
@@ -17,6 +17,8 @@ from lmbench.callbacks import (
     TrainingCheck,
 )
 from lmbench.instruments.window import Schedule
+
+from conftest import quiet_trainer
 
 FIRST, LAST, STEPS = 60, 160, 200
 
@@ -38,12 +40,7 @@ class Counting(Callback):
 
 def calls_per_step(folder, *callbacks):
     counting = Counting()
-    flags = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "limit_val_batches"), False
-    )
-    trainer = Trainer(
-        max_steps=STEPS, accelerator="cpu", callbacks=[counting, *callbacks], default_root_dir=folder, **flags
-    )
+    trainer = quiet_trainer(counting, *callbacks, max_steps=STEPS, limit_val_batches=0, default_root_dir=folder)
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, STEPS)))
     return counting.calls / (LAST - FIRST)
 

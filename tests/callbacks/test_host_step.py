@@ -52,20 +52,24 @@ class Queued(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
+def timed(module, warmup_steps=4, **flags):
+    """The window of a training, and the host's time for one of its steps."""
+    schedule, loader = Schedule(warmup_steps, 3), DataLoader(torch.ones(40, 1))
+    window, session = measure(module, HostStep(), loader=loader, schedule=schedule, **flags)
+    return window, session.run.profile.host_step_s
+
+
 def test_the_hosts_time_for_a_step_has_its_work_without_its_waits_for_the_device(monkeypatch):
     device = SmallQueue()
     monkeypatch.setitem(DEVICES, "cpu", lambda _: device)
-    window, session = measure(Queued(device), HostStep(), loader=DataLoader(torch.ones(40, 1)), schedule=Schedule(4, 3))
+    window, host_s = timed(Queued(device))
     waited_s = (BLOCKS - 1) * (WORK_S - HOST_S)
     assert min(record.step_host_s for record in window) >= waited_s
-    assert BLOCKS * HOST_S <= session.run.profile.host_step_s < window[0].step_host_s - waited_s / 2
+    assert BLOCKS * HOST_S <= host_s < window[0].step_host_s - waited_s / 2
 
 
 def test_a_short_warm_up_does_not_time_the_host():
-    _, session = measure(
-        Queued(PlantedDevice()), HostStep(), loader=DataLoader(torch.ones(9, 1)), schedule=Schedule(2, 2)
-    )
-    assert session.run.profile.host_step_s is None
+    assert timed(Queued(PlantedDevice()), warmup_steps=2)[1] is None
 
 
 @pytest.mark.gpu
@@ -81,11 +85,5 @@ def test_a_long_queue_of_launches_is_no_time_of_the_host():
 
     module = Queued(None)
     module.blocks = torch.nn.ModuleList(Launches(None) for _ in range(BLOCKS))
-    window, session = measure(
-        module,
-        HostStep(),
-        loader=DataLoader(torch.ones(40, 1)),
-        schedule=Schedule(4, 3),
-        accelerator="cuda",
-    )
-    assert session.run.profile.host_step_s < min(record.step_host_s for record in window) / 2
+    window, host_s = timed(module, accelerator="cuda")
+    assert host_s < min(record.step_host_s for record in window) / 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fit_process import measure_here
+from fit_process import measure_here, statuses
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from planted_faults import return_freed_memory
@@ -63,8 +63,7 @@ def test_what_keeps_the_tensors_of_each_step_is_named_with_its_line(deed, keeper
     return_freed_memory()
     monkeypatch.setattr(host, "_READING_INTERVAL_S", 0.0)
     run = measure_here(Hoarder(deed), steps=40, probe_steps=2, results_dir=tmp_path).record
-    (guard,) = (guard for guard in run.guards if guard.name == "memory_growth")
-    assert guard.status == ("warn" if keeper else "pass")
+    assert statuses(run)["memory_growth"] == ("warn" if keeper else "pass")
     assert run.memory.keeper == keeper
     assert not keeper or run.memory.host_growth.bytes_per_step == pytest.approx(4e6, rel=0.3)
 
@@ -73,7 +72,7 @@ def test_calls_of_the_collector_are_named_with_their_line(tmp_path):
     run = measure_here(Hoarder("collect"), steps=12, results_dir=tmp_path).record
     assert run.collector.location == f"{__file__}:{line_of('gc.collect()')} in training_step"
     assert (run.collector.count, run.collector.full_s > 0) == (12, True)
-    assert [guard.status for guard in run.guards if guard.name == "garbage_collection"] == ["warn"]
+    assert statuses(run)["garbage_collection"] == "warn"
 
 
 class SlowDisk(DistributedCheckpointIO):

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fit_process import SMOKE, bench, plant, run_here
+from fit_process import SMOKE, bench, plant
 from torch._inductor import config, metrics
 
 from lmbench.cli import main
@@ -129,7 +129,7 @@ def test_every_triton_kernel_of_a_compiled_graph_is_listed():
 
 def test_beside_another_profiler_it_is_refused(tmp_path, capsys):
     with torch.profiler.profile():
-        assert run_here(tmp_path, "fit", f"--config={SMOKE}", "--trainer.profiler=kernels", code=2) is None
+        assert bench(tmp_path, "--trainer.profiler=kernels", code=2) is None
     assert "a profiler is running in this process already" in capsys.readouterr().err
 
 

@@ -26,6 +26,7 @@ def in_a_run(stream, stage=Stage.WARMUP):
         stage=stage,
         window_steps=0,
         window_elapsed_s=0.0,
+        probe_kind=ProbeKind.MEMORY,
     )
     return line
 
@@ -37,7 +38,7 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
     deadline_s = time.monotonic() + 30
     while not terminal.getvalue() and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert "1/4 warm-up: compiling, 0.0 s so far" in terminal.getvalue()
+    assert "1/4 warm-up: compiling, " in terminal.getvalue()
     line.before_window()
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
 
@@ -52,7 +53,8 @@ def test_the_wait_for_a_first_step_that_compiles_is_told_and_ends_with_the_windo
          "2/4 window: step 12 of 30, 0.0 s so far, 3.3 s left, 100 ms/step"),
         (Stage.WINDOW, {"schedule": Schedule(), "window_steps": 7}, "2/4 window: step 7, 0.0 s so far, 100 ms/step"),
         (Stage.PROBE, {"steps_done": 56}, "3/4 probe: memory, 0.0 s so far, 0.4 s left"),
-        (Stage.PROBE, {"steps_done": 56, "probe": ProbeKind.DTYPES}, "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
+        (Stage.PROBE, {"steps_done": 56, "probe_kind": ProbeKind.DTYPES},
+         "3/4 probe: dtypes, 0.0 s so far, 0.1 s left"),
         # Between two stages the line stays.
         (Stage.DONE, {"steps_done": 56}, ""),
     ],
@@ -62,7 +64,6 @@ def test_every_stage_says_what_is_done_and_what_is_left_in_that_order(monkeypatc
     line = in_a_run(terminal := Terminal(), stage)
     line.run_started()
     line.before_window()
-    line._probe = changes.pop("probe", ProbeKind.MEMORY)
     vars(line.session).update(changes)
     line._step_s = 0.1
     line._show()

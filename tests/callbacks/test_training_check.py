@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fit_process import SMALL, bench, measure_here
+from fit_process import SMALL, bench, measure_here, statuses
 from lightning.pytorch.plugins import MixedPrecision
 from strangers import ByHand, Data, OwnLoaders, Regression
 from torch import nn
@@ -42,21 +42,20 @@ def test_after_steps_that_the_scaler_skipped_the_next_one_is_checked(skipped, is
     trainer = {"precision": "16-mixed", "callbacks": [Overflow(skipped)]}
     record = measure_here(trainer=trainer, probe_steps=1).record
     assert record.probe.training.is_skipped == (not is_checked)
-    statuses = {guard.name: guard.status for guard in record.guards}
-    assert [statuses[name] for name in ("inputs", "trained")] == ["pass", "pass" if is_checked else "n/a"]
+    assert [statuses(record)[name] for name in ("inputs", "trained")] == ["pass", "pass" if is_checked else "n/a"]
 
 
 def test_a_step_without_a_loss_is_not_checked():
     # Every second batch has none, and the sixth step is the first that is probed.
     run = measure_here(Regression(answer="none"), Data(), warmup_steps=2, steps=3, probe_steps=1)
     assert run.record.probe.training.is_skipped is False
-    assert {guard.name: guard.status for guard in run.record.guards}["gradients"] == "pass"
+    assert statuses(run.record)["gradients"] == "pass"
 
 
 class Unusual(OwnLoaders):
     """Multiplies by one weight of an unusual kind."""
 
-    def __init__(self, weight, **options):
+    def __init__(self, weight):
         super().__init__()
         self.net = weight
 

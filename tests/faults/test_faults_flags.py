@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fit_process import bench
+from fit_process import bench, statuses
 from tables import rows
 
 
@@ -46,7 +46,7 @@ def test_a_flag_that_slows_everything_fails_a_guard(flag, guard, fit, monkeypatc
         # The Trainer sets it for the process.
         torch.use_deterministic_algorithms(False)
     assert (run.outcome, left) == ("ok", [])
-    assert {g.name: g.status for g in run.record.guards}[guard] == "fail"
+    assert statuses(run.record)[guard] == "fail"
 
 
 @pytest.mark.parametrize("words", ["--trainer.max_steps=2", "--trainer.fast_dev_run=true"])
@@ -64,11 +64,10 @@ def test_training_that_ends_before_the_window_is_a_mistake_of_usage_that_keeps_i
 def test_a_window_or_probe_steps_that_training_cut_short_are_said_to_be_so(words, steps, fit, capsys):
     run, _ = fit(f"--trainer.{words}")
     assert (run.outcome, run.record.window.steps) == ("ok", steps)
-    guards = {guard.name: guard.status for guard in run.record.guards}
     if steps == 6:
         assert run.record.probe.is_complete is False
     else:
-        assert guards["window_complete"] == "warn"
+        assert statuses(run.record)["window_complete"] == "warn"
         assert f"{steps} steps in the window, 6 asked for" in capsys.readouterr().out
 
 

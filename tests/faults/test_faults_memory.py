@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from fit_process import plant, start_fit
+from fit_process import plant, start_fit, statuses
 from planted_faults import leave_address_space, return_freed_memory
 
 from lmbench.fit.command_line import CommandLine
@@ -36,7 +36,7 @@ def test_memory_that_runs_out_in_a_phase_is_told_with_phase_and_bytes(hook, call
     assert (run.outcome, run.damage, len(run.steps)) == ("ok" if is_probe else "oom", None, steps)
     if is_probe:
         assert (run.record.error, run.record.window.steps, run.record.probe.error.phase) == (None, 8, phase)
-        assert {guard.name: guard.status for guard in run.record.guards}["probe_steps"] == "warn"
+        assert statuses(run.record)["probe_steps"] == "warn"
         assert "out of memory in the probe steps" in fit.out
     else:
         assert (run.record.error.phase, run.record.error.where) == (phase, "host")

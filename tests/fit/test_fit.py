@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 import yaml
-from fit_process import bench, measure_here
+from fit_process import bench, measure_here, statuses
 from strangers import Regression
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -76,7 +76,7 @@ def test_a_mode_runs_only_its_part_of_the_step(run, tmp_path, mode, phases, flop
 def test_a_guard_that_fails_makes_a_strict_run_exit_4(tmp_path):
     words = "--model.learning_rate=1e-30 --model.weight_decay=0 --measure.strict=true"
     record = bench(tmp_path, words, code=4).record
-    assert {guard.name: guard.status for guard in record.guards}["trained"] == "fail"
+    assert statuses(record)["trained"] == "fail"
     assert record.exit_code == 4
 
 

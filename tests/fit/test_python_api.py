@@ -26,8 +26,6 @@ from strangers import Data, Failing, OwnLoaders, Regression, TokenModel
 import lmbench
 from lmbench.model.language_model import LanguageModel
 
-CPU = {"accelerator": "cpu"}
-
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
@@ -266,8 +264,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_sigterm_an_exit_and_they_leave_the_h
 
 def test_a_window_has_as_many_steps_as_were_asked_for_or_lasts_for_20_and_3_s():
     for asked, steps, requested in (({"steps": 7}, 7, (7, 0.0)), ({}, 8, (20, 3.0))):
-        run = lmbench.measure(
-            Regression(), Data(), warmup_steps=1, probe_steps=0, trainer=CPU | {"max_steps": 9}, **asked
-        )
+        flags = {"accelerator": "cpu", "max_steps": 9}
+        run = lmbench.measure(Regression(), Data(), warmup_steps=1, probe_steps=0, trainer=flags, **asked)
         window = run.record.window
         assert (window.steps, (window.requested_steps, window.requested_s)) == (steps, requested)

@@ -25,7 +25,7 @@ from lmbench.records.store import RunFolder
 def recorder_of(folder, strict=False):
     """A recorder that has just closed a run in this folder."""
     recorder = RunRecorder(str(folder.parent))
-    recorder.folder, recorder.exit_code = RunFolder(folder), ExitCode.OK
+    recorder.folder = RunFolder(folder)
     recorder.run = load_run(folder).record
     recorder.run.guards, recorder.run.outcome, recorder.run.exit_code, recorder.run.strict = [], "ok", 0, strict
     return recorder

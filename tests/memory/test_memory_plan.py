@@ -41,7 +41,7 @@ OWN = ["--model=own_blocks.OwnBlocks", "--model.width=256", "--data.batch_size=4
 
 def _compared(recipes):
     """The words of recipes, with their peaks by the walk and by fake steps of all blocks."""
-    planner = Planner(WORDS, 0, Prediction)
+    planner = Planner(WORDS, Prediction)
     by_size = {(chain.batch_size, chain.is_chunked): chain for chain in planner.chains()}
     peaks = []
     for recipe in recipes:

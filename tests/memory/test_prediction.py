@@ -327,8 +327,8 @@ def test_the_verdict_names_the_number_of_gpus(strategy, enough):
 
 def _few(words):
     plan = Prediction(words)
-    predictor = plan.predictor(0)
-    every, few = (by_phase(peaks) for peaks in (plan.step(4, 512, None, 0).peaks, predictor.peaks(4, 512)))
+    predictor = plan.predictor()
+    every, few = (by_phase(peaks) for peaks in (plan.step(4, 512, None).peaks, predictor.peaks(4, 512)))
     return predictor.method, *([peak.total_bytes for peak in peaks] for peaks in (few, every))
 
 

@@ -13,6 +13,7 @@ from strangers import OwnLoaders
 import lmbench
 from lmbench.cli import main
 from lmbench.records.load import load_run
+from lmbench.records.store import RUN_FILE
 
 SMOKE = str(ROOT / "configs" / "smoke.yaml")
 QUICK = ["--measure.steps=6", "--measure.min_window_s=0", "--measure.probe_steps=2"]
@@ -51,6 +52,21 @@ def start_fit(folder, *words, ticks=False, stdout=None, **settings):
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         settings = {"streams": (None, stdout or out.fileno(), err.fileno()), **settings}
         return warm_server.start(*fit, *words, folder=folder, **settings)
+
+
+def statuses(record):
+    """The status of each guard of a record, by the guard's name."""
+    return {guard.name: guard.status for guard in record.guards}
+
+
+def sound_result(fit):
+    """The result that a process of `start_fit` has left, with all steps up to its last; None without a record."""
+    if not list(fit.folder.glob(f"results/*/{RUN_FILE}")):
+        return None
+    (run,) = fit.results
+    assert run.damage is None
+    assert [step.step for step in run.steps] == list(range(len(run.steps)))
+    return run
 
 
 def run_here(results, command, *words, code=0):
