@@ -41,7 +41,7 @@ class CommunicationKernel(NamedTuple):
 def describe_communication(kernels: pd.DataFrame, host: HostEvents) -> pd.DataFrame:
     """The columns of `CommunicationKernel` for all kernels, blank or missing for those of other kinds than `comm`."""
     comm = kernels[kernels.kind == "comm"]
-    notes = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"]).sort_values("start_ns")
+    notes = host.events[host.events.name == "record_param_comms"].sort_values("start_ns")
     launches = comm.reset_index()[["index", "thread", "launch_ns"]].sort_values("launch_ns")
     notes = pd.merge_asof(
         notes, launches, left_on="start_ns", right_on="launch_ns", by="thread", direction="forward"

@@ -152,9 +152,9 @@ class _RankGraph:
 
     def _host_calls(self) -> pd.DataFrame:
         columns = ["name", "thread", "start_ns", "end_ns"]
-        launches = pd.DataFrame.from_records(self._trace.events.launches)[columns]
+        launches = self._trace.events.launches[columns]
         launches = launches.loc[np.unique(self._kernels.launch[self._kernels.launch != NONE])]
-        calls = pd.DataFrame.from_records(self._trace.events.calls)[columns]
+        calls = self._trace.events.calls[columns]
         calls = calls[(each(calls.name, call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)]
         at_ns = [self._begin_ns, self._finish_ns]
         marks = pd.DataFrame({"name": "", "thread": self._trace.events.main_thread, "start_ns": at_ns, "end_ns": at_ns})

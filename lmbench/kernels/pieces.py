@@ -129,9 +129,8 @@ def _events(trace: Trace) -> pd.DataFrame:
     linked = trace.kernels[trace.kernels.launch != NONE]
     functions = trace.events.functions
     functions = functions[where(functions.name, lambda name: is_users_function(name) or COMPILING.search(name))]
-    host, calls, functions = (
-        pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls, functions)
-    )
+    others = pd.concat([trace.events.host[columns], functions[columns]]).assign(is_call=False, cause=LAUNCHING)
+    calls = trace.events.calls[columns].assign(is_call=True)
     # A copy that ended before its call returned made the host wait.
     is_blocking = (linked.end_ns <= linked.returned_ns) & (linked.category == "gpu_memcpy")
     is_copied = calls.start_ns.isin(linked.launch_ns[is_blocking])
@@ -143,8 +142,7 @@ def _events(trace: Trace) -> pd.DataFrame:
     tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
     is_named = np.isin(cause, ("allocating", SYNCHRONIZING))
     calls["cause"] = np.select([is_named, *tests.values()], [cause, *tests], LAUNCHING)
-    others = pd.concat([host, functions]).assign(is_call=False, cause=LAUNCHING)
-    return pd.concat([others, calls.assign(is_call=True)], ignore_index=True)
+    return pd.concat([others, calls], ignore_index=True)
 
 
 def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFrame:

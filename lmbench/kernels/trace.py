@@ -132,11 +132,11 @@ class Trace:
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """Start of the first and end of the last step, or of the host's events if the steps are unknown."""
+        """Start of the first and end of the last step; of the whole trace, to the last event of the host, without."""
         steps_ns, host = self.timeline.step_ns, self.events.host
         if len(steps_ns):
             return int(steps_ns.min()), int(steps_ns.max())
-        return int(host.start_ns.min(initial=0)), int(host.end_ns.max(initial=0))
+        return 0, int(max(host.end_ns, default=0))
 
     @property
     def record(self) -> RunRecord:
@@ -167,7 +167,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
     Raises:
         UsageError: a range of lmbench's has a phase that lmbench does not know.
     """
-    ranges = pd.DataFrame.from_records(events[is_range(events)])[["name", "start_ns", "end_ns"]]
+    ranges = events.loc[is_range(events), ["name", "start_ns", "end_ns"]]
     pieces = ranges[ranges.name.str.startswith(PHASE)]
     pieces = pieces.assign(phase=pieces.name.str.removeprefix(PHASE))
     inferred = []
@@ -190,7 +190,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
         # A user's range may hold only some of its phase, so it does not keep that phase from being inferred.
         inferred = _infer_phases(host, set(pieces.phase))
         users = ranges.assign(phase=[*map(_users_phase, ranges.name)])
-        models = pd.DataFrame.from_records(host.events[host.is_model])[ranges.columns].assign(phase="forward")
+        models = host.events.loc[host.is_model, ranges.columns].assign(phase="forward")
         pieces = pd.concat([pieces, users, models])
         pieces = pieces[pieces.phase != ""]
     range_phases, pieces = set(pieces.phase), pd.concat([pieces, *inferred])
@@ -247,7 +247,7 @@ def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
 
     A call that launches a CUDA graph has many kernels.
     """
-    calls = pd.DataFrame.from_records(launches, columns=["correlation", "start_ns"]).assign(call=range(len(launches)))
+    calls = launches[["correlation", "start_ns"]].assign(call=launches.index)
     calls = calls[calls.correlation != NONE]
     last = pd.merge_asof(kernels[["correlation", "start_ns"]], calls, on="start_ns", by="correlation").call
     first = kernels.correlation.map(calls.drop_duplicates("correlation").set_index("correlation").call)
