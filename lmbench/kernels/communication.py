@@ -14,7 +14,7 @@ from lmbench.records.intervals import NONE
 
 #: The kind of communication in which one rank sends a message to one other.
 POINT_TO_POINT = "point-to-point"
-_kind_of = reader(NAMES.collectives)
+_kind_of = reader("collectives")
 
 
 class CommunicationKernel(NamedTuple):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from lmbench.kernels.events import each, where
-from lmbench.kernels.names import NAMES, reader
+from lmbench.kernels.names import reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers
 
@@ -47,7 +47,7 @@ _STREAM_WAIT = re.compile("StreamWaitEvent", re.IGNORECASE)
 _MEASURED = np.iinfo(np.int64).max // 2
 #: The cause of time in calls that wait for the device.
 SYNCHRONIZING: Final = "synchronizing"
-call_cause = reader(NAMES.calls)
+call_cause = reader("calls")
 
 
 def find_links(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:

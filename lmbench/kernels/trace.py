@@ -37,7 +37,7 @@ NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
 #: The order of phases in tables.
 PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
 
-_foreign_phase, _users_phase = reader(NAMES.foreign_phases), reader(NAMES.users_phases)
+_foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 
 
 @dataclass(frozen=True)
