@@ -30,7 +30,7 @@ class WaitCause(NamedTuple):
 
 
 class Names(Struct, forbid_unknown_fields=True):
-    """The content of names.toml, which says what each list is for; a misspelt key raises msgspec.ValidationError."""
+    """The content of names.toml, which says what each list is for; `rules` are those of each `reader`."""
 
     parts: tuple[str, ...]
     kinds: tuple[str, ...]
