@@ -234,6 +234,6 @@ def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> T
         calls.assign(is_captured=is_captured)[is_launch].reset_index(drop=True),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
         functions,
-        int(np.bincount(ranges if len(ranges) else host.thread[:1]).argmax()) if len(host) else 0,
+        int(next(iter([*ranges.mode(), *host.thread[:1]]), 0)),
         origin_ns,
     )

@@ -63,10 +63,13 @@ class Graph:
     moment that replaces the end of a kernel from before the steps when they repeat.
 
     `links` has a row for each link, in an order in which all links to its source come before: the moments `source` and
-    `target`, the least time `ns` between them, and the `kind`. `is_binding` flags those that their targets waited for,
-    and `unexplained_ns` is the part of their time that nothing in the trace accounts for. The simulation goes from
-    `from_moment`, of the repetition before if `is_lapped`; it is NONE where a moment of the next repetition is not
-    known.
+    `target`, the least time `ns` between them, and the `kind`: the host between two calls (`program`) and in one
+    (`call`); from a `launch` to its kernel; from a kernel to the next of its stream (`order`) or of another one
+    (`wait`); a `kernel` or collective itself; from a kernel to the call that waits for it (`return`) or for room in the
+    launch queue (`queue`); from a rank's arrival at a collective (`join`); and to the `end` of the steps. `is_binding`
+    flags those that their targets waited for, and `unexplained_ns` is the part of their time that nothing in the trace
+    accounts for. The simulation goes from `from_moment`, of the repetition before if `is_lapped`; it is NONE where a
+    moment of the next repetition is not known.
 
     `steps` is the number of clocked steps.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,6 @@ from lmbench.kernels.names import reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers
 
-#: What a link is: the host between two calls (`program`) and in one (`call`); from a launch to its kernel; from a
-#: kernel to the next of its stream (`order`) or of another one (`wait`); a kernel or collective itself; from a kernel
-#: to the call that waits for it (`return`) or for room in the launch queue (`queue`); from a rank's arrival at a
-#: collective (`join`); and to the end of the steps.
-LinkKind = Literal["program", "call", "launch", "order", "wait", "kernel", "return", "queue", "join", "end"]
 # The profiler aligns the clocks of host and device to about a microsecond.
 _TOLERANCE_NS = 1_000
 # An idle device starts a kernel within twice the trace's median latency after its launch call returned. These are the
@@ -119,7 +114,7 @@ def _joined(activities: pd.DataFrame, links: pd.DataFrame, matches: pd.DataFrame
 
 
 def _links(
-    kind: LinkKind, source: Any, target: Any, ns: Any = _MEASURED, unexplained_ns: Any = 0, is_lapped: bool = False
+    kind: str, source: Any, target: Any, ns: Any = _MEASURED, unexplained_ns: Any = 0, is_lapped: bool = False
 ) -> pd.DataFrame:
     columns = {"source": source, "target": target, "ns": ns, "unexplained_ns": unexplained_ns}
     return pd.DataFrame({**columns, "kind": kind, "is_lapped": is_lapped})

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,14 +28,10 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUN_FILE
 from lmbench.records.vocabulary import DAMAGED, PHASE, PHASES, STEP, Phase
 
-#: The phase of a kernel: `outside` if its launch is in no phase, `unlinked` if it has no launch in the trace.
-TracePhase = Literal[Phase, "outside", "unlinked"]
-OUTSIDE: Final = "outside"
-UNLINKED: Final = "unlinked"
-#: Values of TracePhase that are not phases of a step.
-NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
+#: The phase of a kernel whose launch is in no phase of a step, and of one that has no launch in the trace.
+OUTSIDE, UNLINKED = NO_PHASE = ("outside", "unlinked")
 #: The order of phases in tables.
-PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
+PHASE_ORDER = (*PHASES, *NO_PHASE)
 
 _foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 
@@ -228,7 +224,7 @@ def _infer_phases(host: HostEvents, range_phases: set[str]) -> list[pd.DataFrame
     if "backward" not in range_phases:
         # The thread that runs models has the most operators with a sequence number outside of the engine.
         threads = events.thread[(events.sequence != NONE) & is_other]
-        runs_models = events.thread == (np.bincount(threads).argmax() if len(threads) else NONE)
+        runs_models = events.thread == next(iter(threads.mode()), NONE)
         is_between = np.isin(np.arange(len(top)), top[runs_models & is_other])
         inferred.append(_hulls(events, is_engine, is_between, "backward"))
     return inferred
