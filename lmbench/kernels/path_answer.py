@@ -118,8 +118,8 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     calls = path[(path.link == path.after) & path.after.isin(launching.after)].drop_duplicates("link")
     place_of = dict[int, str]()
     for rank, rows in calls.groupby("rank"):
-        under = places(graph.traces[rank], rows).reindex(rows.index, fill_value="")
-        place_of |= zip(rows.link, (rows.name + " " + under).str.rstrip(), strict=True)
+        texts = rows.name + " " + places(graph.traces[rank], rows)
+        place_of |= zip(rows.link, texts.str.rstrip(), strict=True)
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
     if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
         return []
@@ -176,7 +176,7 @@ def _link_table(simulation: WhatIf, pieces: pd.DataFrame) -> Table:
     for rank, rows in pieces.groupby("rank"):
         trace = simulation.graph.traces[rank]
         modules = each([*map(trace.host.module, rows.around.astype(int))], lambda path: re.sub(r"\d+", "*", path))
-        under = places(trace, rows).reindex(rows.index, fill_value="")
+        under = places(trace, rows)
         where.append(under.where(under != "", pd.Series(modules, rows.index)))
     rows = pieces.assign(where=pd.concat(where), name=[*map(short_name, pieces.name)])
     groups = rows.groupby(["rank", "cause", "phase", "name", "where"]).s

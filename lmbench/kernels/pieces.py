@@ -169,7 +169,7 @@ def places(trace: Trace, pieces: pd.DataFrame) -> pd.Series:
     """Words on where the host was in its pieces: `under` an operator or module, `in` a function or range of the user.
 
     They are the innermost ones. A function alone names what the host's own code did; loading data and compiling have no
-    other words. Launching has no row.
+    other words. Launching has none.
     """
     host, words = trace.host, list[str]()
     rows = pieces[(pieces.event != NONE) & (pieces.cause != LAUNCHING)]
@@ -190,4 +190,4 @@ def places(trace: Trace, pieces: pd.DataFrame) -> pd.Series:
         elif users_range != NONE and cause not in (DATA, _COMPILING):
             place.append(f"in {host.users.names[users_range]}")
         words.append(" ".join(place))
-    return pd.Series(words, rows.index, dtype=object)
+    return pd.Series(words, rows.index, dtype=object).reindex(pieces.index, fill_value="")
