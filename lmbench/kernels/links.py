@@ -116,8 +116,10 @@ def _joined(activities: pd.DataFrame, links: pd.DataFrame, matches: pd.DataFrame
 def _links(
     kind: str, source: Any, target: Any, ns: Any = _MEASURED, unexplained_ns: Any = 0, is_lapped: bool = False
 ) -> pd.DataFrame:
-    columns = {"source": source, "target": target, "ns": ns, "unexplained_ns": unexplained_ns}
-    return pd.DataFrame({**columns, "kind": kind, "is_lapped": is_lapped})
+    return pd.DataFrame({
+        "source": source, "target": target, "ns": ns, "unexplained_ns": unexplained_ns, "kind": kind,
+        "is_lapped": is_lapped,
+    })  # fmt: skip
 
 
 class _RankGraph:
@@ -274,8 +276,7 @@ class _RankGraph:
         is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
         is_launch, is_waiting = (calls.launch != NONE).to_numpy(), calls.is_sync.to_numpy(copy=True)
         call = pd.Series(np.flatnonzero(is_launch), calls.launch[is_launch])
-        is_copied = (kernels.category == "gpu_memcpy") & (kernels.end_ns <= kernels.returned_ns)
-        copies = np.flatnonzero(is_copied & (kernels.launch != NONE))
+        copies = np.flatnonzero(kernels.is_awaited)
         copying = call[kernels.launch.iloc[copies]].to_numpy()
         last[copying], is_held[copying], is_waiting[copying] = copies, True, True
         depth = np.searchsorted(launched, start_ns) - np.searchsorted(np.sort(self._end_ns), start_ns)

@@ -131,9 +131,7 @@ def _events(trace: Trace) -> pd.DataFrame:
     functions = functions[where(functions.name, lambda name: is_users_function(name) or COMPILING.search(name))]
     others = pd.concat([trace.events.host[columns], functions[columns]]).assign(is_call=False, cause=LAUNCHING)
     calls = trace.events.calls[columns].assign(is_call=True)
-    # A copy that ended before its call returned made the host wait.
-    is_blocking = (linked.end_ns <= linked.returned_ns) & (linked.category == "gpu_memcpy")
-    is_copied = calls.start_ns.isin(linked.launch_ns[is_blocking])
+    is_copied = calls.start_ns.isin(linked.launch_ns[linked.is_awaited])
     # The first launch of a kernel may load its module.
     is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
     is_long = calls.end_ns - calls.start_ns > LONG_NS

@@ -89,6 +89,7 @@ class Trace:
     - `around`: the index of the innermost operator or module range around the launch, or NONE.
     - `step`: the name of the step that launched it, empty outside of steps.
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
+    - `is_awaited`: whether it is a copy that ended before its call returned, so that the host waited for it.
     - `cost_ns`: of communication, the time from when the last rank has come. One trace alone tells only the duration.
     """
 
@@ -268,11 +269,12 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
     if len(timeline.step_ns):
         # A kernel without a launch may be behind the last step, whose kernels outlast it.
         is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
+    returned_ns = take(launches.end_ns, launch, start_ns)
     kernels = kernels.assign(
         stream=kernels.thread,
         launch=launch,
         launch_ns=launch_ns,
-        returned_ns=take(launches.end_ns, launch, start_ns),
+        returned_ns=returned_ns,
         thread=thread,
         around=around,
         step=take(timeline.step_names, locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], launch_ns), ""),
@@ -280,6 +282,7 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
         kind=[*map(kind_of, kernels.name, kernels.category, take(host.events.name, around, ""))],
         # If the steps of a trace launched nothing, all kernels count.
         is_counted=is_counted | (not is_counted.any()),
+        is_awaited=is_linked & (kernels.category == "gpu_memcpy") & (kernels.end_ns <= returned_ns),
         cost_ns=kernels.duration_ns,
     )
     in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))
