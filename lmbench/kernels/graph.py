@@ -150,15 +150,9 @@ class Graph:
         while len(times) <= _MAX_LAPS:
             time, binding = times[-1] + [ends_ns[-1]] * number, [NONE] * number
             for target, first, past in spans:
-                link, moment = first, time[sources[first]] + weights[first]
-                if target in joins:
-                    link = sorted(range(first, past), key=lambda link: time[sources[link]])[(past - first - 1) // 2]
-                    moment = time[sources[link]] + weights[link]
-                else:
-                    for other in range(first + 1, past):
-                        if (later := time[sources[other]] + weights[other]) > moment:
-                            moment, link = later, other
-                time[number + target], binding[target] = moment, link
+                reach = [time[sources[link]] + weights[link] for link in range(first, past)]
+                moment = sorted(reach)[(len(reach) - 1) // 2] if target in joins else max(reach)
+                time[number + target], binding[target] = moment, first + reach.index(moment)
             times.append(time[number:])
             bindings.append(np.array(binding))
             ends.sort(key=times[-1].__getitem__)
