@@ -113,7 +113,8 @@ class Graph:
         piece, if nothing was launched since; else NONE.
         """
         rows = [(number, *link) for number, chain in enumerate(chains) for link in chain]
-        frame = pd.DataFrame(rows, columns=["chain", "link", "begin_ns", "past_ns"]).astype({"link": np.int64})
+        types = {"chain": np.int64, "link": np.int64, "begin_ns": np.float64, "past_ns": np.float64}
+        frame = pd.DataFrame(rows, columns=[*types]).astype(types)
         kind = self.links.kind.reindex(frame.link).to_numpy()
         is_launched = (np.append("", kind)[:-1] == "launch") & (kind != "return")
         after = frame.link.where(kind == "return").mask(is_launched, NONE)

@@ -10,6 +10,7 @@ import shutil
 import pytest
 from paths import GOLDEN, TRACES
 from plain_sums import plain_sums
+from trace_events import HandWritten
 
 from lmbench.cli import main
 from lmbench.kernels.answer import without_hidden
@@ -68,6 +69,12 @@ def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_t
     lines = {line.label: line.text for line in details(record)}
     assert lines["kernels"] == "busy 2.434 of 6.418 ms per step, 1.013 ms of it matmul"
     assert lines[""] == "communication: 0.489 ms exposed, 0.383 ms beside computing"
+
+
+def test_a_device_that_never_idles_has_an_answer(tmp_path, capsys):
+    trace = HandWritten()
+    trace.launched(20, "sgemm", 30, 5)
+    assert "queued, busy 0.005 of 0.005 ms" in shown(capsys, str(trace.write(tmp_path / "t.json")))
 
 
 def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
