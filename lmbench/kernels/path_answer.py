@@ -98,8 +98,9 @@ def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
     if joins.empty:
         return path
     on_path = graph.links.target[[link for link, *_ in graph.measured.path]]
+    # The links of a moment are in the order of their sources.
     joins = joins[joins.target.isin(on_path)]
-    arrivals = pd.Series(graph.time_ns[joins.source]).sort_values().groupby(joins.target.to_numpy())
+    arrivals = pd.Series(graph.time_ns[joins.source]).groupby(joins.target.to_numpy())
     start_ns = arrivals.agg(lambda others: others.iloc[max(len(others) - 2, 0) // 2]).to_numpy()
     late = covered(*union(start_ns, arrivals.max().to_numpy()))
     begin_ns = path.start_ns.to_numpy(np.int64)

@@ -147,6 +147,19 @@ def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_wait
     assert changes["collectives=0"]["change_s"] == pytest.approx(-40e-6, abs=1.5e-6)
 
 
+def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_path, capsys):
+    """Rank 1 runs them one after the other, and rank 0 waits in both at once."""
+    for rank in (0, 1):
+        trace, late_us, begins = step(50, rank), 500 * rank, [(31, 32), (531, 572)][rank]
+        trace.launched(1, "sgemm", 20, 10 + late_us, MAIN)
+        for number, (begin, end, stream) in enumerate(zip(begins, (571, 612), (SIDE, SIDE + 1), strict=True)):
+            if rank or not number:
+                trace.add("cuda_runtime", "cudaStreamWaitEvent", 6 + 8 * number, 1)
+            trace.launched(8 + 8 * number, NCCL, begin, end - begin, stream, **GROUP)
+        trace.write(tmp_path / f"{rank}.json")
+    assert path_us(answer(capsys, tmp_path, "--path"))["waiting for rank 1"] == 572 - 31
+
+
 @pytest.mark.parametrize(
     ("trace", "change", "change_us"),
     [
