@@ -16,7 +16,7 @@ from lmbench.kernels.findings import KernelFindings
 from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.pieces import DATA, HOST_CODE
-from lmbench.kernels.sums import STEP
+from lmbench.kernels.sums import STEP, host_times
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
@@ -161,7 +161,7 @@ def _headline(findings: KernelFindings, top: int) -> list[Line]:
 
 def _host_lines(findings: KernelFindings) -> list[Line]:
     """A line for each longer phase of a trace without kernels: its operators, and the function beside them."""
-    times, lines = findings.host_times, list[Line]()
+    times, lines = host_times(findings.graph), list[Line]()
     for phase in times[times.host_s >= _LARGE_FRACTION * times.host_s.sum()].itertuples():
         text = f"operators {milliseconds(phase.operators_s)} of {milliseconds(phase.host_s)} ms"
         operators = findings.operators[findings.operators.phase == phase.phase]

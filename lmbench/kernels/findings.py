@@ -18,7 +18,7 @@ from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph, build_graph
 from lmbench.kernels.matching import graph_of, traces_at
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
-from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, host_times, operator_times
+from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
@@ -68,10 +68,6 @@ class KernelFindings:
     @cached_property
     def operators(self) -> pd.DataFrame:
         return operator_times(self.trace)
-
-    @cached_property
-    def host_times(self) -> pd.DataFrame:
-        return host_times(self.graph)
 
     @property
     def attention(self) -> dict[Phase, AttentionTimes]:
