@@ -21,7 +21,7 @@ from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.records.intervals import take
-from lmbench.report.answer import Answer, Line, Table, guard_lines
+from lmbench.report.answer import Answer, Column, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
 from lmbench.report.frame import frame_of
@@ -213,9 +213,10 @@ def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFram
 
 def _data(findings: KernelFindings) -> Table:
     """The table for CSV: kernels by phase, name, kind and part; of a trace without kernels, operators by phase."""
+    name, rows = "all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part")
     if findings.why_no_kernels:
-        return table("kernels/all_operators", findings.operators)
-    return table("kernels/all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
+        name, rows = "all_operators", findings.operators
+    return Table(name, "", [*map(Column, rows)], rows.astype(object).to_numpy().tolist())
 
 
 def _tables(findings: KernelFindings) -> list[Table]:

@@ -59,16 +59,16 @@ class Work:
     def by(self, *keys: str, phase: str = STEP) -> pd.DataFrame:
         """Means per step over the kernels of a phase, or of the step, grouped by columns; the largest time first.
 
-        The means are `kernel_s`, `kernel_count`, `mean_s` of one kernel, and the `share_fraction` of the phase's kernel
-        time.
+        The means are `kernel_s`, the `share_fraction` of the phase's kernel time, `kernel_count`, and `mean_s` of one
+        kernel.
         """
         rows = self.rows if phase == STEP else self.rows[self.rows.phase == phase]
         sums = rows.groupby([*keys], sort=False)[["ns", "number"]].sum().reset_index()
         means = sums.assign(
             kernel_s=sums.ns / 1e9 / self.steps,
+            share_fraction=sums.ns / max(sums.ns.sum(), 1),
             kernel_count=sums.number / self.steps,
             mean_s=sums.ns / 1e9 / sums.number,
-            share_fraction=sums.ns / max(sums.ns.sum(), 1),
         )
         return means.drop(columns=["ns", "number"]).sort_values("kernel_s", ascending=False, kind="stable")
 
