@@ -109,15 +109,11 @@ class _Document(Struct):
 _decoder = msgspec.json.Decoder(_Document | list[_Event], strict=False)
 
 
-def each(words: Sequence[str], function: Callable[[str], Any]) -> Any:
-    """The function's result for each word, as an array; the function is called once for each different word."""
-    codes, distinct = pd.factorize(np.asarray(words, dtype=object))
-    return np.array([function(word) for word in distinct], dtype=object)[codes]
-
-
 def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
-    """A flag for each word: whether it passes the test."""
-    return np.asarray(each(words, test), dtype=np.bool_)
+    """A flag for each word: whether it passes the test, which is made once for each different word."""
+    codes, distinct = pd.factorize(np.asarray(words, dtype=object))
+    flags: Flags = np.array([bool(test(word)) for word in distinct], dtype=np.bool_)[codes]
+    return flags
 
 
 def starting(words: Sequence[str], beginning: str | tuple[str, ...]) -> Flags:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from lmbench.kernels.events import each, where
+from lmbench.kernels.events import where
 from lmbench.kernels.names import reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers
@@ -152,7 +152,7 @@ class _RankGraph:
         launches = self._trace.events.launches[columns]
         launches = launches.loc[np.unique(self._kernels.launch[self._kernels.launch != NONE])]
         calls = self._trace.events.calls[columns]
-        calls = calls[(each(calls.name, call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)]
+        calls = calls[(calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)]
         at_ns = [self._begin_ns, self._finish_ns]
         marks = pd.DataFrame({"name": "", "thread": self._trace.events.main_thread, "start_ns": at_ns, "end_ns": at_ns})
         rows = pd.concat([marks[:1], launches.assign(launch=launches.index), calls.assign(is_sync=True), marks[1:]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.events import each
 from lmbench.kernels.fused import fused_trace
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.matching import graph_of
@@ -176,9 +174,9 @@ def _link_table(simulation: WhatIf, pieces: pd.DataFrame) -> Table:
     where = list[pd.Series]()
     for rank, rows in pieces.groupby("rank"):
         trace = simulation.graph.traces[rank]
-        modules = each([*map(trace.host.module, rows.around.astype(int))], lambda path: re.sub(r"\d+", "*", path))
+        modules = pd.Series([*map(trace.host.module, rows.around.astype(int))], rows.index, dtype=object)
         under = places(trace, rows)
-        where.append(under.where(under != "", pd.Series(modules, rows.index)))
+        where.append(under.where(under != "", modules.str.replace(r"\d+", "*", regex=True)))
     rows = pieces.assign(where=pd.concat(where), name=[*map(short_name, pieces.name)])
     groups = rows.groupby(["rank", "cause", "phase", "name", "where"]).s
     links = groups.agg(step_s="sum", longest_s="max", count="size").sort_values("step_s", ascending=False)

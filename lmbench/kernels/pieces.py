@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.code_owners import is_users_function
-from lmbench.kernels.events import each, is_range, starting, where
+from lmbench.kernels.events import is_range, starting, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
@@ -135,7 +135,7 @@ def _events(trace: Trace) -> pd.DataFrame:
     # The first launch of a kernel may load its module.
     is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
     is_long = calls.end_ns - calls.start_ns > LONG_NS
-    cause = each(calls.name, call_cause)
+    cause = calls.name.map(call_cause)
     is_launch = where(calls.name, _LAUNCH.search)
     tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
     is_named = np.isin(cause, ("allocating", SYNCHRONIZING))
