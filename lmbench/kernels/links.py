@@ -148,20 +148,16 @@ class _RankGraph:
         self._link_kernels()
 
     def _host_calls(self) -> pd.DataFrame:
-        columns = ["name", "thread", "start_ns", "end_ns"]
-        launches = self._trace.events.launches[columns]
+        launches, calls = self._trace.events.launches, self._trace.events.calls
+        launches = launches.assign(launch=launches.index)
         launches = launches.loc[np.unique(self._kernels.launch[self._kernels.launch != NONE])]
-        calls = self._trace.events.calls[columns]
-        calls = calls[(calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)]
-        at_ns = [self._begin_ns, self._finish_ns]
+        is_sync = (calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)
+        at_ns, columns = [self._begin_ns, self._finish_ns], ["name", "thread", "launch", "start_ns", "end_ns"]
         marks = pd.DataFrame({"name": "", "thread": self._trace.events.main_thread, "start_ns": at_ns, "end_ns": at_ns})
-        rows = pd.concat([marks[:1], launches.assign(launch=launches.index), calls.assign(is_sync=True), marks[1:]])
+        rows = pd.concat([marks[:1], launches, calls[is_sync], marks[1:]])[columns].fillna({"launch": NONE})
         # Clocks that disagree may place the last kernel before its own launch, which is kept.
-        rows = rows[(rows.start_ns <= self._finish_ns) | rows.launch.notna()]
-        rows = rows.fillna({"launch": NONE, "is_sync": False})
-        return rows.astype({"launch": np.int64, "is_sync": bool}).sort_values(
-            "start_ns", kind="stable", ignore_index=True
-        )
+        rows = rows[(rows.start_ns <= self._finish_ns) | (rows.launch != NONE)].astype({"launch": np.int64})
+        return rows.sort_values("start_ns", kind="stable", ignore_index=True)
 
     def activities(self) -> pd.DataFrame:
         """Rows as `Graph` describes them."""
@@ -274,7 +270,8 @@ class _RankGraph:
         launch_ns = kernels.launch_ns.to_numpy()
         launched, last = launch_ns[self._launched], self._ended_before(end_ns + _TOLERANCE_NS)
         is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
-        is_launch, is_waiting = (calls.launch != NONE).to_numpy(), calls.is_sync.to_numpy(copy=True)
+        is_launch = (calls.launch != NONE).to_numpy()
+        is_waiting = ~is_launch & (calls.name != "").to_numpy()
         call = pd.Series(np.flatnonzero(is_launch), calls.launch[is_launch])
         copies = np.flatnonzero(kernels.is_awaited)
         copying = call[kernels.launch.iloc[copies]].to_numpy()
