@@ -16,6 +16,7 @@ from msgspec import convert
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph, build_graph
+from lmbench.kernels.links import TOLERANCE_NS
 from lmbench.kernels.matching import graph_of, traces_at
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
 from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
@@ -31,9 +32,6 @@ from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase, Values
 from lmbench.report.described import Row, records
 from lmbench.report.units import percent
-
-# The profiler aligns the clocks of host and device to about a microsecond.
-EARLY_TOLERANCE_NS = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +128,7 @@ def count_missing(trace: Trace) -> Values:
     has_kernel = np.isin(np.arange(len(launches)), linked.launch)
     is_fill = where(launches.name, lambda name: "memset" in name.lower())
     early_ns = linked.launch_ns - linked.start_ns
-    early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
+    early_ns = early_ns[early_ns > TOLERANCE_NS]
     return {
         "captured_kernel_count": len(kernels),
         "captured_launch_count": len(launches),

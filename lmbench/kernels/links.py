@@ -19,8 +19,8 @@ from lmbench.kernels.names import reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers
 
-# The profiler aligns the clocks of host and device to about a microsecond.
-_TOLERANCE_NS = 1_000
+#: The profiler aligns the clocks of host and device to about a microsecond.
+TOLERANCE_NS = 1_000
 # An idle device starts a kernel within twice the trace's median latency after its launch call returned. These are the
 # limits of that time; a later kernel waits for something other than the host. An idle H200 started none of 24,000
 # kernels later than 4.7 us; an MI300 takes 14 to 25 us.
@@ -206,7 +206,7 @@ class _RankGraph:
         previous = pd.Series(position).groupby(lane).shift().dropna().astype(int)
         before, after = previous.to_numpy(), previous.index.to_numpy()
         is_queued = returned_ns[after] + _QUEUED_LEAD_NS <= end_ns[before]
-        gap_ns = _median((start_ns[after] - end_ns[before])[is_queued], KERNEL_GAP_NS, _TOLERANCE_NS)
+        gap_ns = _median((start_ns[after] - end_ns[before])[is_queued], KERNEL_GAP_NS, TOLERANCE_NS)
         source, target = self._stream_waits()
         # When each kernel could have begun at the latest, if its stream and the streams that it waits for were done.
         free_ns = np.zeros_like(reach_ns)
@@ -268,7 +268,7 @@ class _RankGraph:
             self._add("call", number, number + 1)
             return
         launch_ns = kernels.launch_ns.to_numpy()
-        launched, last = launch_ns[self._launched], self._ended_before(end_ns + _TOLERANCE_NS)
+        launched, last = launch_ns[self._launched], self._ended_before(end_ns + TOLERANCE_NS)
         is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
         is_launch = (calls.launch != NONE).to_numpy()
         is_waiting = ~is_launch & (calls.name != "").to_numpy()
@@ -291,7 +291,7 @@ class _RankGraph:
         self._add("return", ends[newest[is_idle]], number[is_idle] + 1, 0)
         self._add("queue", ends[last[is_full]], number[is_full] + 1)
         self._add("call", number, number + 1, least_ns)
-        # The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
+        #: The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
         calls["end_ns"] = np.where(is_held, np.maximum(end_ns, self._end_ns[last] + 1), end_ns)
 
 

@@ -23,6 +23,7 @@ from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import KINDS, PARTS, UNCLASSIFIED
 from lmbench.kernels.pieces import DATA, LAUNCHING, UNEXPLAINED
+from lmbench.kernels.sums import ATTENTION_PARTS
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import FUSED_OPTIMIZER
 from lmbench.records.examined import WHAT_IFS
@@ -38,8 +39,6 @@ _MOST_UNKNOWN = 0.1
 # AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2,
 # add 2, addcdiv 4, decay 2); fused, it reads weight, gradient and both moments, and writes all but the gradient.
 _FUSED_FRACTION = 7 / 20
-# Parts of attention. Fused, it has its matrix products alone: the scores never are in memory.
-_ATTENTION_PARTS = ("attention", "scores", "mask", "softmax", "values")
 # Phases that get a batch to the device.
 _LOADING_PHASES = ("data", "transfer")
 # Phases whose work goes with the number of parameters.
@@ -245,7 +244,8 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
     elif axis in ("collectives", "device"):
         is_selected = is_comm == (axis == "collectives")
     elif axis == "attention":
-        is_selected = pieces.part.isin(_ATTENTION_PARTS)
+        # Fused, it has its matrix products alone: the scores never are in memory.
+        is_selected = pieces.part.isin(("attention", *ATTENTION_PARTS))
         if change.name:
             # One that is fused already has nothing to save.
             is_selected &= (pieces.kind != "gemm") & ~(pieces.kind == "attention").any()
