@@ -55,9 +55,9 @@ def communication_of(kernel: Any, notes: Sequence[Any], host: HostEvents) -> Com
     """The collective of a communication kernel; `notes` are those of its thread since the communication before."""
     around = [*host.nesting.climb(kernel.around)]
     # Some profilers note the message on the operator alone.
-    candidates = [kernel.arguments, *(host.events.arguments[event] for event in around)]
+    candidates = [kernel.arguments, *host.events.arguments[around]]
     note = next((arguments for arguments in candidates if arguments.collective_name), kernel.arguments)
-    names = [str(note.collective_name), *(host.names[event] for event in around), kernel.name]
+    names = [str(note.collective_name), *host.events.name[around], kernel.name]
     kind = next(filter(None, map(_kind_of, names)), "unknown")
     if kind == POINT_TO_POINT:
         sent = [message for message in notes if message.source != message.target] or [note]

@@ -219,7 +219,7 @@ def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> T
     by_start = events.sort_values("start_ns", kind="stable")
     kernels, calls = (by_start[by_start.category.isin(kind)].reset_index(drop=True) for kind in (_DEVICE, _CALLS))
     # A capture lasts until the next call that ends one, or to the end of the trace. All threads launch into it.
-    is_begin, is_end = (where(calls.name, re.compile(f"Stream{word}Capture").search) for word in ("Begin", "End"))
+    is_begin, is_end = (calls.name.str.contains(f"Stream{word}Capture") for word in ("Begin", "End"))
     is_captured = pd.Series(np.select([is_begin, is_end], [1.0, 0.0], np.nan), calls.index).ffill() == 1.0
     is_launch = where(calls.name, _LAUNCHING.search)
     ranges = host.thread[is_range(host)]

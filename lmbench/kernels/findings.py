@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from msgspec import convert
 
@@ -125,7 +124,7 @@ def count_missing(trace: Trace) -> Values:
     is_counted = kernels.is_counted
     duration_ns = kernels.duration_ns
     is_lost, linked = ~is_linked & is_counted, kernels[is_linked]
-    has_kernel = np.isin(np.arange(len(launches)), linked.launch)
+    has_kernel = launches.index.isin(linked.launch)
     is_fill = where(launches.name, lambda name: "memset" in name.lower())
     early_ns = linked.launch_ns - linked.start_ns
     early_ns = early_ns[early_ns > TOLERANCE_NS]

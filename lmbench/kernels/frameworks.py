@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from lmbench.kernels.events import where
 from lmbench.kernels.trace import Trace
@@ -26,8 +27,9 @@ _BUCKET_COPIES = "gradients are copied into buckets: {ms} ms; gradient_as_bucket
 
 def find_compiling(trace: Trace) -> tuple[Integers, Integers]:
     """Starts and ends of the times in which the host compiled, sorted and disjoint."""
-    events = [rows[where(rows.name, COMPILING.search)] for rows in (trace.events.host, trace.events.functions)]
-    return union(*(np.concatenate([rows[name] for rows in events]) for name in ("start_ns", "end_ns")))
+    events = pd.concat([trace.events.host, trace.events.functions])
+    events = events[where(events.name, COMPILING.search)]
+    return union(*events[["start_ns", "end_ns"]].to_numpy().T)
 
 
 def framework_lines(traces: Sequence[Trace]) -> list[Line]:
@@ -60,7 +62,7 @@ def _sigterm_ns(trace: Trace) -> int:
     host, names, nesting = trace.host.events, trace.host.names, trace.host.nesting
     phases = trace.timeline.at(host.start_ns.to_numpy())
     total_ns = count = 0
-    for item in np.flatnonzero(where(names, lambda name: name == "aten::item")).tolist():
+    for item in np.flatnonzero(host.name == "aten::item").tolist():
         beside = (event for event in nesting.climb(item - 1) if nesting.parent[event] == nesting.parent[item])
         before = next(beside, item)
         is_broadcast = names[before] == "c10d::broadcast_" or host.arguments[before].collective_name == "broadcast"

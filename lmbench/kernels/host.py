@@ -124,10 +124,10 @@ class HostEvents:
         self._scope = scope.tolist()
         # The start of the first softmax in each scope.
         self._softmax_ns: dict[int, int] = {}
-        for index in np.flatnonzero(where(names, lambda name: operator_part(name) == "softmax")).tolist():
+        for index in np.flatnonzero(events.name.map(operator_part) == "softmax").tolist():
             self._softmax_ns.setdefault(self._scope[index], self._start_ns[index])
         # The node that the engine ran before each node on its thread, and the next one that stores no gradient.
-        is_storing = where(names, lambda name: name.endswith(ACCUMULATE))
+        is_storing = events.name.str.endswith(ACCUMULATE)
         self._previous = {later: event for event, later in _pairs(events, self.is_engine)}
         self._following = dict(_pairs(events, self.is_engine & ~is_storing))
         paths = {path for name in set(names) if (path := module_path(name)) is not None}
