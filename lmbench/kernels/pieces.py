@@ -94,14 +94,13 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     # On the way to one launch, launching in one phase is one piece, that of its last event.
     is_launching = (cause == LAUNCHING) & (len(trace.kernels) > 0)
     is_same = is_launching[1:] & is_launching[:-1] & (np.diff(pieces.link) == 0) & (np.diff(phase) == 0)
-    begin = np.flatnonzero(np.append(True, ~is_same)[: len(pieces)])
-    ns = np.add.reduceat(pieces.ns.to_numpy(), begin) if len(begin) else pieces.ns
-    last = np.append(begin[1:], len(pieces))[: len(begin)] - 1
-    event, inside_ns, start_ns, cause = event[last], start_ns[last], start_ns[begin], cause[begin]
+    is_first, is_last = (np.append(*flags)[: len(pieces)] for flags in ((True, ~is_same), (~is_same, True)))
+    ns = pieces.ns.groupby(np.cumsum(is_first)).sum().to_numpy()
+    event, inside_ns, start_ns, cause = event[is_last], start_ns[is_last], start_ns[is_first], cause[is_first]
     is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, HOST_CODE, _COMPILING, DATA))
     thread = take(events.thread, event, main)
-    pieces = pieces.iloc[begin].assign(
-        ns=ns, cause=cause, phase=take(timeline.phases, phase[begin], OUTSIDE), kind="", part="", thread=thread,
+    pieces = pieces[is_first].assign(
+        ns=ns, cause=cause, phase=take(timeline.phases, phase[is_first], OUTSIDE), kind="", part="", thread=thread,
         name=np.where(is_call, take(events.name, event, ""), ""),
         moment=np.where(is_call, take(events.start_ns, event, 0), start_ns),
         around=trace.host.nesting.around(thread, inside_ns), start_ns=start_ns + trace.shift_ns,
