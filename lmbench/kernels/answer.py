@@ -16,12 +16,12 @@ from lmbench.kernels.findings import KernelFindings
 from lmbench.kernels.frameworks import framework_lines
 from lmbench.kernels.names import KINDS, MATMUL, NAMES, UNCLASSIFIED, part_order, short_name
 from lmbench.kernels.pieces import DATA, HOST_CODE
-from lmbench.kernels.sums import STEP
+from lmbench.kernels.sums import STEP, host_times
 from lmbench.kernels.trace import OUTSIDE, PHASE_ORDER
 from lmbench.kernels.verdicts import idle_reason, verdict_of
 from lmbench.kernels.waits import cause_text, largest_causes
 from lmbench.records.intervals import take
-from lmbench.report.answer import Answer, Line, Table, guard_lines
+from lmbench.report.answer import Answer, Column, Line, Table, guard_lines
 from lmbench.report.console import KERNEL_WIDTH, shortened
 from lmbench.report.described import records, table
 from lmbench.report.frame import frame_of
@@ -161,7 +161,7 @@ def _headline(findings: KernelFindings, top: int) -> list[Line]:
 
 def _host_lines(findings: KernelFindings) -> list[Line]:
     """A line for each longer phase of a trace without kernels: its operators, and the function beside them."""
-    times, lines = findings.host_times, list[Line]()
+    times, lines = host_times(findings.graph), list[Line]()
     for phase in times[times.host_s >= _LARGE_FRACTION * times.host_s.sum()].itertuples():
         text = f"operators {milliseconds(phase.operators_s)} of {milliseconds(phase.host_s)} ms"
         operators = findings.operators[findings.operators.phase == phase.phase]
@@ -213,9 +213,10 @@ def without_hidden(rows: pd.DataFrame, key: str, hidden_s: float) -> pd.DataFram
 
 def _data(findings: KernelFindings) -> Table:
     """The table for CSV: kernels by phase, name, kind and part; of a trace without kernels, operators by phase."""
+    name, rows = "all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part")
     if findings.why_no_kernels:
-        return table("kernels/all_operators", findings.operators)
-    return table("kernels/all_kernels", findings.work.by("phase", "name", "short_name", "kind", "part"))
+        name, rows = "all_operators", findings.operators
+    return Table(name, "", [*map(Column, rows)], rows.astype(object).to_numpy().tolist())
 
 
 def _tables(findings: KernelFindings) -> list[Table]:

@@ -10,7 +10,7 @@ import pandas as pd
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.pieces import GAPS, LAUNCHING
 from lmbench.kernels.trace import NO_PHASE, OUTSIDE, PHASE_ORDER
-from lmbench.records.intervals import NONE, Integers, cut, locate, paint, take, union
+from lmbench.records.intervals import NONE, Integers, cut, paint, take
 
 # `outside` and `unlinked` get no row if they have no kernel and at most this share of the window. Such slivers lie
 # between two ranges of the host.
@@ -18,7 +18,6 @@ _SLIVER_FRACTION = 0.005
 _IDLE = ["queued_gap_s", "host_wait_s", "other_idle_s"]
 _COMM_TIMES = ["comm_s", "comm_exposed_s", "rank_wait_s"]
 _TIMES = ["busy_s", *_IDLE, *_COMM_TIMES]
-_PIECE = ("time", "start_ns", "end_ns", "kernel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,23 +147,22 @@ def _device_pieces(queue: pd.DataFrame, span: Integers) -> tuple[pd.DataFrame, p
     # earlier launch.
     rank = np.empty_like(position)
     rank[np.lexsort((launch_start, ~is_compute, (queue.launch == NONE).to_numpy()))] = position
-    comm_start, comm_end, owner = paint(start[is_comm], end[is_comm], rank[is_comm])
-    comm = position[is_comm][owner]
-    computing = union(start[is_compute], end[is_compute])
-    cut_start, cut_end, piece = cut(comm_start, comm_end, np.concatenate(computing))
-    is_exposed = locate(*computing, cut_start) == NONE
-    exposed_start, exposed_end, exposed = cut_start[is_exposed], cut_end[is_exposed], comm[piece[is_exposed]]
+
+    def owned(time: str, members: Integers, rank: Integers) -> pd.DataFrame:
+        """The time of these kernels in pieces that one kernel each owns, that with the lowest rank."""
+        begin, past, owner = paint(start[members], end[members], rank[members])
+        return pd.DataFrame({"time": time, "start_ns": begin, "end_ns": past, "kernel": members[owner]})
+
+    # Computing hides the communication beside it.
+    exposed = owned("comm_exposed_s", position[is_comm | is_compute], np.where(is_compute, NONE, rank))
+    exposed = exposed[is_comm[exposed.kernel]]
     # A collective first waits for the last rank; its cost is the time from then to its end.
-    last_rank_ns = end - queue.cost_ns.to_numpy()
-    times = [
-        ("busy_s", *paint(start, end, rank)),
-        ("comm_s", comm_start, comm_end, comm),
-        ("comm_exposed_s", exposed_start, exposed_end, exposed),
-        ("rank_wait_s", exposed_start, np.minimum(exposed_end, last_rank_ns[exposed]), exposed),
-    ]
-    pieces = pd.concat(pd.DataFrame(dict(zip(_PIECE, values, strict=True))) for values in times)
+    last_rank_ns = (end - queue.cost_ns.to_numpy())[exposed.kernel]
+    waiting = exposed.assign(time="rank_wait_s", end_ns=np.minimum(exposed.end_ns, last_rank_ns))
+    times = [owned("busy_s", position, rank), owned("comm_s", position[is_comm], rank), exposed, waiting]
+    pieces = pd.concat(times, ignore_index=True)
     of_kernel = queue[["phase", "collective", "is_clocked", "device"]].iloc[pieces.kernel].reset_index(drop=True)
-    pieces = pd.concat([pieces.assign(ns=pieces.end_ns - pieces.start_ns).reset_index(drop=True), of_kernel], axis=1)
+    pieces = pd.concat([pieces.assign(ns=pieces.end_ns - pieces.start_ns), of_kernel], axis=1)
     latest_end, index = np.maximum.accumulate(end), queue.index.to_numpy()
     pauses = pd.DataFrame({
         # At the earliest when the clock begins.

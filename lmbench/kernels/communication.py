@@ -14,7 +14,7 @@ from lmbench.records.intervals import NONE
 
 #: The kind of communication in which one rank sends a message to one other.
 POINT_TO_POINT = "point-to-point"
-_kind_of = reader(NAMES.collectives)
+_kind_of = reader("collectives")
 
 
 class CommunicationKernel(NamedTuple):
@@ -41,7 +41,7 @@ class CommunicationKernel(NamedTuple):
 def describe_communication(kernels: pd.DataFrame, host: HostEvents) -> pd.DataFrame:
     """The columns of `CommunicationKernel` for all kernels, blank or missing for those of other kinds than `comm`."""
     comm = kernels[kernels.kind == "comm"]
-    notes = pd.DataFrame.from_records(host.events[host.events.name == "record_param_comms"]).sort_values("start_ns")
+    notes = host.events[host.events.name == "record_param_comms"].sort_values("start_ns")
     launches = comm.reset_index()[["index", "thread", "launch_ns"]].sort_values("launch_ns")
     notes = pd.merge_asof(
         notes, launches, left_on="start_ns", right_on="launch_ns", by="thread", direction="forward"
@@ -55,9 +55,9 @@ def communication_of(kernel: Any, notes: Sequence[Any], host: HostEvents) -> Com
     """The collective of a communication kernel; `notes` are those of its thread since the communication before."""
     around = [*host.nesting.climb(kernel.around)]
     # Some profilers note the message on the operator alone.
-    candidates = [kernel.arguments, *(host.events.arguments[event] for event in around)]
+    candidates = [kernel.arguments, *host.events.arguments[around]]
     note = next((arguments for arguments in candidates if arguments.collective_name), kernel.arguments)
-    names = [str(note.collective_name), *(host.names[event] for event in around), kernel.name]
+    names = [str(note.collective_name), *host.events.name[around], kernel.name]
     kind = next(filter(None, map(_kind_of, names)), "unknown")
     if kind == POINT_TO_POINT:
         sent = [message for message in notes if message.source != message.target] or [note]

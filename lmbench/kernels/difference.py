@@ -62,26 +62,25 @@ def difference_answer(*sources: str | Path) -> Answer:
         raise UsageError("one trace tells its number of steps and the other does not; give two that do")
     if a.run and b.run:
         lines += [Line("differs", str(setting)) for setting in differences(a.run, b.run)]
-    spans, exposed = ([side.clocks.total[name] for side in (a, b)] for name in ("window_s", "comm_exposed_s"))
-    lines.append(Line("device", f"{_change(*spans)} {per} (with the profiler)"))
-    if any(exposed):
-        lines.append(Line("", f"{_change(*exposed)} of exposed communication"))
-    before_s, after_s = (side.clocks.total.busy_s for side in sides)
-    counts = " -> ".join(whole(side.work.rows.number.sum() / side.work.steps) for side in (a, b))
-    lines.append(Line("busy", f"{_change(before_s, after_s)} {per}, {counts} kernels"))
+    before, after = a.clocks.total, b.clocks.total
+    lines.append(Line("device", f"{_change(before.window_s, after.window_s)} {per} (with the profiler)"))
+    if before.comm_exposed_s or after.comm_exposed_s:
+        lines.append(Line("", f"{_change(before.comm_exposed_s, after.comm_exposed_s)} of exposed communication"))
+    counts = " -> ".join(whole(side.work.rows.number.sum() / side.work.steps) for side in sides)
+    lines.append(Line("busy", f"{_change(before.busy_s, after.busy_s)} {per}, {counts} kernels"))
     tables = []
     for name, key in _AXES.items():
         rows = compared(a, b, key)
-        largest = rows[rows.difference_s.abs() > _MIN_FRACTION * before_s][:_TOP].itertuples()
+        largest = rows[rows.difference_s.abs() > _MIN_FRACTION * before.busy_s][:_TOP].itertuples()
         texts = [f"{shortened(row.name, KERNEL_WIDTH)} {signed_ms(row.difference_s)} ms" for row in largest]
         lines.append(Line(name, ", ".join(texts) or "nothing changed"))
         total = {"name": "all", **rows[_SUMMED].sum(min_count=1)}
         tables.append(table("kernels/differences", rows, [total], name, per=per, what=name.removesuffix("s")))
     for label, side in zip("AB", sides, strict=True):
         lines += guard_lines(side.guards, f"{label}: ")
-    before, after = a.clocks.phases, b.clocks.phases
     windows = ["window_s", "busy_s", "queued_gap_s", "host_wait_s", "other_idle_s"]
-    changes = after[windows].sub(before[windows], fill_value=0.0).assign(a_s=before.window_s, b_s=after.window_s)
+    changes = b.clocks.phases[windows].sub(a.clocks.phases[windows], fill_value=0.0)
+    changes = changes.assign(a_s=a.clocks.phases.window_s, b_s=b.clocks.phases.window_s)
     changes = changes.reindex([name for name in PHASE_ORDER if name in changes.index]).reset_index()
     tables.insert(1, table("kernels/clock_differences", changes, name="clocks", per=per))
     return Answer(lines, tables, first=())

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,10 +22,10 @@ from lmbench.files import Unreadable, read_file
 from lmbench.kernels.trace_notes import NOTES, TraceNotes
 from lmbench.records.intervals import NONE, Flags
 
-#: Events as an np.recarray, whose columns a type checker does not know. The columns are `name`, `category`, `thread`,
-#: `device`, all `arguments`, and `start_ns` and `end_ns` since the first event. The numbers `correlation`, `sequence`
-#: and `forward_thread` are NONE where an event has none.
-Events = Any
+#: A frame of events, numbered from 0. The columns are `name`, `category`, `thread`, `device`, all `arguments`, and
+#: `start_ns` and `end_ns` since the first event. The numbers `correlation`, `sequence` and `forward_thread` are NONE
+#: where an event has none.
+Events: TypeAlias = pd.DataFrame
 
 #: The largest trace that is read, in bytes unpacked: its events take about twice as much memory.
 MAX_JSON_BYTES = 1 << 30
@@ -109,15 +109,11 @@ class _Document(Struct):
 _decoder = msgspec.json.Decoder(_Document | list[_Event], strict=False)
 
 
-def each(words: Sequence[str], function: Callable[[str], Any]) -> Any:
-    """The function's result for each word, as an array; the function is called once for each different word."""
-    codes, distinct = pd.factorize(np.asarray(words, dtype=object))
-    return np.array([function(word) for word in distinct], dtype=object)[codes]
-
-
 def where(words: Sequence[str], test: Callable[[str], object]) -> Flags:
-    """A flag for each word: whether it passes the test."""
-    return np.asarray(each(words, test), dtype=np.bool_)
+    """A flag for each word: whether it passes the test, which is made once for each different word."""
+    codes, distinct = pd.factorize(np.asarray(words, dtype=object))
+    flags: Flags = np.array([bool(test(word)) for word in distinct], dtype=np.bool_)[codes]
+    return flags
 
 
 def starting(words: Sequence[str], beginning: str | tuple[str, ...]) -> Flags:
@@ -141,7 +137,7 @@ class TraceEvents:
 
     `host` has operators and ranges, ordered by thread, then start, then the longer first: parents before children. The
     others are ordered by start: `calls` of the runtime and driver; `launches`, the calls that can start work on the
-    device; and `kernels`, a frame of kernels, copies and fills. A launch with `is_captured` starts nothing, since its
+    device; and `kernels`, copies and fills. A launch with `is_captured` starts nothing, since its
     stream was being captured into a graph. `functions` are calls of Python functions of 0.1 ms and more, if the
     profiler recorded stacks. `main_thread` is the thread with the most ranges. `origin_ns` is the first event's time on
     the clock of the machine.
@@ -151,7 +147,7 @@ class TraceEvents:
     host: Events
     calls: Events
     launches: Events
-    kernels: pd.DataFrame
+    kernels: Events
     functions: Events
     main_thread: int
     origin_ns: int
@@ -219,22 +215,21 @@ def _divide(events: pd.DataFrame, distributed: Distributed, origin_ns: int) -> T
     on_host = events[events.category.isin((*_HOST, _FUNCTION))]
     on_host = on_host.sort_values(["thread", "start_ns", "end_ns"], ascending=[True, True, False])
     is_function = (on_host.category == _FUNCTION) & ~on_host.name.str.startswith(MODULE_CALL)
-    host = on_host[~is_function].to_records(index=False)
+    host, functions = (on_host[rows].reset_index(drop=True) for rows in (~is_function, is_function))
     by_start = events.sort_values("start_ns", kind="stable")
-    kernels = by_start[by_start.category.isin(_DEVICE)].reset_index(drop=True)
-    calls = by_start[by_start.category.isin(_CALLS)]
+    kernels, calls = (by_start[by_start.category.isin(kind)].reset_index(drop=True) for kind in (_DEVICE, _CALLS))
     # A capture lasts until the next call that ends one, or to the end of the trace. All threads launch into it.
-    is_begin, is_end = (where(calls.name, re.compile(f"Stream{word}Capture").search) for word in ("Begin", "End"))
+    is_begin, is_end = (calls.name.str.contains(f"Stream{word}Capture") for word in ("Begin", "End"))
     is_captured = pd.Series(np.select([is_begin, is_end], [1.0, 0.0], np.nan), calls.index).ffill() == 1.0
     is_launch = where(calls.name, _LAUNCHING.search)
     ranges = host.thread[is_range(host)]
     return TraceEvents(
         distributed,
         host,
-        calls.to_records(index=False),
-        calls.assign(is_captured=is_captured)[is_launch].to_records(index=False),
+        calls,
+        calls.assign(is_captured=is_captured)[is_launch].reset_index(drop=True),
         kernels.assign(duration_ns=kernels.end_ns - kernels.start_ns),
-        on_host[is_function].to_records(index=False),
-        int(np.bincount(ranges if len(ranges) else host.thread[:1]).argmax()) if len(host) else 0,
+        functions,
+        int(next(iter([*ranges.mode(), *host.thread[:1]]), 0)),
         origin_ns,
     )

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from msgspec import convert
 
 from lmbench.kernels.clocks import Clocks, phase_clocks
 from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph, build_graph
+from lmbench.kernels.links import TOLERANCE_NS
 from lmbench.kernels.matching import graph_of, traces_at
 from lmbench.kernels.names import MATMUL, UNCLASSIFIED
-from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, host_times, operator_times
+from lmbench.kernels.sums import STEP, Work, annotation_times, attention_times, operator_times
 from lmbench.kernels.trace import OUTSIDE, Trace, load_trace
 from lmbench.kernels.verdicts import judge_phases
 from lmbench.kernels.waits import find_waits
@@ -31,9 +31,6 @@ from lmbench.records.run import RunRecord
 from lmbench.records.vocabulary import DAMAGED, SPANS, Phase, Values
 from lmbench.report.described import Row, records
 from lmbench.report.units import percent
-
-# The profiler aligns the clocks of host and device to about a microsecond.
-EARLY_TOLERANCE_NS = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +65,6 @@ class KernelFindings:
     @cached_property
     def operators(self) -> pd.DataFrame:
         return operator_times(self.trace)
-
-    @cached_property
-    def host_times(self) -> pd.DataFrame:
-        return host_times(self.graph)
 
     @property
     def attention(self) -> dict[Phase, AttentionTimes]:
@@ -131,10 +124,10 @@ def count_missing(trace: Trace) -> Values:
     is_counted = kernels.is_counted
     duration_ns = kernels.duration_ns
     is_lost, linked = ~is_linked & is_counted, kernels[is_linked]
-    has_kernel = np.isin(np.arange(len(launches)), linked.launch)
+    has_kernel = launches.index.isin(linked.launch)
     is_fill = where(launches.name, lambda name: "memset" in name.lower())
     early_ns = linked.launch_ns - linked.start_ns
-    early_ns = early_ns[early_ns > EARLY_TOLERANCE_NS]
+    early_ns = early_ns[early_ns > TOLERANCE_NS]
     return {
         "captured_kernel_count": len(kernels),
         "captured_launch_count": len(launches),

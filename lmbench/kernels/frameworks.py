@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from lmbench.kernels.events import where
 from lmbench.kernels.trace import Trace
@@ -26,8 +27,9 @@ _BUCKET_COPIES = "gradients are copied into buckets: {ms} ms; gradient_as_bucket
 
 def find_compiling(trace: Trace) -> tuple[Integers, Integers]:
     """Starts and ends of the times in which the host compiled, sorted and disjoint."""
-    events = [rows[where(rows.name, COMPILING.search)] for rows in (trace.events.host, trace.events.functions)]
-    return union(*(np.concatenate([rows[name] for rows in events]) for name in ("start_ns", "end_ns")))
+    events = pd.concat([trace.events.host, trace.events.functions])
+    events = events[where(events.name, COMPILING.search)]
+    return union(*events[["start_ns", "end_ns"]].to_numpy().T)
 
 
 def framework_lines(traces: Sequence[Trace]) -> list[Line]:
@@ -55,22 +57,19 @@ def _sigterm_ns(trace: Trace) -> int:
     """The host's time in Lightning's check whether a rank got SIGTERM; 0 if it is not made in every step.
 
     `_TrainingEpochLoop._broadcast_sigterm_tensor` (Lightning 2.6) broadcasts one integer before each batch and reads it
-    at once. So a broadcast counts that is outside of forward and backward and whose next operator is `aten::item`.
+    at once. So an `aten::item` counts that comes right after a broadcast, outside of forward and backward.
     """
-    host, names = trace.host.events, trace.host.names
-    rows = np.flatnonzero(where(names, lambda name: name in ("c10d::broadcast_", "record_param_comms")))
-    phases = trace.timeline.at(host.start_ns[rows])
-    total_ns = count = past = 0
-    for row in rows[~np.isin(phases, ("forward", "backward", "optimizer"))].tolist():
-        if row < past or (names[row] != "c10d::broadcast_" and host.arguments[row].collective_name != "broadcast"):
-            continue
-        past = row + 1
-        while past < len(host) and host.thread[past] == host.thread[row] and host.start_ns[past] < host.end_ns[row]:
-            past += 1
+    host, names, nesting = trace.host.events, trace.host.names, trace.host.nesting
+    phases = trace.timeline.at(host.start_ns.to_numpy())
+    total_ns = count = 0
+    for item in np.flatnonzero(host.name == "aten::item").tolist():
+        beside = (event for event in nesting.climb(item - 1) if nesting.parent[event] == nesting.parent[item])
+        before = next(beside, item)
+        is_broadcast = names[before] == "c10d::broadcast_" or host.arguments[before].collective_name == "broadcast"
         # The size is noted on the operator or inside it; gloo notes none.
-        is_single = all(arguments.in_elements in (0, 1) for arguments in host.arguments[row:past])
-        if is_single and past < len(host) and names[past] == "aten::item":
-            total_ns += host.end_ns[past] - host.start_ns[row]
+        is_single = all(arguments.in_elements in (0, 1) for arguments in host.arguments[before:item])
+        if is_broadcast and is_single and phases[before] not in ("forward", "backward", "optimizer"):
+            total_ns += host.end_ns[item] - host.start_ns[before]
             count += 1
     return int(total_ns) if count >= trace.timeline.steps else 0
 

@@ -63,10 +63,13 @@ class Graph:
     moment that replaces the end of a kernel from before the steps when they repeat.
 
     `links` has a row for each link, in an order in which all links to its source come before: the moments `source` and
-    `target`, the least time `ns` between them, and the `kind`. `is_binding` flags those that their targets waited for,
-    and `unexplained_ns` is the part of their time that nothing in the trace accounts for. The simulation goes from
-    `from_moment`, of the repetition before if `is_lapped`; it is NONE where a moment of the next repetition is not
-    known.
+    `target`, the least time `ns` between them, and the `kind`: the host between two calls (`program`) and in one
+    (`call`); from a `launch` to its kernel; from a kernel to the next of its stream (`order`) or of another one
+    (`wait`); a `kernel` or collective itself; from a kernel to the call that waits for it (`return`) or for room in the
+    launch queue (`queue`); from a rank's arrival at a collective (`join`); and to the `end` of the steps. `is_binding`
+    flags those that their targets waited for, and `unexplained_ns` is the part of their time that nothing in the trace
+    accounts for. The simulation goes from `from_moment`, of the repetition before if `is_lapped`; it is NONE where a
+    moment of the next repetition is not known.
 
     `steps` is the number of clocked steps.
     """
@@ -110,7 +113,8 @@ class Graph:
         piece, if nothing was launched since; else NONE.
         """
         rows = [(number, *link) for number, chain in enumerate(chains) for link in chain]
-        frame = pd.DataFrame(rows, columns=["chain", "link", "begin_ns", "past_ns"]).astype({"link": np.int64})
+        types = {"chain": np.int64, "link": np.int64, "begin_ns": np.float64, "past_ns": np.float64}
+        frame = pd.DataFrame(rows, columns=[*types]).astype(types)
         kind = self.links.kind.reindex(frame.link).to_numpy()
         is_launched = (np.append("", kind)[:-1] == "launch") & (kind != "return")
         after = frame.link.where(kind == "return").mask(is_launched, NONE)
@@ -147,15 +151,9 @@ class Graph:
         while len(times) <= _MAX_LAPS:
             time, binding = times[-1] + [ends_ns[-1]] * number, [NONE] * number
             for target, first, past in spans:
-                link, moment = first, time[sources[first]] + weights[first]
-                if target in joins:
-                    link = sorted(range(first, past), key=lambda link: time[sources[link]])[(past - first - 1) // 2]
-                    moment = time[sources[link]] + weights[link]
-                else:
-                    for other in range(first + 1, past):
-                        if (later := time[sources[other]] + weights[other]) > moment:
-                            moment, link = later, other
-                time[number + target], binding[target] = moment, link
+                reach = [time[sources[link]] + weights[link] for link in range(first, past)]
+                moment = sorted(reach)[(len(reach) - 1) // 2] if target in joins else max(reach)
+                time[number + target], binding[target] = moment, first + reach.index(moment)
             times.append(time[number:])
             bindings.append(np.array(binding))
             ends.sort(key=times[-1].__getitem__)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 
 import numpy as np
-import pandas as pd
 
 from lmbench.code_owners import is_users_function
 from lmbench.errors import UsageError
@@ -48,11 +47,11 @@ class Nesting:
 
     def __init__(self, events: Events) -> None:
         self.names: list[str] = events.name.tolist()
-        self.events = events
+        self._thread, self._start_ns, self._end_ns = events[["thread", "start_ns", "end_ns"]].to_numpy().T
         parent = []
         opened: list[int] = []
-        ends, threads = events.end_ns.tolist(), events.thread.tolist()
-        for index, start in enumerate(events.start_ns.tolist()):
+        ends, threads = self._end_ns.tolist(), self._thread.tolist()
+        for index, start in enumerate(self._start_ns.tolist()):
             while opened and (ends[opened[-1]] <= start or threads[opened[-1]] != threads[index]):
                 opened.pop()
             parent.append(opened[-1] if opened else NONE)
@@ -64,14 +63,13 @@ class Nesting:
     def around(self, thread: Integers, moments: Integers) -> Integers:
         """The index of the innermost event around each moment on its thread, NONE where there is none."""
         innermost = np.full(len(moments), NONE, dtype=np.int64)
-        start_ns, end_ns = self.events.start_ns, self.events.end_ns
         for number in np.unique(thread) if self.names else ():
-            first, past = np.searchsorted(self.events.thread, [number, number + 1])
+            first, past = np.searchsorted(self._thread, [number, number + 1])
             rows = np.flatnonzero(thread == number)
-            index = first + np.searchsorted(start_ns[first:past], moments[rows], side="right") - 1
+            index = first + np.searchsorted(self._start_ns[first:past], moments[rows], side="right") - 1
             index = np.where(index < first, NONE, index)
             # Go outwards from the event that began last to one that has not ended.
-            while (is_over := (index != NONE) & (end_ns[index] <= moments[rows])).any():
+            while (is_over := (index != NONE) & (self._end_ns[index] <= moments[rows])).any():
                 index = np.where(is_over, self.parent[index], index)
             innermost[rows] = index
         return innermost
@@ -110,12 +108,12 @@ class HostEvents:
     """
 
     def __init__(self, host: Events, functions: Events, classes: Mapping[str, str]) -> None:
-        events = host[~is_range(host) | starting(host.name, _MODULES)]
+        events = host[~is_range(host) | starting(host.name, _MODULES)].reset_index(drop=True)
         self.events = events
         self.nesting = Nesting(events)
         self.users = Nesting(users_ranges(host))
         self.functions = Nesting(functions[where(functions.name, is_users_function)])
-        self._start_ns, self._sequence = events.start_ns, events.sequence
+        self._start_ns, self._sequence = events.start_ns.tolist(), events.sequence.tolist()
         names = self.names = self.nesting.names
         self.is_engine = starting(names, ENGINE)
         self.forward = _forward_operators(events, self.is_engine)
@@ -126,10 +124,10 @@ class HostEvents:
         self._scope = scope.tolist()
         # The start of the first softmax in each scope.
         self._softmax_ns: dict[int, int] = {}
-        for index in np.flatnonzero(where(names, lambda name: operator_part(name) == "softmax")).tolist():
-            self._softmax_ns.setdefault(self._scope[index], int(self._start_ns[index]))
+        for index in np.flatnonzero(events.name.map(operator_part) == "softmax").tolist():
+            self._softmax_ns.setdefault(self._scope[index], self._start_ns[index])
         # The node that the engine ran before each node on its thread, and the next one that stores no gradient.
-        is_storing = where(names, lambda name: name.endswith(ACCUMULATE))
+        is_storing = events.name.str.endswith(ACCUMULATE)
         self._previous = {later: event for event, later in _pairs(events, self.is_engine)}
         self._following = dict(_pairs(events, self.is_engine & ~is_storing))
         paths = {path for name in set(names) if (path := module_path(name)) is not None}
@@ -216,7 +214,7 @@ class HostEvents:
 
 def _pairs(events: Events, rows: Flags) -> list[tuple[int, int]]:
     """Pairs of flagged events that follow each other on the same thread."""
-    thread = events.thread
+    thread = events.thread.tolist()
     return [(a, b) for a, b in pairwise(np.flatnonzero(rows).tolist()) if thread[a] == thread[b]]
 
 
@@ -229,7 +227,7 @@ def _forward_operators(events: Events, is_engine: Flags) -> dict[int, int]:
     shares most node numbers with the id is taken for it.
     """
     columns = ["thread", "sequence", "forward_thread", "start_ns"]
-    numbered = pd.DataFrame.from_records(events)[columns].assign(event=range(len(events)), is_engine=is_engine)
+    numbered = events[columns].assign(event=events.index, is_engine=is_engine)
     numbered = numbered[numbered.sequence != NONE]
     is_node = numbered.forward_thread > 0
     # Events of a thread are in the order of their starts.

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from lmbench.kernels.events import each, where
-from lmbench.kernels.names import NAMES, reader
+from lmbench.kernels.events import where
+from lmbench.kernels.names import reader
 from lmbench.kernels.trace import Trace
 from lmbench.records.intervals import NONE, Integers
 
-#: What a link is: the host between two calls (`program`) and in one (`call`); from a launch to its kernel; from a
-#: kernel to the next of its stream (`order`) or of another one (`wait`); a kernel or collective itself; from a kernel
-#: to the call that waits for it (`return`) or for room in the launch queue (`queue`); from a rank's arrival at a
-#: collective (`join`); and to the end of the steps.
-LinkKind = Literal["program", "call", "launch", "order", "wait", "kernel", "return", "queue", "join", "end"]
-# The profiler aligns the clocks of host and device to about a microsecond.
-_TOLERANCE_NS = 1_000
+#: The profiler aligns the clocks of host and device to about a microsecond.
+TOLERANCE_NS = 1_000
 # An idle device starts a kernel within twice the trace's median latency after its launch call returned. These are the
 # limits of that time; a later kernel waits for something other than the host. An idle H200 started none of 24,000
 # kernels later than 4.7 us; an MI300 takes 14 to 25 us.
@@ -47,7 +42,7 @@ _STREAM_WAIT = re.compile("StreamWaitEvent", re.IGNORECASE)
 _MEASURED = np.iinfo(np.int64).max // 2
 #: The cause of time in calls that wait for the device.
 SYNCHRONIZING: Final = "synchronizing"
-call_cause = reader(NAMES.calls)
+call_cause = reader("calls")
 
 
 def find_links(traces: Mapping[int, Trace], matches: pd.DataFrame | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -119,10 +114,12 @@ def _joined(activities: pd.DataFrame, links: pd.DataFrame, matches: pd.DataFrame
 
 
 def _links(
-    kind: LinkKind, source: Any, target: Any, ns: Any = _MEASURED, unexplained_ns: Any = 0, is_lapped: bool = False
+    kind: str, source: Any, target: Any, ns: Any = _MEASURED, unexplained_ns: Any = 0, is_lapped: bool = False
 ) -> pd.DataFrame:
-    columns = {"source": source, "target": target, "ns": ns, "unexplained_ns": unexplained_ns}
-    return pd.DataFrame({**columns, "kind": kind, "is_lapped": is_lapped})
+    return pd.DataFrame({
+        "source": source, "target": target, "ns": ns, "unexplained_ns": unexplained_ns, "kind": kind,
+        "is_lapped": is_lapped,
+    })  # fmt: skip
 
 
 class _RankGraph:
@@ -151,20 +148,16 @@ class _RankGraph:
         self._link_kernels()
 
     def _host_calls(self) -> pd.DataFrame:
-        columns = ["name", "thread", "start_ns", "end_ns"]
-        launches = pd.DataFrame.from_records(self._trace.events.launches)[columns]
+        launches, calls = self._trace.events.launches, self._trace.events.calls
+        launches = launches.assign(launch=launches.index)
         launches = launches.loc[np.unique(self._kernels.launch[self._kernels.launch != NONE])]
-        calls = pd.DataFrame.from_records(self._trace.events.calls)[columns]
-        calls = calls[(each(calls.name, call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)]
-        at_ns = [self._begin_ns, self._finish_ns]
+        is_sync = (calls.name.map(call_cause) == SYNCHRONIZING) & calls.thread.isin(launches.thread)
+        at_ns, columns = [self._begin_ns, self._finish_ns], ["name", "thread", "launch", "start_ns", "end_ns"]
         marks = pd.DataFrame({"name": "", "thread": self._trace.events.main_thread, "start_ns": at_ns, "end_ns": at_ns})
-        rows = pd.concat([marks[:1], launches.assign(launch=launches.index), calls.assign(is_sync=True), marks[1:]])
+        rows = pd.concat([marks[:1], launches, calls[is_sync], marks[1:]])[columns].fillna({"launch": NONE})
         # Clocks that disagree may place the last kernel before its own launch, which is kept.
-        rows = rows[(rows.start_ns <= self._finish_ns) | rows.launch.notna()]
-        rows = rows.fillna({"launch": NONE, "is_sync": False})
-        return rows.astype({"launch": np.int64, "is_sync": bool}).sort_values(
-            "start_ns", kind="stable", ignore_index=True
-        )
+        rows = rows[(rows.start_ns <= self._finish_ns) | (rows.launch != NONE)].astype({"launch": np.int64})
+        return rows.sort_values("start_ns", kind="stable", ignore_index=True)
 
     def activities(self) -> pd.DataFrame:
         """Rows as `Graph` describes them."""
@@ -213,7 +206,7 @@ class _RankGraph:
         previous = pd.Series(position).groupby(lane).shift().dropna().astype(int)
         before, after = previous.to_numpy(), previous.index.to_numpy()
         is_queued = returned_ns[after] + _QUEUED_LEAD_NS <= end_ns[before]
-        gap_ns = _median((start_ns[after] - end_ns[before])[is_queued], KERNEL_GAP_NS, _TOLERANCE_NS)
+        gap_ns = _median((start_ns[after] - end_ns[before])[is_queued], KERNEL_GAP_NS, TOLERANCE_NS)
         source, target = self._stream_waits()
         # When each kernel could have begun at the latest, if its stream and the streams that it waits for were done.
         free_ns = np.zeros_like(reach_ns)
@@ -275,12 +268,12 @@ class _RankGraph:
             self._add("call", number, number + 1)
             return
         launch_ns = kernels.launch_ns.to_numpy()
-        launched, last = launch_ns[self._launched], self._ended_before(end_ns + _TOLERANCE_NS)
+        launched, last = launch_ns[self._launched], self._ended_before(end_ns + TOLERANCE_NS)
         is_held = (self._end_ns[last] > start_ns) & (launch_ns[last] < end_ns)
-        is_launch, is_waiting = (calls.launch != NONE).to_numpy(), calls.is_sync.to_numpy(copy=True)
+        is_launch = (calls.launch != NONE).to_numpy()
+        is_waiting = ~is_launch & (calls.name != "").to_numpy()
         call = pd.Series(np.flatnonzero(is_launch), calls.launch[is_launch])
-        is_copied = (kernels.category == "gpu_memcpy") & (kernels.end_ns <= kernels.returned_ns)
-        copies = np.flatnonzero(is_copied & (kernels.launch != NONE))
+        copies = np.flatnonzero(kernels.is_awaited)
         copying = call[kernels.launch.iloc[copies]].to_numpy()
         last[copying], is_held[copying], is_waiting[copying] = copies, True, True
         depth = np.searchsorted(launched, start_ns) - np.searchsorted(np.sort(self._end_ns), start_ns)
@@ -298,7 +291,7 @@ class _RankGraph:
         self._add("return", ends[newest[is_idle]], number[is_idle] + 1, 0)
         self._add("queue", ends[last[is_full]], number[is_full] + 1)
         self._add("call", number, number + 1, least_ns)
-        # The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
+        #: The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
         calls["end_ns"] = np.where(is_held, np.maximum(end_ns, self._end_ns[last] + 1), end_ns)
 
 

@@ -30,29 +30,16 @@ class WaitCause(NamedTuple):
 
 
 class Names(Struct, forbid_unknown_fields=True):
-    """The content of names.toml, which says what each list is for; a misspelt key raises msgspec.ValidationError."""
+    """The content of names.toml, which says what each list is for; `rules` are those of each `reader`."""
 
     parts: tuple[str, ...]
     kinds: tuple[str, ...]
     memory_kinds: list[str]
     weightless: set[str]
-    kernel_beginnings: list[Rule]
-    kernel_functions: list[Rule]
-    kernel_arguments: list[Rule]
-    kernel_operators: list[Rule]
-    collectives: list[Rule]
+    rules: dict[str, list[Rule]]
     bus_factors: dict[str, int]
     element_bytes: dict[str, int]
-    precisions: list[Rule]
     operations: list[str]
-    types: list[Rule]
-    generated: list[Rule]
-    module_names: list[Rule]
-    module_classes: list[Rule]
-    operator_parts: list[Rule]
-    foreign_phases: list[Rule]
-    users_phases: list[Rule]
-    calls: list[Rule]
     causes: dict[str, WaitCause]
     phase_parts: dict[str, str]
 
@@ -60,9 +47,9 @@ class Names(Struct, forbid_unknown_fields=True):
 NAMES = msgspec.toml.decode(Path(__file__).with_name("names.toml").read_bytes(), type=Names)
 
 
-def reader(rules: Iterable[Rule]) -> Callable[[str], str]:
-    """A function that returns the word of the first rule whose pattern is in a name, or an empty string."""
-    patterns = [(word, re.compile(pattern, re.VERBOSE)) for word, pattern in rules]
+def reader(rules: str) -> Callable[[str], str]:
+    """A function that returns the word of the first of these rules whose pattern is in a name, or an empty string."""
+    patterns = [(word, re.compile(pattern, re.VERBOSE)) for word, pattern in NAMES.rules[rules]]
     return lru_cache(8192)(lambda name: next((word for word, pattern in patterns if pattern.search(name)), ""))
 
 
@@ -78,17 +65,17 @@ PRODUCTS = (MATMUL, "conv")
 #: Precisions of products that multiply in full float32: without tensor cores, or with TF32 off.
 FULL_FP32 = ("fp32 off the tensor cores", "fp32")
 
-_by_name, _by_class = reader(NAMES.module_names), reader(NAMES.module_classes)
+_by_name, _by_class = reader("module_names"), reader("module_classes")
 #: The part of an operator by its name alone; empty for operators that any part uses.
-operator_part = reader(NAMES.operator_parts)
+operator_part = reader("operator_parts")
 # lmbench's ranges have the path; Lightning's PyTorchProfiler puts the class before it; PyTorch's have class and number.
 # FSDP2 makes a class of its own of each module's: FSDPBlock of Block.
 _MODULE = re.compile(
     rf"{re.escape(MODULE)}(.*)$|\[pl\]\[module\][^:]*: (.+)$|nn\.Module: (?:FSDP(?=[A-Z]))?(.+?)(?:_\d+)?$"
 )
-_by_beginning, _by_function = reader(NAMES.kernel_beginnings), reader(NAMES.kernel_functions)
-_by_arguments, _by_operator = reader(NAMES.kernel_arguments), reader(NAMES.kernel_operators)
-_type, _precision = reader(NAMES.types), reader(NAMES.precisions)
+_by_beginning, _by_function = reader("kernel_beginnings"), reader("kernel_functions")
+_by_arguments, _by_operator = reader("kernel_arguments"), reader("kernel_operators")
+_type, _precision = reader("types"), reader("precisions")
 # The operation that a general launcher runs, in its template arguments: the last occurrence of the first pattern found.
 _OPERATIONS = [re.compile(pattern) for pattern in NAMES.operations]
 _LAUNCHERS = re.compile(
@@ -173,7 +160,7 @@ def short_name(name: str) -> str:
         words.sort(key=lambda word: not word.startswith("cutlass_"))
         return next((word for word in words if not word.startswith("enable_")), last)
     plain = last if is_plain else re.sub(r"_kernel(?=_|$)", "", last)
-    for pattern, replacement in NAMES.generated:
+    for pattern, replacement in NAMES.rules["generated"]:
         plain = re.sub(pattern, replacement, plain)
     operations = next(filter(None, (pattern.findall(arguments) for pattern in _OPERATIONS)), [])
     if is_plain or not operations:

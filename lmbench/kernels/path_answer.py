@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from lmbench.errors import UsageError
-from lmbench.kernels.events import each
 from lmbench.kernels.fused import fused_trace
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.matching import graph_of
@@ -98,8 +96,9 @@ def _late_pieces(graph: Graph, path: pd.DataFrame) -> pd.DataFrame:
     if joins.empty:
         return path
     on_path = graph.links.target[[link for link, *_ in graph.measured.path]]
+    # The links of a moment are in the order of their sources.
     joins = joins[joins.target.isin(on_path)]
-    arrivals = pd.Series(graph.time_ns[joins.source]).sort_values().groupby(joins.target.to_numpy())
+    arrivals = pd.Series(graph.time_ns[joins.source]).groupby(joins.target.to_numpy())
     start_ns = arrivals.agg(lambda others: others.iloc[max(len(others) - 2, 0) // 2]).to_numpy()
     late = covered(*union(start_ns, arrivals.max().to_numpy()))
     begin_ns = path.start_ns.to_numpy(np.int64)
@@ -118,8 +117,8 @@ def _launching_lines(simulation: WhatIf, pieces: pd.DataFrame) -> list[Line]:
     calls = path[(path.link == path.after) & path.after.isin(launching.after)].drop_duplicates("link")
     place_of = dict[int, str]()
     for rank, rows in calls.groupby("rank"):
-        under = places(graph.traces[rank], rows).reindex(rows.index, fill_value="")
-        place_of |= zip(rows.link, (rows.name + " " + under).str.rstrip(), strict=True)
+        texts = rows.name + " " + places(graph.traces[rank], rows)
+        place_of |= zip(rows.link, texts.str.rstrip(), strict=True)
     by_place = launching.groupby(launching.after.map(place_of)).s.sum()
     if by_place.empty or by_place.max() < _LARGE_FRACTION * simulation.traced_s:
         return []
@@ -175,9 +174,9 @@ def _link_table(simulation: WhatIf, pieces: pd.DataFrame) -> Table:
     where = list[pd.Series]()
     for rank, rows in pieces.groupby("rank"):
         trace = simulation.graph.traces[rank]
-        modules = each([*map(trace.host.module, rows.around.astype(int))], lambda path: re.sub(r"\d+", "*", path))
-        under = places(trace, rows).reindex(rows.index, fill_value="")
-        where.append(under.where(under != "", pd.Series(modules, rows.index)))
+        modules = pd.Series([*map(trace.host.module, rows.around.astype(int))], rows.index, dtype=object)
+        under = places(trace, rows)
+        where.append(under.where(under != "", modules.str.replace(r"\d+", "*", regex=True)))
     rows = pieces.assign(where=pd.concat(where), name=[*map(short_name, pieces.name)])
     groups = rows.groupby(["rank", "cause", "phase", "name", "where"]).s
     links = groups.agg(step_s="sum", longest_s="max", count="size").sort_values("step_s", ascending=False)

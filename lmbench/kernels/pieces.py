@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lmbench.code_owners import is_users_function
-from lmbench.kernels.events import each, is_range, starting, where
+from lmbench.kernels.events import is_range, starting, where
 from lmbench.kernels.frameworks import COMPILING, find_compiling
 from lmbench.kernels.host import ENGINE
 from lmbench.kernels.links import SYNCHRONIZING, call_cause, moment_times
@@ -94,14 +94,13 @@ def _host_pieces(trace: Trace, links: pd.DataFrame) -> pd.DataFrame:
     # On the way to one launch, launching in one phase is one piece, that of its last event.
     is_launching = (cause == LAUNCHING) & (len(trace.kernels) > 0)
     is_same = is_launching[1:] & is_launching[:-1] & (np.diff(pieces.link) == 0) & (np.diff(phase) == 0)
-    begin = np.flatnonzero(np.append(True, ~is_same)[: len(pieces)])
-    ns = np.add.reduceat(pieces.ns.to_numpy(), begin) if len(begin) else pieces.ns
-    last = np.append(begin[1:], len(pieces))[: len(begin)] - 1
-    event, inside_ns, start_ns, cause = event[last], start_ns[last], start_ns[begin], cause[begin]
+    is_first, is_last = (np.append(*flags)[: len(pieces)] for flags in ((True, ~is_same), (~is_same, True)))
+    ns = pieces.ns.groupby(np.cumsum(is_first)).sum().to_numpy()
+    event, inside_ns, start_ns, cause = event[is_last], start_ns[is_last], start_ns[is_first], cause[is_first]
     is_call = take(events.is_call, event, False) & ~np.isin(cause, (LAUNCHING, HOST_CODE, _COMPILING, DATA))
     thread = take(events.thread, event, main)
-    pieces = pieces.iloc[begin].assign(
-        ns=ns, cause=cause, phase=take(timeline.phases, phase[begin], OUTSIDE), kind="", part="", thread=thread,
+    pieces = pieces[is_first].assign(
+        ns=ns, cause=cause, phase=take(timeline.phases, phase[is_first], OUTSIDE), kind="", part="", thread=thread,
         name=np.where(is_call, take(events.name, event, ""), ""),
         moment=np.where(is_call, take(events.start_ns, event, 0), start_ns),
         around=trace.host.nesting.around(thread, inside_ns), start_ns=start_ns + trace.shift_ns,
@@ -129,22 +128,18 @@ def _events(trace: Trace) -> pd.DataFrame:
     linked = trace.kernels[trace.kernels.launch != NONE]
     functions = trace.events.functions
     functions = functions[where(functions.name, lambda name: is_users_function(name) or COMPILING.search(name))]
-    host, calls, functions = (
-        pd.DataFrame.from_records(rows)[columns] for rows in (trace.events.host, trace.events.calls, functions)
-    )
-    # A copy that ended before its call returned made the host wait.
-    is_blocking = (linked.end_ns <= linked.returned_ns) & (linked.category == "gpu_memcpy")
-    is_copied = calls.start_ns.isin(linked.launch_ns[is_blocking])
+    others = pd.concat([trace.events.host[columns], functions[columns]]).assign(is_call=False, cause=LAUNCHING)
+    calls = trace.events.calls[columns].assign(is_call=True)
+    is_copied = calls.start_ns.isin(linked.launch_ns[linked.is_awaited])
     # The first launch of a kernel may load its module.
     is_first = calls.start_ns.isin(linked.drop_duplicates("name").launch_ns)
     is_long = calls.end_ns - calls.start_ns > LONG_NS
-    cause = each(calls.name, call_cause)
+    cause = calls.name.map(call_cause)
     is_launch = where(calls.name, _LAUNCH.search)
     tests = {_LOADING: is_long & ((cause == _LOADING) | is_launch & is_first), _COPYING: is_copied, _SLOW: is_long}
     is_named = np.isin(cause, ("allocating", SYNCHRONIZING))
     calls["cause"] = np.select([is_named, *tests.values()], [cause, *tests], LAUNCHING)
-    others = pd.concat([host, functions]).assign(is_call=False, cause=LAUNCHING)
-    return pd.concat([others, calls.assign(is_call=True)], ignore_index=True)
+    return pd.concat([others, calls], ignore_index=True)
 
 
 def _cut(links: pd.DataFrame, events: pd.DataFrame, trace: Trace) -> pd.DataFrame:
@@ -171,7 +166,7 @@ def places(trace: Trace, pieces: pd.DataFrame) -> pd.Series:
     """Words on where the host was in its pieces: `under` an operator or module, `in` a function or range of the user.
 
     They are the innermost ones. A function alone names what the host's own code did; loading data and compiling have no
-    other words. Launching has no row.
+    other words. Launching has none.
     """
     host, words = trace.host, list[str]()
     rows = pieces[(pieces.event != NONE) & (pieces.cause != LAUNCHING)]
@@ -192,4 +187,4 @@ def places(trace: Trace, pieces: pd.DataFrame) -> pd.Series:
         elif users_range != NONE and cause not in (DATA, _COMPILING):
             place.append(f"in {host.users.names[users_range]}")
         words.append(" ".join(place))
-    return pd.Series(words, rows.index, dtype=object)
+    return pd.Series(words, rows.index, dtype=object).reindex(pieces.index, fill_value="")

@@ -59,16 +59,16 @@ class Work:
     def by(self, *keys: str, phase: str = STEP) -> pd.DataFrame:
         """Means per step over the kernels of a phase, or of the step, grouped by columns; the largest time first.
 
-        The means are `kernel_s`, `kernel_count`, `mean_s` of one kernel, and the `share_fraction` of the phase's kernel
-        time.
+        The means are `kernel_s`, the `share_fraction` of the phase's kernel time, `kernel_count`, and `mean_s` of one
+        kernel.
         """
         rows = self.rows if phase == STEP else self.rows[self.rows.phase == phase]
         sums = rows.groupby([*keys], sort=False)[["ns", "number"]].sum().reset_index()
         means = sums.assign(
             kernel_s=sums.ns / 1e9 / self.steps,
+            share_fraction=sums.ns / max(sums.ns.sum(), 1),
             kernel_count=sums.number / self.steps,
             mean_s=sums.ns / 1e9 / sums.number,
-            share_fraction=sums.ns / max(sums.ns.sum(), 1),
         )
         return means.drop(columns=["ns", "number"]).sort_values("kernel_s", ascending=False, kind="stable")
 
@@ -158,13 +158,14 @@ def operator_times(trace: Trace) -> pd.DataFrame:
     steps = trace.timeline.steps
     is_operator = ~is_range(trace.host.events)
     operators, is_engine = trace.host.events[is_operator], trace.host.is_engine[is_operator]
-    self_ns = operators.end_ns - operators.start_ns
+    start_ns, end_ns = operators[["start_ns", "end_ns"]].to_numpy().T
+    self_ns = end_ns - start_ns
     parent = Nesting(operators).parent
     child = np.flatnonzero(parent != NONE)
-    inside_ns = np.minimum(self_ns[child], operators.end_ns[parent[child]] - operators.start_ns[child])
+    inside_ns = np.minimum(self_ns[child], end_ns[parent[child]] - start_ns[child])
     np.subtract.at(self_ns, parent[child], inside_ns)
     columns = {
-        "phase": trace.timeline.at(operators.start_ns),
+        "phase": trace.timeline.at(start_ns),
         # The engine's event has only its own work around a node: the node's function has an event of its own.
         "name": np.where(is_engine, "autograd engine", operators.name),
         "ns": np.maximum(self_ns, 0),

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,16 +28,12 @@ from lmbench.records.run import SCHEMA_VERSION, RunRecord
 from lmbench.records.store import RUN_FILE
 from lmbench.records.vocabulary import DAMAGED, PHASE, PHASES, STEP, Phase
 
-#: The phase of a kernel: `outside` if its launch is in no phase, `unlinked` if it has no launch in the trace.
-TracePhase = Literal[Phase, "outside", "unlinked"]
-OUTSIDE: Final = "outside"
-UNLINKED: Final = "unlinked"
-#: Values of TracePhase that are not phases of a step.
-NO_PHASE: Final[tuple[TracePhase, ...]] = (OUTSIDE, UNLINKED)
+#: The phase of a kernel whose launch is in no phase of a step, and of one that has no launch in the trace.
+OUTSIDE, UNLINKED = NO_PHASE = ("outside", "unlinked")
 #: The order of phases in tables.
-PHASE_ORDER: tuple[TracePhase, ...] = (*PHASES, *NO_PHASE)
+PHASE_ORDER = (*PHASES, *NO_PHASE)
 
-_foreign_phase, _users_phase = reader(NAMES.foreign_phases), reader(NAMES.users_phases)
+_foreign_phase, _users_phase = reader("foreign_phases"), reader("users_phases")
 
 
 @dataclass(frozen=True)
@@ -93,6 +89,7 @@ class Trace:
     - `around`: the index of the innermost operator or module range around the launch, or NONE.
     - `step`: the name of the step that launched it, empty outside of steps.
     - `is_counted`: whether the traced steps launched it, rather than being queued before the trace began.
+    - `is_awaited`: whether it is a copy that ended before its call returned, so that the host waited for it.
     - `cost_ns`: of communication, the time from when the last rank has come. One trace alone tells only the duration.
     """
 
@@ -132,11 +129,11 @@ class Trace:
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """Start of the first and end of the last step, or of the host's events if the steps are unknown."""
+        """Start of the first and end of the last step; of the whole trace, to the last event of the host, without."""
         steps_ns, host = self.timeline.step_ns, self.events.host
         if len(steps_ns):
             return int(steps_ns.min()), int(steps_ns.max())
-        return int(host.start_ns.min(initial=0)), int(host.end_ns.max(initial=0))
+        return 0, int(max(host.end_ns, default=0))
 
     @property
     def record(self) -> RunRecord:
@@ -167,7 +164,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
     Raises:
         UsageError: a range of lmbench's has a phase that lmbench does not know.
     """
-    ranges = pd.DataFrame.from_records(events[is_range(events)])[["name", "start_ns", "end_ns"]]
+    ranges = events.loc[is_range(events), ["name", "start_ns", "end_ns"]]
     pieces = ranges[ranges.name.str.startswith(PHASE)]
     pieces = pieces.assign(phase=pieces.name.str.removeprefix(PHASE))
     inferred = []
@@ -190,7 +187,7 @@ def find_phases(events: Events, host: HostEvents, recorded_steps: int | None) ->
         # A user's range may hold only some of its phase, so it does not keep that phase from being inferred.
         inferred = _infer_phases(host, set(pieces.phase))
         users = ranges.assign(phase=[*map(_users_phase, ranges.name)])
-        models = pd.DataFrame.from_records(host.events[host.is_model])[ranges.columns].assign(phase="forward")
+        models = host.events.loc[host.is_model, ranges.columns].assign(phase="forward")
         pieces = pd.concat([pieces, users, models])
         pieces = pieces[pieces.phase != ""]
     range_phases, pieces = set(pieces.phase), pd.concat([pieces, *inferred])
@@ -228,7 +225,7 @@ def _infer_phases(host: HostEvents, range_phases: set[str]) -> list[pd.DataFrame
     if "backward" not in range_phases:
         # The thread that runs models has the most operators with a sequence number outside of the engine.
         threads = events.thread[(events.sequence != NONE) & is_other]
-        runs_models = events.thread == (np.bincount(threads).argmax() if len(threads) else NONE)
+        runs_models = events.thread == next(iter(threads.mode()), NONE)
         is_between = np.isin(np.arange(len(top)), top[runs_models & is_other])
         inferred.append(_hulls(events, is_engine, is_between, "backward"))
     return inferred
@@ -247,7 +244,7 @@ def match_launches(kernels: pd.DataFrame, launches: Events) -> Integers:
 
     A call that launches a CUDA graph has many kernels.
     """
-    calls = pd.DataFrame.from_records(launches, columns=["correlation", "start_ns"]).assign(call=range(len(launches)))
+    calls = launches[["correlation", "start_ns"]].assign(call=launches.index)
     calls = calls[calls.correlation != NONE]
     last = pd.merge_asof(kernels[["correlation", "start_ns"]], calls, on="start_ns", by="correlation").call
     first = kernels.correlation.map(calls.drop_duplicates("correlation").set_index("correlation").call)
@@ -272,11 +269,12 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
     if len(timeline.step_ns):
         # A kernel without a launch may be behind the last step, whose kernels outlast it.
         is_counted &= (launch_ns >= timeline.step_ns[0, 0]) & (~is_linked | (launch_ns < timeline.step_ns[:, 1].max()))
+    returned_ns = take(launches.end_ns, launch, start_ns)
     kernels = kernels.assign(
         stream=kernels.thread,
         launch=launch,
         launch_ns=launch_ns,
-        returned_ns=take(launches.end_ns, launch, start_ns),
+        returned_ns=returned_ns,
         thread=thread,
         around=around,
         step=take(timeline.step_names, locate(timeline.step_ns[:, 0], timeline.step_ns[:, 1], launch_ns), ""),
@@ -284,6 +282,7 @@ def _attribute(events: TraceEvents, host: HostEvents, timeline: PhaseTimeline, n
         kind=[*map(kind_of, kernels.name, kernels.category, take(host.events.name, around, ""))],
         # If the steps of a trace launched nothing, all kernels count.
         is_counted=is_counted | (not is_counted.any()),
+        is_awaited=is_linked & (kernels.category == "gpu_memcpy") & (kernels.end_ns <= returned_ns),
         cost_ns=kernels.duration_ns,
     )
     in_graph = parts_in_graphs(kernels, host, read_graphs(notes.compiled_graphs, notes.module_classes))

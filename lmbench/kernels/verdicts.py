@@ -114,15 +114,14 @@ def verdict_of(clock: pd.Series) -> TraceWord:
     - `queued`: waiting for the host has at most `QUEUED_FRACTION`.
     - `mixed`: everything else.
     """
-    names = ("host_wait_s", "other_idle_s", "idle_s", "comm_exposed_s")
-    wait, other, idle, exposed = (clock[name] / (clock.window_s or 1.0) for name in names)
-    if exposed >= max(COMMUNICATION_BOUND_FRACTION, wait):
-        return "waits for other ranks" if clock.rank_wait_s > clock.comm_exposed_s / 2 else "communication-bound"
-    if wait >= HOST_BOUND_FRACTION and wait >= other:
+    share = clock / (clock.window_s or 1.0)
+    if share.comm_exposed_s >= max(COMMUNICATION_BOUND_FRACTION, share.host_wait_s):
+        return "waits for other ranks" if share.rank_wait_s > share.comm_exposed_s / 2 else "communication-bound"
+    if share.host_wait_s >= max(HOST_BOUND_FRACTION, share.other_idle_s):
         return "host-bound"
-    if other >= STALLED_FRACTION or idle > IDLE_FRACTION:
+    if share.other_idle_s >= STALLED_FRACTION or share.idle_s > IDLE_FRACTION:
         return "stalled"
-    return "queued" if wait <= QUEUED_FRACTION else "mixed"
+    return "queued" if share.host_wait_s <= QUEUED_FRACTION else "mixed"
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ def find_waits(graph: Graph, clocks: Clocks) -> pd.DataFrame:
     waits.loc[is_blocked, columns] = calls.loc[waits.chain[is_blocked]].to_numpy()
     # A kernel's launch has the kernel's name.
     waits["call"] = waits.call.where(waits.event != NONE, "")
-    waits["under"] = places(trace, waits).reindex(waits.index, fill_value="")
+    waits["under"] = places(trace, waits)
     sums = waits.sort_values("ns", ascending=False, kind="stable").groupby(_KEYS, sort=False).agg(
         wait_s=("ns", "sum"), calls=("event", "nunique"), at_s=("start_ns", "first")
     )  # fmt: skip

@@ -5,28 +5,29 @@ Several changes at once are simulated together, since what one saves another may
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, cached_property
-from importlib.resources import files
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from lmbench.errors import UsageError, unknown
 from lmbench.kernels.events import where
 from lmbench.kernels.graph import Graph
 from lmbench.kernels.names import KINDS, PARTS, UNCLASSIFIED
 from lmbench.kernels.pieces import DATA, LAUNCHING, UNEXPLAINED
+from lmbench.kernels.sums import ATTENTION_PARTS
 from lmbench.kernels.trace import PHASE_ORDER
 from lmbench.kernels.verdicts import FUSED_OPTIMIZER
 from lmbench.records.examined import WHAT_IFS
 from lmbench.records.intervals import NONE
+from lmbench.reference import load_rows
 from lmbench.report.units import percent
 
 #: The changes whose effect is kept in run.json, for reports and for the tuner.
@@ -38,8 +39,6 @@ _MOST_UNKNOWN = 0.1
 # AdamW in a loop or by foreach reads and writes 20 numbers for each weight (lerp 3, mul 2, addcmul 3, sqrt 2, div 2,
 # add 2, addcdiv 4, decay 2); fused, it reads weight, gradient and both moments, and writes all but the gradient.
 _FUSED_FRACTION = 7 / 20
-# Parts of attention. Fused, it has its matrix products alone: the scores never are in memory.
-_ATTENTION_PARTS = ("attention", "scores", "mask", "softmax", "values")
 # Phases that get a batch to the device.
 _LOADING_PHASES = ("data", "transfer")
 # Phases whose work goes with the number of parameters.
@@ -245,7 +244,8 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
     elif axis in ("collectives", "device"):
         is_selected = is_comm == (axis == "collectives")
     elif axis == "attention":
-        is_selected = pieces.part.isin(_ATTENTION_PARTS)
+        # Fused, it has its matrix products alone: the scores never are in memory.
+        is_selected = pieces.part.isin(("attention", *ATTENTION_PARTS))
         if change.name:
             # One that is fused already has nothing to save.
             is_selected &= (pieces.kind != "gemm") & ~(pieces.kind == "attention").any()
@@ -259,17 +259,22 @@ def _selected(pieces: pd.DataFrame, change: GraphChange) -> Any:
     return is_selected.to_numpy(dtype=bool)
 
 
-@cache
-def _checked() -> dict[str, float]:
-    """The largest error of each axis in runs that made a what-if true, as a share of their step."""
-    errors = dict[str, float]()
-    for row in csv.DictReader((files("lmbench.reference") / "what_if.csv").read_text(encoding="utf-8").splitlines()):
-        axis = row["what_if"].partition("=")[0].partition(":")[0]
-        errors[axis] = max(errors.get(axis, 0.0), abs(float(row["predicted_s"]) / float(row["measured_s"]) - 1))
-    return errors
+class _Check(Struct, frozen=True):
+    """The step of a run that made a what-if true, beside the predicted one (reference/what_if.csv)."""
+
+    what_if: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def axis(self) -> str:
+        return read_changes(self.what_if)[0].axis
 
 
 def checked_fraction(changes: Sequence[GraphChange]) -> float | None:
     """The largest error of these changes where they were made true, as a share of the step; None if one never was."""
-    errors = [_checked().get(change.axis) for change in changes]
-    return None if None in errors else max(filter(None, errors), default=0.0)
+    axes = {change.axis for change in changes}
+    checks: list[_Check] = [check for check in load_rows("what_if.csv", _Check) if check.axis in axes]
+    if {check.axis for check in checks} != axes:
+        return None
+    return max(abs(check.predicted_s / check.measured_s - 1) for check in checks)

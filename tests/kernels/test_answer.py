@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shutil
 
 import pytest
 from paths import GOLDEN, TRACES
 from plain_sums import plain_sums
+from trace_events import HandWritten, answer, shown
 
-from lmbench.cli import main
 from lmbench.kernels.answer import without_hidden
 from lmbench.kernels.findings import examine, summarize
 from lmbench.report.run import details
 
 COMPILED = str(TRACES / "small_bf16_compiled")
-
-
-def shown(capsys, *words):
-    assert main(["kernels", *words]) == 0
-    return capsys.readouterr().out
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +64,15 @@ def test_communication_beside_computing_is_told_apart_so_that_kernels_fit_into_t
     assert lines[""] == "communication: 0.489 ms exposed, 0.383 ms beside computing"
 
 
+def test_a_device_that_never_idles_has_an_answer(tmp_path, capsys):
+    trace = HandWritten()
+    trace.launched(20, "sgemm", 30, 5)
+    assert "queued, busy 0.005 of 0.005 ms" in shown(capsys, trace.write(tmp_path / "t.json"))
+
+
 def test_csv_and_json_have_the_figures_of_the_screen_in_si_units(capsys):
     rows = list(csv.DictReader(io.StringIO(shown(capsys, COMPILED, "--format", "csv"))))
-    record = json.loads(shown(capsys, COMPILED, "--json"))
+    record = answer(capsys, COMPILED)
     assert sum(float(row["kernel_s"]) for row in rows) == pytest.approx(record["kernel_s"])
     assert {"phase", "name", "kind", "part"} < rows[0].keys()
     assert (record["steps"], record["completeness"]["captured_kernel_count"]) == (2, 1518)

@@ -110,8 +110,7 @@ def test_times_of_devices_are_summed():
     trace = HandWritten()
     trace.phase("forward", 0, 100)
     trace.launched(0, "gemm", 10, 90)
-    trace.launch(9, 1)
-    trace.kernel(9, "gemm", 10, 40, device=3)
+    trace.launched(1, "gemm", 10, 40, device=3)
     clocks = trace.examined().clocks
     assert clocks.devices.busy_s.to_dict() == {0: seconds(90), 3: seconds(40)}
     assert clocks.phases.loc["forward", ["busy_s", "window_s"]].tolist() == [seconds(130), seconds(200)]
@@ -130,8 +129,8 @@ def test_kernels_of_a_graph_are_queued_and_its_late_first_kernel_is_not_a_wait_f
 
 def test_the_clock_runs_over_whole_foreign_steps_where_phases_do_not():
     trace = HandWritten()
-    trace.add("user_annotation", "ProfilerStep#4", 0, 1000)
-    trace.add("user_annotation", "Optimizer.step#AdamW.step", 900, 10)
+    trace.range("ProfilerStep#4", 0, 1000)
+    trace.range("Optimizer.step#AdamW.step", 900, 10)
     for start in range(100, 900, 100):
         trace.launched(start, "gemm", start + 10, 50)
     trace.launched(901, "gemm", 910, 20)

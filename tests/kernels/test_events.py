@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-from trace_events import HandWritten
+from trace_events import HandWritten, guards
 
 from lmbench.errors import UsageError
 from lmbench.kernels import events
@@ -21,8 +21,7 @@ def small(**changes):
     trace.step(0, 0.0, 100.0)
     trace.phase("forward", 0.0, 100.0)
     trace.op("aten::mm", 1.0, 10.0)
-    trace.launch(1, 2.0)
-    trace.kernel(1, "ampere_sgemm_128x64_tn", 8.5, 10.25)
+    trace.launched(2.0, "ampere_sgemm_128x64_tn", 8.5, 10.25)
     trace.events[-1].update(changes)
     return trace
 
@@ -34,10 +33,6 @@ def refusal(path):
     assert "\n" not in text
     assert str(path.parent) in text
     return text
-
-
-def statuses(trace):
-    return {guard.name: guard.status for guard in trace.examined().guards}
 
 
 def test_plain_and_gzipped_files_and_lists_of_events_read_alike(tmp_path):
@@ -152,9 +147,10 @@ def with_fill():
     ],
 )
 def test_a_launch_that_starts_nothing_does_not_miss_a_kernel(trace, missing):
-    assert trace.examined().completeness["launch_without_kernel_count"] == missing
+    findings = trace.examined()
+    assert findings.completeness["launch_without_kernel_count"] == missing
     expected = {"launches_without_kernel": "fail" if missing else "pass", "kernels_without_launch": "pass"}
-    assert statuses(trace).items() >= expected.items()
+    assert guards(findings).items() >= expected.items()
 
 
 def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
@@ -162,7 +158,7 @@ def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
     for number in range(10, 15):
         trace.kernel(number, "queued before", 10.0 * number, 9.0)
     for step in (0, 1):
-        trace.add("user_annotation", f"ProfilerStep#{step}", 80.0 * step, 80.0)
+        trace.range(f"ProfilerStep#{step}", 80.0 * step, 80.0)
         trace.launch(20 + step, 80.0 * step + 5)
         trace.kernel(20 + step, "own", 160.0 + 40 * step, 30.0)
     trace.launch(22, 165.0)
@@ -173,7 +169,7 @@ def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
     assert findings.clocks.total.window_s == pytest.approx((230e-6 - 149e-6) / 2)
     count = findings.completeness
     assert (count["before_s"], count["outside_steps_s"]) == (pytest.approx(45e-6), pytest.approx(7e-6))
-    assert statuses(trace)["kernels_without_launch"] == "pass"
+    assert guards(findings)["kernels_without_launch"] == "pass"
     # One that the trace lost.
     trace.kernel(25, "lost", 250.0, 90.0)
-    assert statuses(trace)["kernels_without_launch"] == "fail"
+    assert guards(trace.examined())["kernels_without_launch"] == "fail"

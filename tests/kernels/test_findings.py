@@ -11,7 +11,7 @@ import pytest
 from fit_process import SMALL, bench
 from paths import TRACES
 from test_verdicts import MANY_FAST, run_folder, twice
-from trace_events import HandWritten, examined
+from trace_events import HandWritten, examined, guards
 
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode
@@ -34,10 +34,6 @@ def recorder_of(folder, strict=False):
 def copied(name, folder):
     """A recorded run."""
     return Path(shutil.copytree(TRACES / name, folder / name))
-
-
-def guards(findings):
-    return {guard.name: guard.status for guard in findings.guards}
 
 
 def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass():

@@ -70,7 +70,7 @@ def test_a_real_rank_has_lightnings_check_and_copies_of_gradients():
 )
 def test_compilation_in_a_trace_is_told_and_is_the_cause_of_its_wait(cat, name, tmp_path):
     trace = HandWritten()
-    trace.add("user_annotation", "ProfilerStep#3", 0, 969_000)
+    trace.range("ProfilerStep#3", 0, 969_000)
     trace.launched(10, "sgemm", 20, 1_000)
     trace.add(cat, name, 20_000, 676_000)
     trace.op("aten::mm", 700_000, 30)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from runs import make_run, make_sweep, rows_of
-from trace_events import HandWritten, examined
+from trace_events import HandWritten, answer, examined, shown
 
 from lmbench.cli import main
 from lmbench.kernels.findings import summarize
@@ -19,11 +19,6 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(int)"
 GROUP = {"Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Collective name": "allreduce"}
 
 
-def answer(capsys, *words):
-    assert main(["kernels", *map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def path_us(record):
     assert sum(record["path"].values()) == pytest.approx(record["step_s"])
     return {cause: round(time_s * 1e6, 3) for cause, time_s in record["path"].items()}
@@ -32,7 +27,7 @@ def path_us(record):
 def step(host_us, rank=None):
     """A trace with one step, in which the host works until `host_us`."""
     trace = HandWritten()
-    trace.add("user_annotation", "ProfilerStep#7", 0, host_us)
+    trace.range("ProfilerStep#7", 0, host_us)
     if rank is not None:
         trace.distributed = {"rank": rank, "world_size": 2}
     return trace
@@ -42,10 +37,10 @@ def two_streams():
     """The all-reduce waits for the product, and the softmax for the all-reduce."""
     trace = step(40)
     trace.launched(0, "sgemm", 6, 100, MAIN)
-    trace.add("cuda_runtime", "cudaStreamWaitEvent", 10, 1)
+    trace.call("cudaStreamWaitEvent", 10, 1)
     trace.launched(12, NCCL, 107, 300, SIDE)
     trace.launched(20, "add", 108, 50, MAIN)
-    trace.add("cuda_runtime", "cudaStreamWaitEvent", 30, 1)
+    trace.call("cudaStreamWaitEvent", 30, 1)
     trace.launched(32, "softmax", 408, 92, MAIN)
     return trace
 
@@ -63,7 +58,7 @@ def late_host():
     """The host waits for the product, then works for 200 us before it launches the softmax."""
     trace = step(320)
     trace.launched(0, "sgemm", 6, 100, MAIN)
-    trace.add("cuda_runtime", "cudaStreamSynchronize", 10, 100)
+    trace.call("cudaStreamSynchronize", 10, 100)
     trace.launched(310, "softmax", 317, 183, MAIN)
     return trace
 
@@ -82,8 +77,7 @@ def full_queue():
     trace = step(10_010)
     for number in range(1_600):
         at = 4.0 * number if number < 1_000 else 10.0 * (number - 600) + 7
-        trace.launch(number, at, 3.0 if number < 1_000 else 9.9)
-        trace.kernel(number, "sgemm", 6 + 10 * number, 9)
+        trace.launched(at, "sgemm", 6 + 10 * number, 9, lasts=3.0 if number < 1_000 else 9.9)
     return trace
 
 
@@ -126,9 +120,9 @@ def write_ranks(folder, late_us=900, offset_us=0):
         trace = step(50, rank)
         product_us, ready = 500 + late_us * rank, 520 + late_us
         trace.launched(1, "sgemm", 20, product_us, MAIN)
-        trace.add("cuda_runtime", "cudaStreamWaitEvent", 6, 1)
+        trace.call("cudaStreamWaitEvent", 6, 1)
         trace.launched(8, NCCL, 21 + product_us, ready + 41 - 21 - product_us, SIDE, **GROUP)
-        trace.add("cuda_runtime", "cudaStreamWaitEvent", 14, 1)
+        trace.call("cudaStreamWaitEvent", 14, 1)
         trace.launched(16, "softmax", ready + 42, 100, MAIN)
         for event in trace.events:
             event["ts"] += offset_us * rank
@@ -145,6 +139,19 @@ def test_the_path_over_ranks_follows_the_late_one_and_names_what_the_others_wait
     changes = {row["change"]: row for row in record["tables"]["what_if"]}
     assert changes["rank=median"]["change_s"] == pytest.approx(-900e-6)
     assert changes["collectives=0"]["change_s"] == pytest.approx(-40e-6, abs=1.5e-6)
+
+
+def test_a_late_rank_is_told_where_the_others_have_come_to_two_collectives(tmp_path, capsys):
+    """Rank 1 runs them one after the other, and rank 0 waits in both at once."""
+    for rank in (0, 1):
+        trace, late_us, begins = step(50, rank), 500 * rank, [(31, 32), (531, 572)][rank]
+        trace.launched(1, "sgemm", 20, 10 + late_us, MAIN)
+        for number, (begin, end, stream) in enumerate(zip(begins, (571, 612), (SIDE, SIDE + 1), strict=True)):
+            if rank or not number:
+                trace.call("cudaStreamWaitEvent", 6 + 8 * number, 1)
+            trace.launched(8 + 8 * number, NCCL, begin, end - begin, stream, **GROUP)
+        trace.write(tmp_path / f"{rank}.json")
+    assert path_us(answer(capsys, tmp_path, "--path"))["waiting for rank 1"] == 572 - 31
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,7 @@ def clocks_apart():
     """The last kernel ends before its own launch, and the one before it just after the call that waited for it."""
     trace = step(90)
     trace.launched(10, "sgemm", 17, 30.4, MAIN)
-    trace.add("cuda_runtime", "cudaDeviceSynchronize", 16, 31)
+    trace.call("cudaDeviceSynchronize", 16, 31)
     trace.launched(86, "softmax", 80, 2, MAIN)
     return trace
 
@@ -245,14 +252,14 @@ def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler
     late_host().write(folder / "trace.json").rename(folder / "trace.json.gz")
     record = answer(capsys, folder, "--path")
     assert (record["step_s"], record["unprofiled_step_s"]) == pytest.approx((500e-6, 400e-6))
-    assert main(["kernels", str(folder), "--path"]) == 0
-    assert "0.400 ms per step with 0.110 ms of the host instead of 0.220" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(shown(capsys, folder, "--path").split())
+    assert "0.400 ms per step with 0.110 ms of the host instead of 0.220" in text
 
 
 def test_a_fused_trace_has_all_ranks_on_one_clock_and_the_path(tmp_path, capsys):
     write_ranks(tmp_path, offset_us=70_000)
     fused = tmp_path / "fused.json.gz"
-    assert main(["kernels", str(tmp_path), "--path", "--output", str(fused)]) == 0
+    shown(capsys, tmp_path, "--path", "--output", fused)
     events = json.loads(gzip.decompress(fused.read_bytes()))["traceEvents"]
     ends = {event["ts"] + event["dur"] for event in events if "AllReduce" in event["name"]}
     assert max(ends) - min(ends) == pytest.approx(0, abs=1e-3)

@@ -56,7 +56,7 @@ def test_forward_and_backward_inside_the_optimizers_range_are_not_the_optimizers
         [pl][profile][Strategy]SingleDeviceStrategy.backward | 250 | 500
         [pl][profile][LightningModule]Net.configure_gradient_clipping | 510 | 520
     """):
-        trace.add("user_annotation", name, int(start), int(end) - int(start))
+        trace.range(name, int(start), int(end) - int(start))
     trace.op("aten::mm", 101, 5)
     loaded = trace.loaded()
     moments = rows("""
@@ -89,7 +89,7 @@ def test_the_users_own_ranges_are_phases_but_autograds_engine_is_backward():
         outside | PP:0SEND_F1
     """)
     for number, (_, name) in enumerate(named):
-        trace.add("user_annotation", name, 100 * number, 90)
+        trace.range(name, 100 * number, 90)
     # An implicit layer runs autograd's engine within the user's forward.
     trace.op("autograd::engine::evaluate_function: MmBackward0", 130, 10)
     loaded = trace.loaded()
@@ -131,11 +131,9 @@ def a_pipeline(path):
         trace.op("aten::mm", at + 2, 8, AUTOGRAD, **{"Sequence number": 7 + number, "Fwd thread id": 0})
         inner = {"Sequence number": 7 + number, "Fwd thread id": 2}
         trace.op("autograd::engine::evaluate_function: MmBackward0", at + 20, 5, AUTOGRAD, **inner)
-        trace.launch(number, at + 40, 2, AUTOGRAD)
-        trace.kernel(number, "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", at + 60, 40)
+        trace.launched(at + 40, "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", at + 60, 40, lasts=2, tid=AUTOGRAD)
     trace.op("aten::mm", 200, 10, **{"Sequence number": 20, "Fwd thread id": 0})
-    trace.launch(3, 201, 2)
-    trace.kernel(3, "sgemm", 230, 10)
+    trace.launched(201, "sgemm", 230, 10, lasts=2)
     return load_trace(trace.write(path))
 
 

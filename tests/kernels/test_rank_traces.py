@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from paths import GOLDEN
 from plain_sums import plain_sums
-from trace_events import HandWritten
+from trace_events import HandWritten, answer, shown
 
 from lmbench.cli import main
 
@@ -29,7 +27,7 @@ def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), firs
     trace.distributed = {"rank": rank, "world_size": 2}
     for step in range(2):
         at = 1_600 * step
-        trace.add("user_annotation", f"ProfilerStep#{first_step + step}", at, 1_590)
+        trace.range(f"ProfilerStep#{first_step + step}", at, 1_590)
         product_us, ready = 500 + more_us * rank, at + 520 + more_us
         trace.launched(at + 1, "sgemm", at + 20, product_us)
         for number, name in enumerate(names):
@@ -43,15 +41,6 @@ def write_rank(folder, rank, more_us=0, names=("all-reduce", "all-gather"), firs
             trace.launched(at + 14, "add", at + 530, 30)
             trace.launched(at + 16, "Memcpy DtoD", at + 570, 10)
     return trace.write(folder / f"{rank}.json")
-
-
-def shown(capsys, *words):
-    assert main(["kernels", *map(str, words)]) == 0
-    return capsys.readouterr().out
-
-
-def answer(capsys, *words):
-    return json.loads(shown(capsys, *words, "--json"))
 
 
 def test_waiting_for_a_slow_rank_is_told_from_communication(tmp_path, capsys):
@@ -111,7 +100,7 @@ def test_a_kernel_that_goes_on_after_the_others_does_not_wait_then(offset_us, wa
         trace = HandWritten()
         trace.distributed = {"rank": rank, "world_size": 2}
         at = offset_us * rank
-        trace.add("user_annotation", "ProfilerStep#3", at, 500)
+        trace.range("ProfilerStep#3", at, 500)
         trace.launched(at + 1, "sgemm", at + 10, begin - 10)
         trace.launched(at + 2, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + begin, duration, 9)
         trace.write(tmp_path / f"{rank}.json")

@@ -9,26 +9,21 @@ from lmbench.kernels.sums import Work, attention_times
 from lmbench.records.run import Model
 
 
-def annotate(trace, name, ts, dur, tid=MAIN):
-    trace.add("user_annotation", name, ts, dur, tid)
-
-
 def a_program():
     """A trace with kernels of 1, 2, 4, ... us, so that every sum tells which kernels are in it."""
     trace = HandWritten()
-    annotate(trace, "ProfilerStep#3", 0, 1000)
-    annotate(trace, "block", 0, 200)
-    annotate(trace, "attention", 10, 50)
-    annotate(trace, "attention", 70, 50)
+    trace.range("ProfilerStep#3", 0, 1000)
+    trace.range("block", 0, 200)
+    trace.range("attention", 10, 50)
+    trace.range("attention", 70, 50)
     # A recursive annotation, within one of the same name.
-    annotate(trace, "attention", 80, 20)
-    annotate(trace, "backward", 300, 300)
-    annotate(trace, "on autograd's own thread", 400, 50, AUTOGRAD)
-    annotate(trace, "nccl:all_reduce", 500, 50)
+    trace.range("attention", 80, 20)
+    trace.range("backward", 300, 300)
+    trace.range("on autograd's own thread", 400, 50, AUTOGRAD)
+    trace.range("nccl:all_reduce", 500, 50)
     threads = {310: AUTOGRAD, 410: AUTOGRAD}
     for number, at in enumerate((5, 20, 75, 90, 310, 410, 510, 700)):
-        trace.launch(number, at, 2, threads.get(at, MAIN))
-        trace.kernel(number, "sgemm", 1000 + 300 * number, 2.0**number)
+        trace.launched(at, "sgemm", 1000 + 300 * number, 2.0**number, lasts=2, tid=threads.get(at, MAIN))
     return trace
 
 

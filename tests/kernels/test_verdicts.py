@@ -59,15 +59,15 @@ def stopping(period_us=160.0):
     for number in range(1, 21):
         at = period_us * number
         trace.launched(at, SGEMM, at + 10, 50)
-        trace.add("cuda_runtime", "cudaStreamSynchronize", at + 5, 57, correlation=1000 + number)
+        trace.call("cudaStreamSynchronize", at + 5, 57, correlation=1000 + number)
     return trace
 
 
 def waited_copies():
     trace = HandWritten()
     for number in range(1, 21):
-        trace.launch(number, 150.0 * number, 62, name="cudaMemcpyAsync")
-        trace.kernel(number, "Memcpy DtoH (Device -> Pageable)", 150.0 * number + 10, 50)
+        at = 150.0 * number
+        trace.launched(at, "Memcpy DtoH (Device -> Pageable)", at + 10, 50, lasts=62, call="cudaMemcpyAsync")
     return trace
 
 
@@ -75,8 +75,7 @@ def gapped():
     trace = HandWritten()
     trace.phase("forward", 0, 100)
     for number in range(100):
-        trace.launch(number, 0.5 * number, 0.4)
-        trace.kernel(number, "k", 10 + number * 19.0, 10.0)
+        trace.launched(0.5 * number, "k", 10 + number * 19.0, 10.0, lasts=0.4)
     return trace
 
 

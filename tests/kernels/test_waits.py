@@ -11,10 +11,9 @@ LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 def paused(name, *calls, operator="", thread=MAIN):
     """A trace of a kernel up to 50 us, calls of the host, and a second kernel that is launched at 5,000 us."""
     trace = HandWritten()
-    trace.add("user_annotation", "warm up", 0, 6_000)
-    for number, (at, kernel) in enumerate(((10, "first"), (5_000, "second"))):
-        trace.launch(number, at, tid=thread)
-        trace.kernel(number, kernel, at + 10, 30)
+    trace.range("warm up", 0, 6_000)
+    for at, kernel in ((10, "first"), (5_000, "second")):
+        trace.launched(at, kernel, at + 10, 30, tid=thread)
     if operator:
         trace.op(operator, 60, 4_930, thread)
         trace.op("aten::empty", 70, 4_910, thread)
@@ -25,8 +24,7 @@ def paused(name, *calls, operator="", thread=MAIN):
 
 def slow_launch(kernel):
     trace = paused("")
-    trace.launch(9, 60, 4_000)
-    trace.kernel(9, kernel, 4_070, 5)
+    trace.launched(60, kernel, 4_070, 5, lasts=4_000)
     return trace
 
 
@@ -62,9 +60,9 @@ def stacked(*functions, operator="", call="", range_name="", loader=False):
     if operator:
         trace.op(operator, 80, 4_880)
     if call:
-        trace.add("cuda_runtime", call, 90, 4_860)
+        trace.call(call, 90, 4_860)
     if loader:
-        trace.add("user_annotation", LOADER, 70, 4_900)
+        trace.range(LOADER, 70, 4_900)
     return trace
 
 

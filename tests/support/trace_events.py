@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from paths import TRACES
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lmbench.cli import main
 from lmbench.kernels.findings import examine
 from lmbench.kernels.trace import load_trace
 
@@ -20,6 +21,21 @@ MAIN, AUTOGRAD, PROCESS, STREAM = 100, 101, 99, 7
 def examined(name):
     """The findings of a recorded trace, which tests share."""
     return examine(TRACES / name / "trace.json.gz")
+
+
+def shown(capsys, *words):
+    """The output of `lmbench kernels`."""
+    assert main(["kernels", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def answer(capsys, *words):
+    """The figures of `lmbench kernels`."""
+    return json.loads(shown(capsys, *words, "--json"))
+
+
+def guards(findings):
+    return {guard.name: guard.status for guard in findings.guards}
 
 
 class HandWritten:
@@ -34,20 +50,26 @@ class HandWritten:
         event = {"ph": "X", "cat": cat, "name": name, "pid": PROCESS, "tid": tid, "ts": ts, "dur": dur, "args": args}
         self.events.append(event)
 
+    def range(self, name, ts, dur, tid=MAIN):
+        self.add("user_annotation", name, ts, dur, tid)
+
     def step(self, number, ts, dur):
-        self.add("user_annotation", f"lmbench.step:{number}", ts, dur)
+        self.range(f"lmbench.step:{number}", ts, dur)
 
     def phase(self, name, ts, dur):
-        self.add("user_annotation", f"lmbench.phase:{name}", ts, dur)
+        self.range(f"lmbench.phase:{name}", ts, dur)
 
     def module(self, path, ts, dur, tid=MAIN):
-        self.add("user_annotation", f"lmbench.module:{path}", ts, dur, tid)
+        self.range(f"lmbench.module:{path}", ts, dur, tid)
 
     def op(self, name, ts, dur, tid=MAIN, **args):
         self.add("cpu_op", name, ts, dur, tid, **args)
 
+    def call(self, name, ts, dur, tid=MAIN, **args):
+        self.add("cuda_runtime", name, ts, dur, tid, **args)
+
     def launch(self, number, ts, dur=4.0, tid=MAIN, name="cudaLaunchKernel"):
-        self.add("cuda_runtime", name, ts, dur, tid, correlation=number, cbid=211)
+        self.call(name, ts, dur, tid, correlation=number, cbid=211)
 
     def kernel(self, number, name, ts, dur, **args):
         cat = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}.get(name.split(" ", 1)[0], "kernel")
@@ -59,10 +81,10 @@ class HandWritten:
         known = {"lmbench": self.metadata, "distributedInfo": self.distributed}
         return {"schemaVersion": 1, **known, "traceEvents": self.events}
 
-    def launched(self, at, name, start, dur, stream=STREAM, **args):
-        """A kernel with its launch."""
+    def launched(self, at, name, start, dur, stream=STREAM, lasts=4.0, tid=MAIN, call="cudaLaunchKernel", **args):
+        """A kernel with its launch, the call of which lasts so long."""
         number = len(self.events) + 1
-        self.launch(number, at)
+        self.launch(number, at, lasts, tid, call)
         self.kernel(number, name, start, dur, stream=stream, **args)
 
     def write(self, path):

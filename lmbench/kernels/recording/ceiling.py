@@ -77,6 +77,18 @@ def copy_rate(device: torch.device, sustained_s: float) -> Rate:
     return measure_rate("copy", lambda: target.copy_(source), 2.0 * source.nbytes, device, sustained_s)
 
 
+def device_seconds(device: torch.device, work: Callable[[], object], calls: int) -> float:
+    """Seconds of the device that this many calls in a row take."""
+    clock = device_of(device).clock("events")
+    synchronize(device)
+    start = clock.stamp()
+    for _ in range(calls):
+        work()
+    end = clock.stamp()
+    synchronize(device)
+    return clock.seconds(start, end)
+
+
 def measure_rate(
     name: str, work: Callable[[], object], amount: float, device: torch.device, sustained_s: float
 ) -> Rate:
@@ -90,24 +102,13 @@ def measure_rate(
         sustained_s: how long the work is repeated without a pause.
     """
     clock, sensor = device_of(device).clock("events"), device_of(device).sensor()
-
-    def seconds(calls: int) -> float:
-        """Device seconds that this many calls in a row take."""
-        synchronize(device)
-        start = clock.stamp()
-        for _ in range(calls):
-            work()
-        end = clock.stamp()
-        synchronize(device)
-        return clock.seconds(start, end)
-
     # Warm up, then find the number of calls that take BURST_S.
-    seconds(3)
-    calls = max(1, round(BURST_S * 3 / seconds(3)))
+    device_seconds(device, work, 3)
+    calls = max(1, round(BURST_S * 3 / device_seconds(device, work, 3)))
     bursts = []
     for _ in range(BURSTS):
         time.sleep(0 if device.type == "cpu" else REST_S)
-        bursts.append(calls * amount / seconds(calls))
+        bursts.append(calls * amount / device_seconds(device, work, calls))
     opened, started = sensor.read(), time.perf_counter()
     stamps = [clock.stamp()]
     while time.perf_counter() - started < sustained_s:

@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from lmbench.device import best_device, device_of, synchronize
+from lmbench.device import best_device
 from lmbench.errors import UsageError
 from lmbench.files import ScratchFolder
 from lmbench.kernels.ceiling import MESSAGES_BYTES, CollectiveRate
 from lmbench.kernels.communication import bus_factor_of
+from lmbench.kernels.recording.ceiling import device_seconds
 from lmbench.progress import progress
 
 #: Edge of the square matrices that are multiplied beside a collective: a product takes as long as a small collective.
@@ -81,91 +82,82 @@ def _be_rank(rank: int, ranks: int, budget_s: float, folder: str) -> None:
                 for kind in _COLLECTIVES:
                     if rank == 0:
                         task.begin(f"{kind} between {count} ranks")
-                    rates += _Timing(kind, group, count, device).rates(cell_s)
+                    rates += _rates(kind, group, count, device, cell_s)
             _largest(0.0)
     if rank == 0:
         Path(folder, "rates.json").write_bytes(msgspec.json.encode(rates))
     dist.destroy_process_group()
 
 
-class _Timing:
-    """Times one kind of collective in a group of ranks."""
+def _rates(kind: str, group: Any, count: int, device: torch.device, cell_s: float) -> list[CollectiveRate]:
+    """The rates of one kind of collective in a group of `count` ranks, by size of message.
 
-    def __init__(self, kind: str, group: Any, count: int, device: torch.device) -> None:
-        self._kind, self._group, self._count, self._device = kind, group, count, device
-        self._clock = device_of(device).clock("events")
-        is_cpu = device.type == "cpu"
-        size, dtype = (_CPU_PRODUCT_SIZE, torch.float32) if is_cpu else (_PRODUCT_SIZE, torch.bfloat16)
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        self._multiply = partial(torch.matmul, a, b, out=torch.empty_like(a))
+    They end at the size that would take much longer than `cell_s`.
+    """
+    size, dtype = (_CPU_PRODUCT_SIZE, torch.float32) if device.type == "cpu" else (_PRODUCT_SIZE, torch.bfloat16)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    multiply = partial(torch.matmul, a, b, out=torch.empty_like(a))
 
-    def rates(self, cell_s: float) -> list[CollectiveRate]:
-        """The rates by size of message, up to the size that would take much longer than `cell_s`."""
-        rates = []
-        # Warm up.
-        self._seconds(None, 1, 20)
-        product_s = self._seconds(None, 1, 20)
-        for message_bytes in MESSAGES_BYTES:
-            elements = message_bytes // 4 // self._count * self._count
-            begin = self._collective(elements)
-            self._seconds(begin, 0, 2)
-            once_s = self._seconds(begin, 0, 2)
-            calls = int(min(max(cell_s / (3 * _STRETCHES * once_s), 1), _MOST_CALLS))
-            products = max(1, round(once_s / product_s))
-            # Alternate, so that a busy moment does not fall on one of the three alone.
-            stretches = [
-                (
-                    self._seconds(begin, 0, calls),
-                    self._seconds(None, products, calls),
-                    self._seconds(begin, products, calls),
-                )
-                for _ in range(_STRETCHES)
-            ]
-            alone_s, compute_s, together_s = map(min, zip(*stretches, strict=True))
-            rates.append(
-                CollectiveRate(
-                    collective=self._kind,
-                    ranks=self._count,
-                    message_bytes=elements * 4,
-                    seconds=alone_s,
-                    algorithm_bytes_per_s=elements * 4 / alone_s,
-                    bus_bytes_per_s=elements * 4 * bus_factor_of(self._kind, self._count) / alone_s,
-                    compute_s=compute_s,
-                    together_s=together_s,
-                )
-            )
-            # The next message is ten times as large, and takes 4 + 3 * _STRETCHES calls at least.
-            if 10 * (4 + 3 * _STRETCHES) * alone_s > 2 * cell_s:
-                break
-        return rates
-
-    def _collective(self, elements: int) -> Work:
-        """Begins the collective on float32 tensors, the larger of which has this many elements."""
-        whole = torch.randn(elements, device=self._device)
-        part = whole[: elements // self._count].clone()
-        begins: dict[str, Any] = {
-            "all-reduce": partial(dist.all_reduce, whole),
-            "all-gather": partial(dist.all_gather_into_tensor, whole, part),
-            "reduce-scatter": partial(dist.reduce_scatter_tensor, part, whole),
-            "all-to-all": partial(dist.all_to_all_single, whole.clone(), whole),
-            "broadcast": partial(dist.broadcast, whole, 0),
-        }
-        return partial(begins[self._kind], group=self._group, async_op=True)
-
-    def _seconds(self, begin: Work | None, products: int, calls: int) -> float:
+    def seconds(begin: Work | None, products: int, calls: int) -> float:
         """Mean seconds of a call on the slowest rank: a collective, matrix products beside it, or both."""
-        _largest(0.0, self._group)
-        synchronize(self._device)
-        start = self._clock.stamp()
-        for _ in range(calls):
-            work = begin() if begin is not None else None
+
+        def work() -> None:
+            collective = begin() if begin is not None else None
             for _ in range(products):
-                self._multiply()
-            if work is not None:
-                work.wait()
-        end = self._clock.stamp()
-        synchronize(self._device)
-        return _largest(self._clock.seconds(start, end) / calls, self._group)
+                multiply()
+            if collective is not None:
+                collective.wait()
+
+        _largest(0.0, group)
+        return _largest(device_seconds(device, work, calls) / calls, group)
+
+    rates = []
+    # Warm up.
+    seconds(None, 1, 20)
+    product_s = seconds(None, 1, 20)
+    for most_bytes in MESSAGES_BYTES:
+        elements = most_bytes // 4 // count * count
+        begin = _collective(kind, group, count, torch.randn(elements, device=device))
+        seconds(begin, 0, 2)
+        once_s = seconds(begin, 0, 2)
+        calls = int(min(max(cell_s / (3 * _STRETCHES * once_s), 1), _MOST_CALLS))
+        products = max(1, round(once_s / product_s))
+        # Alternate, so that a busy moment does not fall on one of the three alone.
+        stretches = [
+            (seconds(begin, 0, calls), seconds(None, products, calls), seconds(begin, products, calls))
+            for _ in range(_STRETCHES)
+        ]
+        alone_s, compute_s, together_s = map(min, zip(*stretches, strict=True))
+        message_bytes, bus_factor = elements * 4, bus_factor_of(kind, count)
+        rates.append(
+            CollectiveRate(
+                collective=kind,
+                ranks=count,
+                message_bytes=message_bytes,
+                seconds=alone_s,
+                algorithm_bytes_per_s=message_bytes / alone_s,
+                bus_bytes_per_s=message_bytes * bus_factor / alone_s,
+                compute_s=compute_s,
+                together_s=together_s,
+            )
+        )
+        # The next message is ten times as large, and takes 4 + 3 * _STRETCHES calls at least.
+        if 10 * (4 + 3 * _STRETCHES) * alone_s > 2 * cell_s:
+            break
+    return rates
+
+
+def _collective(kind: str, group: Any, count: int, whole: torch.Tensor) -> Work:
+    """Begins the collective on the whole tensor, and on one part for each rank."""
+    part = whole[: len(whole) // count].clone()
+    begins: dict[str, Any] = {
+        "all-reduce": partial(dist.all_reduce, whole),
+        "all-gather": partial(dist.all_gather_into_tensor, whole, part),
+        "reduce-scatter": partial(dist.reduce_scatter_tensor, part, whole),
+        "all-to-all": partial(dist.all_to_all_single, whole.clone(), whole),
+        "broadcast": partial(dist.broadcast, whole, 0),
+    }
+    return partial(begins[kind], group=group, async_op=True)
 
 
 def _largest(value: float, group: Any = None) -> float:
