@@ -291,7 +291,7 @@ class _RankGraph:
         self._add("return", ends[newest[is_idle]], number[is_idle] + 1, 0)
         self._add("queue", ends[last[is_full]], number[is_full] + 1)
         self._add("call", number, number + 1, least_ns)
-        #: The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
+        # The profiler aligns the clocks only so far: no call returns before the kernel that it waits for has ended.
         calls["end_ns"] = np.where(is_held, np.maximum(end_ns, self._end_ns[last] + 1), end_ns)
 
 
