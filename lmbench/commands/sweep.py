@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from textwrap import shorten
@@ -18,7 +18,7 @@ from lmbench.masking import shown
 from lmbench.records.store import SWEEP_FILE, check_name
 from lmbench.standard_output import write_result
 from lmbench.sweep.engine import OnInterrupt
-from lmbench.sweep.file import read_sweep_file
+from lmbench.sweep.file import SweepFile, read_sweep_file
 from lmbench.sweep.folder import read_sweep_folder
 from lmbench.sweep.plan import find_sweep, make_plan
 
@@ -27,22 +27,38 @@ def run(args: list[str]) -> int:
     return run_typed("sweep", sweep, args[1:], more_help=_studies())
 
 
-def sweep(
-    study: Result,
-    *,
-    results_dir: Path = Path("results"),
-    name: str | None = None,
-    rounds: str | None = None,
-    merge: Path | None = None,
-    on: str = "local",
-    on_interrupt: OnInterrupt = "ask",
-    dry_run: bool = False,
-    trust: bool = False,
-    new: bool = False,
-    repeats: int | None = None,
-    timeout_s: float | None = None,
-    settings: list[str],
-) -> int:
+@dataclass(frozen=True)
+class SweepOptions:
+    """Which part of a sweep is measured, where and how.
+
+    Args:
+        results_dir: where the sweep's folder goes
+        name: name of the sweep's folder, the file's by default
+        rounds: only these repeats, counted from 0, such as 2,5
+        merge: first add the runs of this other folder of the sweep
+        on: local, slurm, or an engine's class
+        on_interrupt: ask, leave or cancel its tasks
+        dry_run: check as a start would, and list cells and runs
+        trust: go on with a folder that you did not begin here
+        new: write a commented study with all fields to STUDY
+        repeats: processes of each cell, instead of the file's
+        timeout_s: seconds a run may take, instead of the file's
+    """
+
+    results_dir: Path = Path("results")
+    name: str | None = None
+    rounds: str | None = None
+    merge: Path | None = None
+    on: str = "local"
+    on_interrupt: OnInterrupt = "ask"
+    dry_run: bool = False
+    trust: bool = False
+    new: bool = False
+    repeats: int | None = None
+    timeout_s: float | None = None
+
+
+def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
     """Measures every cell of a grid, each repeat in a fresh process.
 
     STUDY is a YAML file, a shipped study by name, or the folder of a sweep to go on with. Finished runs are not done
@@ -59,48 +75,29 @@ def sweep(
 
     Args:
         study: a file, a study's name, or the folder of a sweep
-        results_dir: where the sweep's folder goes
-        name: name of the sweep's folder, the file's by default
-        rounds: only these repeats, counted from 0, such as 2,5
-        merge: first add the runs of this other folder of the sweep
-        on: local, slurm, or an engine's class
-        on_interrupt: ask, leave or cancel its tasks
-        dry_run: check as a start would, and list cells and runs
-        trust: go on with a folder that you did not begin here
-        new: write a commented study with all fields to STUDY
-        repeats: processes of each cell, instead of the file's
-        timeout_s: seconds a run may take, instead of the file's
         settings: options of `lmbench fit` for every cell
     """
     from lmbench.campaign.sweep import Sweep
     from lmbench.sweep.tasks import make_engine, merge_runs
 
-    if new:
+    if how.new:
         _write_study(Path(study))
         return ExitCode.OK
-    command = list[str]()
-    if os.path.lexists(Path(study) / SWEEP_FILE):
-        if name is not None:
-            raise UsageError("--name names a new sweep; a sweep's folder has its name")
-        path, file, places = Path(study).absolute(), read_sweep_folder(Path(study), trust), dict[str, str]()
-    else:
-        source = find_sweep(study)
-        file, places = read_sweep_file(source)
-        name = source.stem if name is None else name
-        check_name("--name", name)
-        path = results_dir / name
-        command = ["lmbench", "sweep", study, *([] if repeats is None else ["--repeats", str(repeats)]), *settings]
+    path, file, places = _find(study, how)
     options = read_options(settings)
-    engine = make_engine(on, options)
-    file = file.changed(options, repeats, timeout_s)
-    if file.sides and rounds is None:
+    engine = make_engine(how.on, options)
+    file = file.changed(options, how.repeats, how.timeout_s)
+    if file.sides and how.rounds is None:
         raise UsageError(f"{study!r} has sides to compare; `lmbench compare --run FOLDER` goes on with it")
-    plan = replace(make_plan(path.name, file, rounds), command=command)
-    if merge is not None:
-        merge_runs(plan, path, merge, dry_run)
-    measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=on_interrupt)
+    plan = make_plan(path.name, file, how.rounds)
+    if not os.path.lexists(Path(study) / SWEEP_FILE):
+        repeats = [] if how.repeats is None else ["--repeats", str(how.repeats)]
+        plan = replace(plan, command=["lmbench", "sweep", study, *repeats, *settings])
+    if how.merge is not None:
+        merge_runs(plan, path, how.merge, how.dry_run)
+    measured = Sweep(plan, path, places=places, engine=engine, on_interrupt=how.on_interrupt)
     try:
-        return measured.carry_out(dry_run)
+        return measured.carry_out(how.dry_run)
     finally:
         measured.conclude()
 
@@ -115,6 +112,19 @@ def _write_study(path: Path) -> None:
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}; give a new file's name") from error
     write_result(shown(f"{path}: change it, then `lmbench sweep {shlex.quote(str(path))} --dry_run` checks it") + "\n")
+
+
+def _find(study: str, how: SweepOptions) -> tuple[Path, SweepFile, dict[str, str]]:
+    """The folder of a sweep, its file, and where the file's settings stand in it."""
+    if os.path.lexists(Path(study) / SWEEP_FILE):
+        if how.name is not None:
+            raise UsageError("--name names a new sweep; a sweep's folder has its name")
+        return Path(study).absolute(), read_sweep_folder(Path(study), how.trust), {}
+    source = find_sweep(study)
+    file, places = read_sweep_file(source)
+    name = source.stem if how.name is None else how.name
+    check_name("--name", name)
+    return how.results_dir / name, file, places
 
 
 def _studies() -> str:

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
-from msgspec.structs import astuple
 
 from lmbench.compare.comparability import busy_reason, differences_within, facts_of
 from lmbench.compare.rounds import rounds_until
@@ -186,7 +185,7 @@ def read_floors(folder: Path) -> list[NoiseEntry]:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); remove it and run `lmbench noise` again") from None
 
 
-_PERCENT = Unit(lambda fraction: f"{fraction * 100:.2f}", "%")
+_PERCENT = Unit(lambda fraction: f"{fraction * 100:.2f}", "%", 100.0)
 _COLUMNS = (
     Column("cell"),
     Column("repeats", COUNT),
@@ -205,7 +204,9 @@ _MEANINGS = (
 def _answer(entries: Sequence[tuple[str, NoiseEntry]], notes: Sequence[Line]) -> Answer:
     """One table of all floors by the name of the cell, what they hold for, and the reasons why some cells have none."""
     noises = [(name or "(one)", entry.metrics[STEP.name]) for name, entry in entries]
-    rows: list[list[Value]] = [[name, *astuple(noise)] for name, noise in noises]
+    rows: list[list[Value]] = [
+        [name, noise.n, noise.std_fraction, noise.drift_fraction, noise.floor_fraction] for name, noise in noises
+    ]
     limits = [max(noise.floor_fraction, detectable_fraction(noise.std_fraction, MIN_REPEATS)) for _, noise in noises]
     ends = dict.fromkeys(map(percent_short, (min(limits), max(limits))))
     conclusion = f"changes under {' to '.join(ends)} cannot be detected here with {MIN_REPEATS} repeats"

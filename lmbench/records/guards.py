@@ -93,8 +93,10 @@ def evaluate_guards(run: RunRecord, steps: Sequence[StepRecord]) -> list[Guard]:
 def _training(run: RunRecord, steps: Sequence[StepRecord]) -> Iterator[Guard]:
     """Guards of losses, gradients, moved weights, and steps that the fp16 scaler skipped."""
     loss, uniform_loss = run.loss.first, math.log(run.model.vocab_size or 1)
-    losses = [(step.step, step.loss) for step in steps if step.loss is not None]
-    nonfinite = [step for step, value in losses if not math.isfinite(value)]
+    losses = [(f"step {step.step}", step.loss) for step in steps if step.loss is not None]
+    # Where the steps are lost, the record still has the first and the last loss.
+    losses = losses or [("the end", value) for value in (loss, run.loss.last) if value is not None]
+    nonfinite = [moment for moment, value in losses if not math.isfinite(value)]
     yield make_guard("finite_loss", len(nonfinite) if losses else None, first=nonfinite[:1])
     distance = None
     if run.model.is_fresh and uniform_loss and loss is not None and math.isfinite(loss):

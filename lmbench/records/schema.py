@@ -66,6 +66,7 @@ def _walk(record: Any, prefix: str = "", pattern: str = "", span: str = "") -> I
     """
     group = record.__doc__.partition("\n")[0].rstrip(".")
     hints = typing.get_type_hints(record, include_extras=True)
+    # The record's own fields come before those of its parts.
     for entry in sorted(dataclasses.fields(record), key=lambda entry: ABOUT not in entry.metadata):
         name, about = entry.name, entry.metadata.get(ABOUT)
         hint = hints[name]
