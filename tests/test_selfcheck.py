@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import warm_server
+from tables import flat
 
 from lmbench import selfcheck as checks
 from lmbench.cli import main
@@ -51,6 +52,6 @@ def test_the_table_has_every_truth_and_the_exit_code_tells_a_failure(
     monkeypatch.setattr(checks, "CHECKS", {"planted": planted, "other": checks.Check(None, gpus=1)})
     monkeypatch.setattr(checks, "host_state", lambda *_: HostState(waited_fraction=waited))
     assert main(["selfcheck", "cpu"]) == code
-    text = " ".join(capsys.readouterr().out.split())
+    text = flat(capsys.readouterr().out)
     assert ("planted truth one two" in text, f"{counts}; 1 checks need a GPU" in text) == (True, True)
     assert ("undecided this machine is busy: this process waited 30%" in text) == (code == 11)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fit_process import measure_here
 from strangers import OwnLoaders, Regression
+from tables import flat
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 MODEL_S = 0.01
@@ -79,14 +80,14 @@ def test_a_slow_pipeline_is_told_with_its_cause_and_fix(rows, settings, slowest,
     low_s, high_s = facts.predicted_interval
     assert low_s < facts.predicted_step_s < high_s
     assert not facts.fix or facts.fixed_step_s >= MODEL_S
-    told = " ".join(str(run).split())
+    told = flat(str(run))
     assert all(f"{name}={value}" in told for name, value in facts.fix.items())
 
 
 def test_a_fine_pipeline_has_no_fix():
     run, facts = examine(Piped(DataLoader(Rows(count=8000), batch_size=8, num_workers=1)))
     assert (facts.fix, facts.fixed_step_s) == ({}, None)
-    assert "fine: loader alone" in " ".join(str(run).split())
+    assert "fine: loader alone" in flat(str(run))
 
 
 class Stream(IterableDataset):

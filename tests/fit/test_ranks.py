@@ -16,6 +16,7 @@ import torch
 import warm_server
 from fit_process import start_fit
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from tables import flat
 from uneven import Uneven
 
 import lmbench
@@ -158,7 +159,7 @@ def test_a_straggler_is_seen_in_the_phase_of_its_own_work(capsys):
     assert main(["show", str(run.path)]) == 0
     printed = capsys.readouterr().out
     assert "mean of each rank in ms" in printed
-    assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in " ".join(printed.split())
+    assert "for other ranks: rank 1 takes longer in forward, and the others wait for it" in flat(printed)
 
 
 def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_gradients(capsys, printed):
@@ -169,7 +170,7 @@ def test_exposed_communication_is_the_step_minus_the_step_without_synchronizing_
     assert probe.synchronized_step_s >= 0.02
     assert probe.synchronized_step_s - probe.unsynchronized_step_s > 0.01
     capsys.readouterr()
-    assert "without synchronizing gradients" in " ".join(printed("show", run.path).split())
+    assert "without synchronizing gradients" in flat(printed("show", run.path))
 
 
 def test_what_lightning_and_pytorch_add_to_a_step_is_a_warning():

@@ -7,7 +7,8 @@ import json
 import os
 
 import pytest
-from trace_events import HandWritten, guards
+from fit_process import statuses
+from trace_events import HandWritten
 
 from lmbench.errors import UsageError
 from lmbench.kernels import events
@@ -150,7 +151,7 @@ def test_a_launch_that_starts_nothing_does_not_miss_a_kernel(trace, missing):
     findings = trace.examined()
     assert findings.completeness["launch_without_kernel_count"] == missing
     expected = {"launches_without_kernel": "fail" if missing else "pass", "kernels_without_launch": "pass"}
-    assert guards(findings).items() >= expected.items()
+    assert statuses(findings).items() >= expected.items()
 
 
 def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
@@ -169,7 +170,7 @@ def test_kernels_that_the_traced_steps_did_not_launch_are_not_counted():
     assert findings.clocks.total.window_s == pytest.approx((230e-6 - 149e-6) / 2)
     count = findings.completeness
     assert (count["before_s"], count["outside_steps_s"]) == (pytest.approx(45e-6), pytest.approx(7e-6))
-    assert guards(findings)["kernels_without_launch"] == "pass"
+    assert statuses(findings)["kernels_without_launch"] == "pass"
     # One that the trace lost.
     trace.kernel(25, "lost", 250.0, 90.0)
-    assert guards(trace.examined())["kernels_without_launch"] == "fail"
+    assert statuses(trace.examined())["kernels_without_launch"] == "fail"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fit_process import SMALL, bench
+from fit_process import SMALL, bench, statuses
 from paths import TRACES
 from test_verdicts import MANY_FAST, run_folder, twice
-from trace_events import HandWritten, examined, guards
+from trace_events import HandWritten, examined
 
 from lmbench.callbacks import RunRecorder
 from lmbench.errors import ExitCode
@@ -39,7 +39,7 @@ def copied(name, folder):
 def test_a_real_traces_summary_adds_up_and_is_small_and_its_guards_pass():
     findings = examined("small_bf16_compiled")
     kernels = summarize(findings)
-    assert set(guards(findings).values()) <= {"pass", "n/a"}
+    assert set(statuses(findings).values()) <= {"pass", "n/a"}
     total = math.fsum(part.kernel_s for phase, part in kernels.phases.items() if phase != "step")
     assert total + kernels.outside_s == pytest.approx(kernels.kernel_s)
     assert kernels.phases.step.kernel_s == pytest.approx(kernels.kernel_s)
@@ -100,16 +100,16 @@ def test_a_trace_with_launches_but_no_kernels_is_not_taken_for_a_cpus():
     for status, reason in (("n/a", "a trace of a CPU has operators and no kernels"), ("fail", "was not recorded")):
         findings = trace.examined()
         assert reason in findings.why_no_kernels
-        assert guards(findings) == {"device_recorded": status}
+        assert statuses(findings) == {"device_recorded": status}
         trace.launch(1, 10)
 
 
 def test_faults_of_a_run_or_trace_have_guards(tmp_path):
     folder = run_folder(tmp_path, twice(MANY_FAST))
-    assert guards(examine(folder))["unclassified_part"] == "warn"
+    assert statuses(examine(folder))["unclassified_part"] == "warn"
     (folder / "run.json").write_text("{")
     assert examine(folder).run is None
-    assert guards(examine(folder))["run_record"] == "warn"
+    assert statuses(examine(folder))["run_record"] == "warn"
 
 
 @pytest.mark.parametrize(("early_us", "status"), [(1_000.0, "fail"), (4.0, "pass")])
@@ -117,4 +117,4 @@ def test_a_kernel_before_its_launch_is_too_much_from_a_share_of_the_window_on(ea
     trace = HandWritten()
     trace.launched(7_000.0, "k", 7_000.0 - early_us, 7_000.0)
     trace.launched(7_010.0, "k", 14_000.0, 7_000.0)
-    assert guards(trace.examined())["kernels_before_launch"] == status
+    assert statuses(trace.examined())["kernels_before_launch"] == status

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from runs import make_run, make_sweep, rows_of
+from tables import flat
 from trace_events import HandWritten, answer, examined, shown
 
 from lmbench.cli import main
@@ -252,7 +253,7 @@ def test_launching_takes_as_much_less_as_the_host_is_faster_without_the_profiler
     late_host().write(folder / "trace.json").rename(folder / "trace.json.gz")
     record = answer(capsys, folder, "--path")
     assert (record["step_s"], record["unprofiled_step_s"]) == pytest.approx((500e-6, 400e-6))
-    text = " ".join(shown(capsys, folder, "--path").split())
+    text = flat(shown(capsys, folder, "--path"))
     assert "0.400 ms per step with 0.110 ms of the host instead of 0.220" in text
 
 

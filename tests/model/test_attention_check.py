@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fit_process import bench
-from tables import rows
+from tables import flat, rows
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -217,7 +217,7 @@ def test_a_librarys_operator_is_checked_and_measured(subject, tmp_path, capsys):
     assert record.model.attention == "test_attention_check:operator"
     assert record.model.attention_check.cases == 13
     assert record.flops.per_token_flops
-    assert "13 shapes" in " ".join(capsys.readouterr().out.split())
+    assert "13 shapes" in flat(capsys.readouterr().out)
     if subject is not MODEL:
         # The operator saves q, k and v alone.
         assert (record.memory.saved_bytes, record.memory.expected_saved_bytes) == (0, None)

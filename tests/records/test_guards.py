@@ -74,6 +74,13 @@ def guards_of(times=TIMES, skipped=(), losses=None, wall=1.0001, **changes):
     return {guard.name: guard for guard in evaluate_guards(msgspec.convert(record, RunRecord), steps)}
 
 
+def test_a_run_whose_steps_are_lost_is_judged_by_the_losses_of_its_record():
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    run.loss.last = math.nan
+    guard = next(guard for guard in evaluate_guards(run, []) if guard.name == "finite_loss")
+    assert (guard.status, guard.message) == ("fail", "1 losses are nan or infinite, the first at the end")
+
+
 def test_a_healthy_run_passes_every_guard_without_advice():
     assert {(guard.status, guard.advice) for guard in guards_of().values()} == {("pass", "")}
 

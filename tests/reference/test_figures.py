@@ -7,6 +7,7 @@ import pytest
 from figures import has_figures, read_rows, tables_of, without_row
 from paths import ROOT
 from runs import make_sweep
+from tables import flat
 
 from lmbench.cli import main
 from lmbench.precision import named_gpu
@@ -120,6 +121,6 @@ def test_publish_objects_to_runs_that_nobody_can_repeat_and_to_few_processes(tmp
         tmp_path / "few", {"trainer.precision": ["32-true"]}, change=lambda run, repeat: {"environment.code": {}}
     )
     assert main(["report", str(tmp_path / "few"), "--publish", str(tmp_path / "few")]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = flat(capsys.readouterr().out)
     assert "had no commit" in said
     assert "1 of its cells have fewer than 3 processes" in said

@@ -54,9 +54,9 @@ def start_fit(folder, *words, ticks=False, stdout=None, **settings):
         return warm_server.start(*fit, *words, folder=folder, **settings)
 
 
-def statuses(record):
-    """The status of each guard of a record, by the guard's name."""
-    return {guard.name: guard.status for guard in record.guards}
+def statuses(judged):
+    """The status of each guard of a record, or of a trace's findings, by the guard's name."""
+    return {guard.name: guard.status for guard in judged.guards}
 
 
 def sound_result(fit):

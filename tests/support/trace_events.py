@@ -34,10 +34,6 @@ def answer(capsys, *words):
     return json.loads(shown(capsys, *words, "--json"))
 
 
-def guards(findings):
-    return {guard.name: guard.status for guard in findings.guards}
-
-
 class HandWritten:
     """Events in us; `launch` and `kernel` belong together by their correlation id."""
 

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 from simulated_cells import SimulatedServers
+from tables import flat
 from test_task_progress import Terminal
 
 from lmbench.cli import main
@@ -133,7 +134,7 @@ def test_every_run_of_a_task_that_measured_nothing_has_a_row_and_the_next_start_
     lost = {0: {"ok": 2}, 1: {"interrupted": 2}, 2: {"ok": 2}}
     assert outcomes() == ({repeat: {"interrupted": 2} for repeat in range(3)} if fault == "other torch" else lost)
     assert {row["error"]["kind"] for row in rows() if row["outcome"] != "ok"} == {"TaskEnded"}
-    assert re.search(cause, " ".join(capsys.readouterr().err.split()))
+    assert re.search(cause, flat(capsys.readouterr().err))
     begun = len(servers.started)
     # The next start measures on this machine.
     assert main(["sweep", "results/study"]) == 0
