@@ -86,4 +86,4 @@ def test_a_long_queue_of_launches_is_no_time_of_the_host():
     module = Queued(None)
     module.blocks = torch.nn.ModuleList(Launches(None) for _ in range(BLOCKS))
     window, host_s = timed(module, accelerator="cuda")
-    assert host_s < min(record.step_host_s for record in window) / 2
+    assert host_s < 0.75 * min(record.step_host_s for record in window)
