@@ -76,13 +76,13 @@ class Judge:
             UsageError: a side does not run, or an option of the trainings belongs to one side.
         """
         # Imports take longer than most rounds, so servers that one stage started serve the next one too.
-        executor = HeldExecutor({SWEEP: str(self.path.resolve())})
-        self._limits = Pace(executor=executor)
+        self._executor = HeldExecutor({SWEEP: str(self.path.resolve())})
+        self._limits = Pace(executor=self._executor)
         try:
             with result_alone():
                 comparison = self._carry_out(time.monotonic() + self.budget_s)
         finally:
-            executor.shut_down()
+            self._executor.shut_down()
         return self._conclude(comparison), comparison
 
     def _carry_out(self, end_s: float) -> Comparison:
@@ -126,7 +126,10 @@ class Judge:
         # Trainings that were begun go on with as many steps.
         file = read_sweep_folder(path) if (path / SWEEP_FILE).is_file() else self.file.changed(options, len(SEEDS))
         pace = replace(self._limits, window_options=lambda seed: [f"--seed_everything={seed}"])
+        # Losses do not depend on the server, and rounds that time the steps need those that start meanwhile.
+        self._executor.is_lasting = True
         Sweep(make_plan(path.name, file), path, "judge", pace=pace).carry_out()
+        self._executor.is_lasting = False
         return [curves_of(dict(enumerate(runs))) for runs in self._sides(path)]
 
     def _conclude(self, comparison: Comparison) -> str:

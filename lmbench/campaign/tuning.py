@@ -35,7 +35,7 @@ from lmbench.standard_output import result_alone
 from lmbench.sweep.execute import CompileCache, Pace
 from lmbench.sweep.file import CONFIG, MOST_ROUNDS, PASS, Options, sweep_from
 from lmbench.sweep.folder import is_trusted
-from lmbench.sweep.local import LastingExecutor
+from lmbench.sweep.local import HeldExecutor
 from lmbench.sweep.plan import GridCell, Job, make_plan
 from lmbench.tune.answer import Tuning, tuned_config
 from lmbench.tune.search import (
@@ -94,7 +94,7 @@ class Stages:
         #: The options of runs with short windows and with long ones, unless the user set the windows.
         self.short, self.long = {**_SHORT, **self.base}, {**_LONG, **self.base}
         # With the mark of a sweep, a run leaves it to the server to end what it started.
-        self.executor = LastingExecutor({SWEEP: str(self.path)})
+        self.executor = HeldExecutor({SWEEP: str(self.path)}, is_lasting=True)
 
     def tune(self, axes: Sequence[Axis], trusts: bool = False) -> Tuning:
         """Carry out all stages, and write the answer's configuration to tuned.yaml.

@@ -301,23 +301,25 @@ class LocalExecutor:
 
 
 class HeldExecutor(LocalExecutor):
-    """Keeps the servers of later rounds from one plan to the next, until `shut_down`."""
+    """Keeps the servers of later rounds from one plan to the next, until `shut_down`.
+
+    With `is_lasting` the current server serves all rounds. Imports are done once, and all forks share a hash seed and an
+    address layout.
+    """
+
+    def __init__(self, mark: Mapping[str, str] = {}, cores: int | None = None, is_lasting: bool = False) -> None:
+        super().__init__(mark, cores)
+        self.is_lasting = is_lasting
+
+    def begin_round(self, rounds_to_come: int, last_round_s: float = 0.0) -> None:
+        if not self.is_lasting:
+            super().begin_round(rounds_to_come, last_round_s)
 
     def close(self) -> None:
         """Keep the servers."""
 
     def shut_down(self) -> None:
         super().close()
-
-
-class LastingExecutor(HeldExecutor):
-    """Keeps its servers over rounds and plans until `shut_down`.
-
-    Imports are done once, and all forks share a hash seed and an address layout.
-    """
-
-    def begin_round(self, rounds_to_come: int, last_round_s: float = 0.0) -> None:
-        """Keep the servers."""
 
 
 def _running(groups: Sequence[_Group]) -> list[_Group]:

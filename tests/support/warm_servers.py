@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from lmbench.sweep.local import LastingExecutor
+from lmbench.sweep.local import HeldExecutor
 
 
 @contextmanager
 def warm_servers():
-    servers = LastingExecutor()
+    servers = HeldExecutor(is_lasting=True)
     try:
         yield servers
     finally:
