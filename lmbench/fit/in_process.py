@@ -180,7 +180,7 @@ def measure(
         data: a LightningDataModule, a loader (any iterable of batches, or a list of batches), or one batch (a tensor,
             tuple, mapping or list of tensors) for every step. None takes the module's own train_dataloader
             (val_dataloader for inference); lmbench's models get random tokens.
-        precision: Lightning's name, such as bf16-mixed, or fp8-tensorwise or fp8-rowwise.
+        precision: Lightning's name, such as bf16-mixed, or one of fp8, such as fp8-tensorwise.
         compile: true for torch.compile, or its options (`lmbench.instruments.compiling.CompileOptions`) by name.
         instrument: the pass, as in a sweep's passes, or that of an installed room. kernels records a trace, memory the
             allocator's history, dtypes the dtypes of a probe step; sync synchronizes at every phase. All but timing and

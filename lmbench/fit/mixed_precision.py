@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -65,7 +66,7 @@ class Fp8Precision(RepairedMixedPrecision):
     is inside a block, since an embedding multiplies nothing.
 
     Args:
-        name: `fp8-tensorwise` or `fp8-rowwise`.
+        name: `fp8-tensorwise`, `fp8-rowwise`, or `fp8-tensorwise-fast`, whose products all accumulate in fewer bits.
         device: the type of the device, `cuda` or `cpu`.
 
     Attributes:
@@ -105,7 +106,12 @@ class Fp8Precision(RepairedMixedPrecision):
         if not self._originals:
             reason = f": {', '.join(_count_alike(left_out))}" if left_out else ", which has none"
             raise UsageError(f"precision {self.precision} converts no linear layer of {type(module).__name__}{reason}")
-        config = Float8LinearConfig.from_recipe_name(self.precision.removeprefix("fp8-"))
+        recipe, _, is_fast = self.precision.removeprefix("fp8-").partition("-")
+        config = Float8LinearConfig.from_recipe_name(recipe)
+        if is_fast:
+            # torchao accumulates fast in the forward pass alone.
+            fast = config.gemm_config_output
+            config = replace(config, gemm_config_grad_input=fast, gemm_config_grad_weight=fast)
         if self.precision == ROWWISE:
             self._settings.enter_context(inductor.patch(emulate_precision_casts=True))
         convert_to_float8_training(module, config=config, module_filter_fn=lambda _, name: name in self._originals)

@@ -67,8 +67,8 @@ class BenchTrainer(Trainer):
     `repairs` lists the repairs, for the record.
 
     Args:
-        precision: Lightning's name of a precision, or fp8-tensorwise or fp8-rowwise: bf16-mixed with linear layers in
-            fp8, by torchao.
+        precision: Lightning's name of a precision, or fp8-tensorwise, fp8-tensorwise-fast or fp8-rowwise: bf16-mixed
+            with linear layers in fp8, by torchao.
         compile: compile the module in place: true, or options of torch.compile.
         recompute: which blocks the backward pass computes again; none by default.
 
@@ -79,7 +79,7 @@ class BenchTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        precision: _PRECISION_INPUT | Literal["fp8-tensorwise", "fp8-rowwise"] | None = None,
+        precision: _PRECISION_INPUT | Literal["fp8-tensorwise", "fp8-tensorwise-fast", "fp8-rowwise"] | None = None,
         compile: bool | CompileOptions = False,
         recompute: RecomputeOptions | None = None,
         **kwargs: Any,

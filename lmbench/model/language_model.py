@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -48,8 +48,8 @@ class LanguageModel(LightningModule):
             of your own, my_module:my_attention, called as PyTorch's scaled_dot_product_attention is.
         residual_dtype: bf16 keeps the residual stream in bfloat16 under bfloat16 autocast; null is the embedding's
             float32.
-        fused_projections: one product computes q, k and v, another one gate and up; the network stays the same, and
-            weights of both forms load into either.
+        fused_projections: one product computes q, k and v, another one gate and up; qkv fuses the first alone. The
+            network stays the same, and weights of all forms load into each other.
         loss: whole, or chunked: computed in chunks of tokens, and again in the backward pass, so that only one chunk's
             logits are in memory.
         optimizer: any of torch.optim by name (AdamW, SGD with momentum, Muon for the hidden layers' matrices, ...).
@@ -80,7 +80,7 @@ class LanguageModel(LightningModule):
         context_length: int = 512,
         attention: str = "sdpa",
         residual_dtype: str | None = None,
-        fused_projections: bool = False,
+        fused_projections: bool | Literal["qkv"] = False,
         loss: str = "whole",
         optimizer: str = "AdamW",
         optimizer_variant: str | None = None,
@@ -141,7 +141,7 @@ class LanguageModel(LightningModule):
                 self.context_length,
                 self.attention,
                 residual_dtype=torch.bfloat16 if self.residual_dtype else None,
-                is_fused=self.fused_projections,
+                fused=self.fused_projections,
                 is_chunked=self.loss == "chunked",
             )
 

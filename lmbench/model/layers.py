@@ -34,7 +34,8 @@ FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 def convert_projections(network: Any, state: dict[str, Tensor], *_: Any) -> None:
     """Convert a state dict in place, so that a network whose projections are fused loads that of separate ones, and
     vice versa; a hook of `load_state_dict`."""
-    fused_names = {part: fused for fused, parts in FUSED.items() for part in parts} if network.is_fused else {}
+    fused = {name: parts for name, parts in FUSED.items() if network.fused in (True, name)}
+    fused_names = {part: name for name, parts in fused.items() for part in parts}
     pieces = defaultdict[str, list[Tensor]](list)
     for name, weight in state.items():
         *path, layer, kind = name.split(".")

@@ -30,16 +30,16 @@ LOSS_CHUNKS = 8
 class Block(nn.Module):
     """One pre-norm layer: attention, then feed-forward, each added to the residual stream (``batch seq embed``)."""
 
-    def __init__(self, shape: ModelShape, kind: AttentionKind, is_fused: bool) -> None:
+    def __init__(self, shape: ModelShape, kind: AttentionKind, fused: bool | str) -> None:
         super().__init__()
         # Each of the 2 * num_layers branches adds its variance to the residual stream. GPT-2's scaling keeps the sum
         # at one.
         residual_scale = (2 * shape.num_layers) ** -0.5
         self.attention_norm = RMSNorm(shape.d_model)
-        self.attention = Attention(shape, kind, residual_scale, is_fused)
+        self.attention = Attention(shape, kind, residual_scale, bool(fused))
         self.attention_residual = Residual()
         self.ffn_norm = RMSNorm(shape.d_model)
-        self.ffn = SwiGLU(shape.d_model, shape.d_ff, residual_scale, is_fused)
+        self.ffn = SwiGLU(shape.d_model, shape.d_ff, residual_scale, fused is True)
         self.ffn_residual = Residual()
 
     def forward(self, x: Tensor, tables: Tables) -> Any:
@@ -55,7 +55,7 @@ class Transformer(nn.Module):
 
     Args:
         residual_dtype: dtype of the residual stream under autocast; None keeps the embedding's.
-        is_fused: one product computes q, k and v, another one gate and up.
+        fused: one product computes q, k and v, and another one gate and up; with `qkv` only the first.
         is_chunked: the loss is computed in checkpointed chunks of tokens, so that only one chunk's logits are in
             memory.
 
@@ -74,14 +74,14 @@ class Transformer(nn.Module):
         attention: str = "sdpa",
         *,
         residual_dtype: torch.dtype | None = None,
-        is_fused: bool = False,
+        fused: bool | str = False,
         is_chunked: bool = False,
     ) -> None:
         super().__init__()
         self._kind = attention_kind(attention)
-        self.context_length, self.is_fused, self._is_chunked = context_length, is_fused, is_chunked
+        self.context_length, self.fused, self._is_chunked = context_length, fused, is_chunked
         self.embedding = Embedding(shape.vocab_size, shape.d_model, residual_dtype)
-        self.blocks = nn.ModuleList(Block(shape, self._kind, is_fused) for _ in range(shape.num_layers))
+        self.blocks = nn.ModuleList(Block(shape, self._kind, fused) for _ in range(shape.num_layers))
         self.norm = RMSNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.vocab_size, 0.5 * shape.d_model**-0.5)
         self.loss = NextTokenLoss()

@@ -247,7 +247,9 @@ class Model:
         "embedding's dtype.",
         "residual stream",
     )
-    fused_projections: Flag = about("Whether q, k and v are one matrix product, and gate and up another.", "fused")
+    fused_projections: bool | str | None = about(
+        "Whether q, k and v are one matrix product, and gate and up another; `qkv` for the first alone.", "fused"
+    )
     loss: Text = about(
         "How the loss is computed: `whole`, or `chunked` over tokens, so that all logits are never in memory at once.",
         "loss by",

@@ -86,11 +86,11 @@ def _size(run: RunRecord) -> str | None:
     return model.size or (model.name or "").rpartition(".")[2] or None
 
 
-def choices(residual_dtype: str | None, is_fused: bool | None, loss: str | None) -> str:
+def choices(residual_dtype: str | None, fused: bool | str | None, loss: str | None) -> str:
     """The non-default choices of lmbench's own model, in words; empty if it is computed the plain way."""
     return listed(
         residual_dtype and f"{residual_dtype} residual",
-        is_fused and "fused projections",
+        fused and ("fused q, k, v" if fused == "qkv" else "fused projections"),
         loss == "chunked" and "chunked loss",
         separator=" + ",
     )

@@ -303,8 +303,8 @@ class LocalExecutor:
 class HeldExecutor(LocalExecutor):
     """Keeps the servers of later rounds from one plan to the next, until `shut_down`.
 
-    With `is_lasting` the current server serves all rounds. Imports are done once, and all forks share a hash seed and an
-    address layout.
+    With `is_lasting` the current server serves all rounds. Imports are done once, and all forks share a hash seed and
+    an address layout.
     """
 
     def __init__(self, mark: Mapping[str, str] = {}, cores: int | None = None, is_lasting: bool = False) -> None:

@@ -30,6 +30,7 @@ def model(**changes):
     [
         ("tensorwise", {"trainer": {"recompute": RecomputeOptions()}}),
         ("tensorwise", {"mode": "inference"}),
+        ("tensorwise-fast", {}),
         ("rowwise", {"compile": {"backend": "aot_eager", "fullgraph": True}}),
     ],
 )

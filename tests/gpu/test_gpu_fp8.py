@@ -22,7 +22,7 @@ def fitted(tmp_path, *words):
     return run_here(tmp_path, "fit", *CONFIG, *words)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "tensorwise-fast", "rowwise"])
 def test_compiled_fp8_trains_like_bf16_and_its_products_are_in_fp8(recipe, tmp_path, capsys):
     compiled = ["--trainer.precision", f"fp8-{recipe}", "--trainer.compile.regional", "true"]
     plain, run = (fitted(tmp_path, *words).record for words in (["--trainer.precision", "bf16-mixed"], compiled))

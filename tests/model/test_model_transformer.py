@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from itertools import permutations
 
 import pytest
 import torch
@@ -94,13 +95,14 @@ def test_shorter_sequences_run_and_longer_ones_are_refused():
 
 #: Each choice that changes how the network is computed, and what is computed again; then all together, compiled.
 CHOICES = [
-    ({"is_fused": True}, None),
+    ({"fused": True}, None),
+    ({"fused": "qkv"}, None),
     ({"is_chunked": True}, None),
     ({"residual_dtype": torch.bfloat16}, None),
     ({}, RecomputeOptions()),
     ({}, RecomputeOptions(group=2, nested=True)),
 ]
-ALL = {"is_fused": True, "is_chunked": True, "residual_dtype": torch.bfloat16}
+ALL = {"fused": True, "is_chunked": True, "residual_dtype": torch.bfloat16}
 
 
 def recomputing(network, options):
@@ -127,7 +129,7 @@ def test_choices_give_the_plain_networks_loss_and_gradients_and_compile_without_
             with torch.inference_mode():
                 inference = network(*inputs)
             # Compile the whole network, or each block.
-            for part in ([network] if "is_fused" in choices else network.blocks) if compiled else []:
+            for part in ([network] if "fused" in choices else network.blocks) if compiled else []:
                 part.compile(backend="aot_eager", fullgraph=True)
             loss = network(*inputs)
         assert inference.item() == pytest.approx(loss.item(), rel=1e-3 if compiled else 1e-6)
@@ -174,21 +176,21 @@ def test_recomputed_flops_are_those_of_pytorchs_counter(options, attention):
     assert flops(options) - flops(None) == recomputed * 4 * 64
 
 
-def test_networks_with_fused_projections_and_without_load_each_others_weights():
-    for is_fused in (True, False):
-        source, target = (Transformer(SHAPE, context_length=8, is_fused=fused) for fused in (is_fused, not is_fused))
+def test_networks_whose_projections_are_fused_in_other_ways_load_each_others_weights():
+    for source_fused, target_fused in permutations([True, False, "qkv"], 2):
+        source, target = (Transformer(SHAPE, context_length=8, fused=fused) for fused in (source_fused, target_fused))
         inputs = batch(seq=8)
         assert source(*inputs) != target(*inputs)
         target.load_state_dict(source.state_dict())
         torch.testing.assert_close(source(*inputs), target(*inputs))
 
 
-@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("fused", [False, "qkv", True])
 @pytest.mark.parametrize(
     ("attention", "inner"), [("naive", {"scores", "mask", "softmax", "values"}), ("sdpa", {"attention"})]
 )
-def test_every_module_that_computes_belongs_to_a_part(attention, inner, is_fused):
-    network = Transformer(SHAPE, context_length=32, attention=attention, is_fused=is_fused)
+def test_every_module_that_computes_belongs_to_a_part(attention, inner, fused):
+    network = Transformer(SHAPE, context_length=32, attention=attention, fused=fused)
     leaves = [name for name, module in network.named_modules() if name and not list(module.children())]
     parts = {name: part_of(name) for name in leaves}
     assert set(parts.values()) == PARTS | inner, parts
