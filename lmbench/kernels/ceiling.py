@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from lmbench.errors import UsageError
 from lmbench.kernels.findings import KernelFindings
@@ -111,8 +112,15 @@ class CeilingRecord(Struct):
 
 
 def store_ceiling(record: CeilingRecord, folder: Path) -> Path:
-    """Write the record where `lmbench kernels` looks for it. Raises UsageError where it cannot be written."""
+    """Write the record where `lmbench kernels` looks for it. Raises UsageError where it cannot be written.
+
+    A record without collectives keeps those of the file and the same versions: `lmbench ceiling RUN` needs them.
+    """
     path = folder / f"ceiling_{re.sub(r'[^A-Za-z0-9]+', '_', _device(record.environment)).strip('_')}.json"
+    with suppress(DamagedRecord):
+        before = read_packed(path, CeilingRecord)
+        if not record.collectives and before.environment.versions == record.environment.versions:
+            record = replace(record, collectives=before.collectives)
     text = indented_json(record)
     try:
         folder.mkdir(parents=True, exist_ok=True)

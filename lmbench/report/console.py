@@ -137,8 +137,8 @@ def _pieces(text: str, width: int, column: Column) -> list[str]:
     if column.is_shortened or len(text) <= width:
         return [shortened(text, width)]
     wrapper = TextWrapper(width, break_on_hyphens=False)
-    # Paths may also break after a separator.
-    wrapper.wordsep_simple_re = re.compile(r"(\s+|(?<=[/.]))")
+    # Paths may also break after a separator, but numbers not at their point.
+    wrapper.wordsep_simple_re = re.compile(r"(\s+|(?<=/)|(?<=\.)(?!\d))")
     return wrapper.wrap(text)
 
 

@@ -138,6 +138,10 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
     unfinished = group.sweep.missing(len(group.rows))
     if unfinished and group.home is not None:
         unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
+    tables = view_tables(view, timed, catalogue)
+    # A study for GPUs has no figures in some of its tables on a CPU.
+    absent = [spec.title for spec in view.tables if spec.title not in {table.title for table in tables}]
+    empty = f"no run has figures of {'; '.join(absent)}" if absent and frame.ok else ""
     copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
     counts = tally(outcome_word(row.run.outcome) for row in frame.runs)
     days = sorted(row.run.record.started_at[:10] for row in frame.runs if row.run.record.started_at)
@@ -152,11 +156,11 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
             *([Line("unfinished", unfinished, is_whole=True)] if unfinished else []),
             *(Line("measured", line) for line in _first(sorted(filter(None, environments)))),
         ],
-        tables=view_tables(view, timed, catalogue),
+        tables=tables,
         charts=lambda: [chart for spec in view.charts for chart in build_charts(spec, timed, catalogue)],
         notes=[
             *(Line("not ok", text) for text in _failures(frame)),
-            *(Line("note", note) for note in (note, copies, *_notes(frame)) if note),
+            *(Line("note", note) for note in (note, empty, copies, *_notes(frame)) if note),
         ],
     )
 

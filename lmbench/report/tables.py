@@ -67,8 +67,9 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
     if spec.among:
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
-        # The first column stays, as it holds the outcomes.
-        columns = [column for column in columns if values[column] or column is columns[0]]
+        # The first column holds the outcomes of cells that are not ok.
+        holding = columns[:1] if frame.facts.keys() - frame.ok.keys() else []
+        columns = [column for column in columns if values[column] or column in holding]
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:
@@ -260,8 +261,8 @@ def _fastest_ways(spec: AnswerSpec, frame: Frame, column_of: ColumnOf) -> Iterat
     _, rows = _fastest(frame, frame.differing(spec.among), spec.among, quantity)
     wins = Counter(first.value for _, (first, _, second, *_) in rows if first and second)
     if wins:
-        counts = "; ".join(f"{name} in {count} of {wins.total()}" for name, count in wins.most_common())
-        yield f"The fastest by {quantity.title} is {counts}."
+        for name, count in wins.most_common():
+            yield f"In {count} of {wins.total()} the fastest by {quantity.title} is {name}."
 
 
 def _largest(frame: Frame, others: Sequence[str], measured: Container[int]) -> list[int]:

@@ -17,7 +17,7 @@ from trace_events import examined
 
 from lmbench.cli import main
 from lmbench.errors import UsageError
-from lmbench.kernels.ceiling import CeilingRecord, attained_bus, find_ceiling, roofline, store_ceiling
+from lmbench.kernels.ceiling import CeilingRecord, CollectiveRate, attained_bus, find_ceiling, roofline, store_ceiling
 from lmbench.kernels.recording import ceiling
 from lmbench.records.codec import as_dict, decode
 from lmbench.records.run import RunEnvironment, RunRecord
@@ -76,6 +76,23 @@ def test_the_command_prints_a_table_and_stores_the_record(tmp_path, capsys, monk
     with pytest.raises(UsageError, match="cannot be written"):
         store_ceiling(record, path / "x")
     assert json.loads(capsys.readouterr().err) == json.loads(path.read_text())
+
+
+def test_rates_measured_again_keep_the_collectives_of_the_same_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(ceiling, "CPU_MATMUL_SIZE", 64)
+    monkeypatch.setattr(ceiling, "CPU_COPY_BYTES", 2**20)
+    of_ranks = CollectiveRate(
+        collective="all-reduce", ranks=2, message_bytes=10**6, seconds=1e-3, algorithm_bytes_per_s=1e9,
+        bus_bytes_per_s=1e9, compute_s=1e-3, together_s=2e-3,
+    )  # fmt: skip
+    first, again = (ceiling.measure_ceiling(0.01, collectives) for collectives in ([of_ranks], []))
+    store_ceiling(first, tmp_path)
+    path = store_ceiling(again, tmp_path)
+    assert decode(path.read_bytes(), CeilingRecord) == msgspec.structs.replace(again, collectives=[of_ranks])
+    versions = replace(again.environment.versions, torch="another")
+    again = msgspec.structs.replace(again, environment=replace(again.environment, versions=versions))
+    store_ceiling(again, tmp_path)
+    assert decode(path.read_bytes(), CeilingRecord).collectives == []
 
 
 # The size `small`, at batch 4 and context 512.

@@ -189,3 +189,12 @@ def test_an_encoding_without_the_signs_is_no_error():
 )
 def test_digits_follow_the_spread(mean_s, std_s, text):
     assert mean_and_std(mean_s, std_s) == text
+
+
+def test_a_wrapped_cell_does_not_break_within_a_number(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    rows = [["BucketedDDP (bucket_cap_mb 25.0)", "1"]]
+    stream = io.StringIO()
+    ways = Table("ways", "Ways", [Column("way"), Column("n" * 18)], rows)
+    print_answer(Answer(tables=[ways]), make_console(stream))
+    assert "25.0)" in stream.getvalue()

@@ -32,6 +32,17 @@ def test_the_spread_is_that_between_processes_or_within_the_only_one(means, std,
     assert point.get("high") == (pytest.approx(1e3 * row["step_high_s"]) if means[1:] else None)
 
 
+def test_columns_and_tables_without_figures_are_left_out_and_such_tables_named(tmp_path):
+    view = {"title": "Mine", "tables": [
+        {"title": "Peaks", "columns": ["predicted_peak_bytes", "step_s"]},
+        {"title": "Kernels", "columns": ["step_*_kind_fraction"]},
+    ]}  # fmt: skip
+    section = section_of(make_sweep(tmp_path / "s", {"data.batch_size": [4, 8]}, view=view))
+    (shown,) = section.tables
+    assert [column.title for column in shown.columns] == ["batch", "step"]
+    assert "no run has figures of Kernels" in [line.text for line in section.notes]
+
+
 def test_a_caption_names_both_spreads_where_some_cells_have_one_process(tmp_path):
     for index, settings in enumerate([{}, {}, {"data.batch_size": 8}]):
         make_run(tmp_path / str(index), settings)

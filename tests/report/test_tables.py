@@ -43,6 +43,12 @@ def test_a_difference_within_one_percent_is_the_same_and_a_wide_interval_or_few_
     assert [table_rows(table)[0]["fastest"] for table in tables[:2]] == [forward, backward]
 
 
+def test_a_sentence_on_the_fastest_has_one_verdict_with_its_count_first(tmp_path):
+    home = make_attention(tmp_path / "a", [16384], repeats=2)
+    told = [line.text for line in section_of(home, view="attention").headline if line.label == "answer"]
+    assert [text.partition(": ")[0] for text in told] == ["In 1 of 1 the fastest by forward + backward is undecided"]
+
+
 # published figures
 
 PUBLISHED = yaml.safe_load((DATA / "published.yaml").read_text())
