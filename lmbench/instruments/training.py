@@ -119,10 +119,14 @@ def gradient_facts(trainable: Collection[str], norms: Mapping[str, float]) -> Tr
 
 
 def is_same_batch(batch: Any, other: Any) -> bool | None:
-    """Whether two batches hold equal tensors; None where PyTorch cannot compare them, as sparse ones. Synchronizes."""
+    """Whether two batches hold equal tensors. Synchronizes.
+
+    None where they hold none, and where PyTorch cannot compare them, as sparse ones.
+    """
     tensors, others = tensors_of(batch), tensors_of(other)
     with suppress(RuntimeError):
-        return len(tensors) == len(others) and all(map(torch.equal, tensors, others))
+        if tensors or others:
+            return len(tensors) == len(others) and all(map(torch.equal, tensors, others))
     return None
 
 
