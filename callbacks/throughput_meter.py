@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from lmbench.callbacks.observer import Observer
 from lmbench.device import device_of
 from lmbench.device.sensor import derive_device_state
 from lmbench.instruments.host import host_state, read_host
-from lmbench.instruments.subject import count_flops, note_peak, padding_fraction, token_counter
+from lmbench.instruments.subject import count_flops, note_peak, padding_of, token_counter
 from lmbench.records.step import StepRecord
 from lmbench.records.vocabulary import Stage
 
@@ -51,8 +50,8 @@ class ThroughputMeter(Observer):
         self._has_flops = callable(getattr(self.module, "flops_per_token", None))
         #: A batch and its tokens, to count FLOPs on.
         self._sample: tuple[Any, int] | None = None
-        #: Shares of padding in the warm-up's batches, then None: looking at a batch makes the host wait for the device.
-        self._padding: list[float] | None = []
+        #: Padding and tokens of the warm-up's batches, then None: looking at a batch lets the host wait for the device.
+        self._padding: list[tuple[float, int]] | None = []
 
     def run_started(self) -> None:
         self._sensor = device_of(self.session.device).sensor()
@@ -68,7 +67,7 @@ class ThroughputMeter(Observer):
                 self._sample = move_data_to_device(batch, torch.device("cpu")), tokens
 
         if self._padding is not None:
-            self._padding.append(padding_fraction(batch))
+            self._padding.append(padding_of(batch))
 
     def run_closing(self, exception: BaseException | None) -> None:
         # All steps are done, so running the module's step once more disturbs no measurement.
@@ -81,7 +80,9 @@ class ThroughputMeter(Observer):
 
     def before_window(self) -> None:
         if self._padding:
-            self.session.run.data.padding_fraction = fmean(self._padding)
+            # By tokens: of batches of different lengths, the long ones have more padding.
+            padded, tokens = map(sum, zip(*self._padding, strict=True))
+            self.session.run.data.padding_fraction = padded / (tokens or 1)
         self._padding = None
         self._tokens = 0
         self._open, self._host_open = self._sensor.read(), read_host()

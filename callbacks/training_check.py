@@ -24,15 +24,15 @@ from lmbench.instruments.training import (
 from lmbench.instruments.window import ProbeKind
 from lmbench.records.vocabulary import Stage
 
-#: Steps that may be skipped before one of them is checked.
-_MOST_SKIPPED = 5
+#: Steps that may be added to the first one, where it was skipped, or where some optimizer did not step in it.
+_MOST_ADDED = 5
 
 
 class TrainingCheck(Observer):
     """Lists parameters without gradients before the optimizer's step, and parameters that it did not move.
 
-    Each of several optimizers has its parameters checked before its own step. In your own Trainer the probe step needs
-    `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
+    Each of several optimizers has its parameters checked before its own step, which by hand may be in another batch.
+    In your own Trainer the probe step needs `MeasurementSession(Schedule(steps=..., probe_steps=...))`.
 
     Recorded under `warmup`:
 
@@ -66,7 +66,7 @@ class TrainingCheck(Observer):
         self._is_probing = kind is ProbeKind.TRAINING and self.module.training
         if self._is_probing:
             self.listen(True)
-            self._left = _MOST_SKIPPED
+            self._left = _MOST_ADDED
             self._begin()
 
     def _begin(self) -> None:
@@ -138,6 +138,11 @@ class TrainingCheck(Observer):
     def step_ended(self) -> None:
         training = self.session.run.probe.training
         if not self._is_probing or training is None:
+            return
+        if self._left and not self.module.automatic_optimization and self._stepped < self._trainable.keys():
+            # By hand, an optimizer may step in another batch.
+            self._left -= 1
+            self.session.repeat_probe()
             return
         # Without a loss, Lightning skips the backward pass.
         has_loss = self._has_backward or not self.module.automatic_optimization

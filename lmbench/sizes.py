@@ -176,7 +176,7 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
 
     Attention through scaled_dot_product_attention is counted by its plain formula: fused kernels may pad head_dim, and
     some have no formula, which would count as zero. Operators that are not PyTorch's are not counted, but named in
-    ``source``.
+    ``source``. So is a number that the step reads, since it may decide what the step does.
 
     Args:
         module: any module; it is not changed. Of its tensors only shapes, dtypes and devices are copied. Its other
@@ -187,12 +187,17 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
             index, 0.
 
     Raises:
-        UncountableError: the module cannot be copied, or does not run on fake tensors because it reads values or calls
-            a raw extension.
+        UncountableError: the module cannot be copied, or does not run on fake tensors because shapes or branches depend
+            on values, or it calls a raw extension.
     """
     import torch
     from lightning_utilities.core.apply_func import apply_to_collection
-    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeCopyMode,
+        FakeTensorMode,
+    )
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -203,15 +208,22 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     # The counter has no formula for the fused CPU kernel, which a module may select.
     fused_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
-    foreign = set()
+    remarks = dict[str, None]()
 
     class Watch(TorchDispatchMode):
-        """Collects the names of operators that are not PyTorch's."""
+        """Answers operators that read values, and collects the names of those that are not PyTorch's."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace not in {"aten", "prim", "prims", "profiler"}:
-                foreign.add(func.name())
-            return func(*args, **(kwargs or {}))
+                remarks[f"not counted: {func.name()}"] = None
+            try:
+                return func(*args, **(kwargs or {}))
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                if (out := without_values(func, args)) is None:
+                    raise
+                if isinstance(out, float):
+                    remarks["a number that the step reads taken as 1"] = None
+                return out
 
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
@@ -227,8 +239,24 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
-    source = "; not counted: ".join(filter(None, [COUNTER_SOURCE, ", ".join(sorted(foreign))]))
-    return FlopCount(round(counter.get_total_flops() / tokens), None, source)
+    return FlopCount(round(counter.get_total_flops() / tokens), None, "; ".join([COUNTER_SOURCE, *remarks]))
+
+
+def without_values(func: Any, args: Any) -> Any:
+    """What an operator that reads values returns on fake tensors; None where memory or FLOPs may depend on it."""
+    name = func._schema.name
+    if name == "aten::_local_scalar_dense" and args[0].is_floating_point():
+        return 1.0
+    # The number of bins is given.
+    return args[0].new_empty(args[2]) if name == "aten::bincount" and len(args) == 3 else None
+
+
+def skip_value_checks(module: nn.Module) -> None:
+    """Let a module's metrics not check their inputs, for which they read values that fake tensors lack."""
+    for part in module.modules():
+        # The attribute of torchmetrics' classification metrics.
+        if "validate_args" in vars(part):
+            vars(part)["validate_args"] = False
 
 
 def _copy_to_count(module: nn.Module) -> nn.Module:
@@ -242,6 +270,7 @@ def _copy_to_count(module: nn.Module) -> nn.Module:
     copied = copy.deepcopy(module, shared)
     # Inside a loop of Lightning's the trainer would keep fake tensors.
     silence_logging(copied)
+    skip_value_checks(copied)
     return copied
 
 

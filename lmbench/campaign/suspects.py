@@ -62,7 +62,7 @@ def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -
         UsageError: the ends are of different kinds, are equal, or nothing lies between them.
     """
     good_version, bad_version = map(_VERSION.fullmatch, (good, bad))
-    if names_file(good) and names_file(bad):
+    if all(map(names_file, (good, bad))) or any(end.endswith((".yaml", ".yml")) for end in (good, bad)):
         what, row = "option", _between_files(Path(good), Path(bad), folder)
     elif good_version and bad_version:
         what, row = "version", _between_versions(good_version, bad_version, constraints)

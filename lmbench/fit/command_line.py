@@ -268,7 +268,10 @@ def settings_of(key: str, class_: type, /, **values: Any) -> Any:
 
 
 _VALUE = re.compile(r'(?:Parser key "(?P<name>[^"]+)":\s*)+.*?(?:Given|Got) value: (?P<value>[^\n]*)', re.DOTALL)
-_OPTION_OF_CLASS = re.compile(r"Parser key \"([\w.]+)\".*class_path '([\w.]+)':\s*Option '([\w.]+)'", re.DOTALL)
+_OPTION_OF_CLASS = re.compile(r"Parser key \"([\w.]+)\".*?class_path '([\w.]+)':\s*Option '([\w.]+)'", re.DOTALL)
+_VALUE_OF_CLASS = re.compile(
+    r'Parser key "([\w.]+)":[^"]*given class_path \S+\s+Parser key "([\w.]+)":\s+(.*?)(?:Given|Got) value: (.*)'
+)
 #: What the parser says of a class that a setting such as trainer.callbacks names.
 _WRONG_CLASS = re.compile(
     r"- (Problem with given class_path[^\n]+(?:\n\s+[^-\s][^\n]+)?|Import path [^\n]+|Not a valid \w+ of \w+)"
@@ -279,6 +282,9 @@ _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 def _translated(error: ArgumentError, parser: ArgumentParser) -> UsageError:
     """Translate the parser's error into one line for the user, with the nearest option where one is misspelt."""
+    if wrong := _VALUE_OF_CLASS.search(str(error)):
+        key, option, reason, value = wrong.groups()
+        return _wrong_value(f"{key}.{option}", value, reason)
     if of_class := _OPTION_OF_CLASS.search(str(error)):
         key, path, option = of_class.groups()
         # Without a class before the option, the parser looks for it in the base class.

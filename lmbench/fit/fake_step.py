@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -224,12 +224,12 @@ def _call_in_backward(hidden: Any, note: Callable[[], None]) -> None:
 
 
 def callbacks_with_memory(callbacks: Any) -> list[Callback]:
-    """The callbacks that may take memory on the device: not lmbench's own, displays, and those that write files.
+    """The callbacks that may take memory on the device: not lmbench's own, displays, and those that write.
 
     Args:
         callbacks: one, several or None, as the Trainer and `configure_callbacks` take them.
     """
-    without = Checkpoint | ProgressBar | ModelSummary | DeviceStatsMonitor
+    without = Checkpoint | ProgressBar | ModelSummary | DeviceStatsMonitor | LearningRateMonitor
     return [
         callback
         for callback in as_list(callbacks)

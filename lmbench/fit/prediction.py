@@ -26,7 +26,6 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torchmetrics import Metric
 
 from lmbench.callbacks import Compiler
 from lmbench.data.datamodule import BatchShape, ShapeData, TokenBatch, TokenData
@@ -58,6 +57,7 @@ from lmbench.memory.forecast import Forecast, Request
 from lmbench.memory.plan import PlanRequest
 from lmbench.memory.predictor import FakeStep, Predictor
 from lmbench.precision import PRECISIONS, find_precision
+from lmbench.sizes import skip_value_checks
 from lmbench.standard_output import result_alone, write_result
 
 # Trainer flags that affect memory and that the prediction takes from the configuration unchanged.
@@ -272,9 +272,7 @@ def _keep_from_values(module: LightningModule) -> None:
     """Switch off a module's callbacks that write, and its metrics' checks of values, which fake tensors lack."""
     configure = module.configure_callbacks
     module.configure_callbacks = lambda: callbacks_with_memory(configure())  # type: ignore[method-assign]
-    for metric in module.modules():
-        if isinstance(metric, Metric) and hasattr(metric, "validate_args"):
-            metric.validate_args = False
+    skip_value_checks(module)
 
 
 def _leading_sizes(batch: Any) -> list[int]:

@@ -48,6 +48,9 @@ TRAINER_DEFAULTS: Values = {
     "use_distributed_sampler": False,
 }
 
+#: Lightning's callbacks that refuse a Trainer without a logger, which TRAINER_DEFAULTS make it.
+_LOGGING = {"LearningRateMonitor", "DeviceStatsMonitor"}
+
 #: Lightning's own profilers.
 _PROFILERS = ("simple", "advanced", "pytorch", "xla")
 
@@ -98,6 +101,10 @@ class BenchTrainer(Trainer):
         if any(isinstance(callback, Checkpoint) for callback in own):
             # TRAINER_DEFAULTS turns checkpointing off, and Lightning then refuses a Checkpoint callback.
             kwargs["enable_checkpointing"] = True
+        if not kwargs.get("logger") and (monitors := _LOGGING & {type(callback).__name__ for callback in own}):
+            raise UsageError(
+                f"{min(monitors)} in trainer.callbacks needs --trainer.logger true; give it, or leave it out"
+            )
         kwargs["callbacks"] = [*callbacks, *own]
         check_at_least(1, **{"trainer.accumulate_grad_batches": kwargs.get("accumulate_grad_batches", 1)})
         devices = str(kwargs.get("devices", 1))

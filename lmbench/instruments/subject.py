@@ -181,8 +181,8 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def padding_fraction(batch: Any) -> float:
-    """Share of a batch's tokens that are padding: 0 in its `attention_mask`, or else -100 in a tensor of labels.
+def padding_of(batch: Any) -> tuple[float, int]:
+    """A batch's padding and its tokens: 0 in its `attention_mask`, or else -100 in a tensor of labels, and all of them.
 
     Waits for the device.
     """
@@ -192,7 +192,8 @@ def padding_fraction(batch: Any) -> float:
     else:
         tensors, padding = [t for t in tensors_of(batch) if t.dtype is torch.int64], IGNORED
     padded = [tensor == padding for tensor in tensors if tensor.layout is torch.strided and tensor.numel()]
-    return max((is_padding.float().mean().item() for is_padding in padded), default=0.0)
+    counts = [(is_padding.sum().item(), is_padding.numel()) for is_padding in padded]
+    return max(counts, key=lambda count: count[0] / count[1], default=(0, 0))
 
 
 def _whole_number(value: Any, name: str) -> int:

@@ -30,6 +30,7 @@ from lmbench.autocast import FLOAT32, list_of, registered
 from lmbench.code_owners import Owner, code_owner
 from lmbench.memory.blocks import Category
 from lmbench.memory.predictor import Allocation, Stretch
+from lmbench.sizes import without_values
 
 _HALVES = (torch.bfloat16, torch.float16)
 #: The getter of a tensor's dtype, which a lazy module's parameter allows nobody else.
@@ -391,10 +392,8 @@ class Tracker(TorchDispatchMode):
         A whole number may be a length, on which memory depends.
         """
         name, tensor = func._schema.name.removeprefix("aten::"), args[0]
-        out: Any = None
-        if name == "_local_scalar_dense" and tensor.is_floating_point():
-            out = 1.0
-        elif name == "_local_scalar_dense" and tensor.dtype is torch.bool:
+        out = without_values(func, args)
+        if name == "_local_scalar_dense" and tensor.dtype is torch.bool:
             made_by = self.note(tensor).made_by
             is_asserted = (self._reader()[1].line or "").startswith("assert ") and ".any." not in made_by
             out = is_asserted or made_by.startswith(_TRUE)
@@ -412,8 +411,6 @@ class Tracker(TorchDispatchMode):
         elif name == "masked_select":
             out = tensor.new_empty(tensor.numel())
             self._tell("a mask that keeps everything")
-        elif name == "bincount" and len(args) == 3:
-            out = tensor.new_empty(args[2])
         return out
 
     def _reader(self) -> tuple[Owner, traceback.FrameSummary]:

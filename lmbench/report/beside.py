@@ -95,9 +95,9 @@ def _saving(saving: Saving) -> list[Line]:
     """How long checkpoints block, what they do to steps beside their writing, and what they cost in all."""
     size = f" of {gib(saving.checkpoint_bytes)}" if saving.checkpoint_bytes else ""
     blocked = f"{saving.count} checkpoints{size} block {milliseconds(saving.blocked_s)} ms each"
-    slower = _with_interval(saving.slowed_fraction or 0.0, saving.slowed_interval)
+    slower = _with_interval(saving.slowed_fraction or 0.0, saving.slowed_interval or ())
     every, cost = saving.interval_steps or 0.0, saving.cost_fraction or 0.0
-    total = f"in all {_with_interval(cost, saving.cost_interval)} time at one every {every:.0f} steps"
+    total = f"in all {_with_interval(cost, saving.cost_interval or ())} time at one every {every:.0f} steps"
     return [
         *labelled(
             "saving",
@@ -105,13 +105,12 @@ def _saving(saving: Saving) -> list[Line]:
             saving.written_bytes_per_s and f"{saving.written_bytes_per_s / 1e9:.3g} GB/s",
         ),
         *labelled("", saving.slowed_interval and f"steps beside the writing of one take {slower}"),
-        *labelled("", every and cost and f"{total}; 1 % at one every {max(1.0, every * cost / 0.01):,.0f}"),
+        *labelled("", saving.cost_interval and f"{total}; 1 % at one every {max(1.0, every * cost / 0.01):,.0f}"),
     ]
 
 
-def _with_interval(fraction: float, interval: Sequence[float] | None) -> str:
-    ends = ", ".join(f"{end:+.1%}" for end in interval or ())
-    return f"{fraction:+.1%}" + (f" [{ends}]" if ends else "")
+def _with_interval(fraction: float, interval: Sequence[float]) -> str:
+    return f"{fraction:+.1%} [{', '.join(f'{end:+.1%}' for end in interval)}]"
 
 
 def _changed(change: StepChange) -> str:

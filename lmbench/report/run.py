@@ -214,9 +214,8 @@ def _speed(run: RunRecord) -> list[Line]:
         lines.append(Line("waits", f"for other ranks: rank {rank} takes longer in {phase}, {waits}"))
     padding = run.data.padding_fraction
     if rate.tokens_per_s:
-        useful = (
-            padding and f"{percent(padding)} of them padding: {whole(rate.tokens_per_s * (1 - padding))} that train"
-        )
+        trained = whole(rate.tokens_per_s * (1 - (padding or 0.0)))
+        useful = padding and f"{percent(padding)} of them padding as in the warm-up: {trained} that train"
         lines += labelled("throughput", f"{whole(rate.tokens_per_s)} tokens/s", useful)
     elif step.mean_s and run.window.tokens_reason:
         padded = f"; {percent(padding)} of the labels are padding" if padding else ""
@@ -291,7 +290,8 @@ def details(run: RunRecord) -> list[Line]:
     return [
         *labelled(
             "loader",
-            ends and f"ended {ends} times in the window ({run.window.loader_batches} batches an epoch)",
+            ends
+            and f"ended {ends} time{'s' * (ends > 1)} in the window ({run.window.loader_batches} batches an epoch)",
             restart_s and f"its restart took {milliseconds(restart_s)} ms of each",
             separator=": ",
         ),

@@ -198,6 +198,9 @@ smoke --print_config=comments | 2 | unknown flag of --print_config 'comments'; c
 {OWN} --trainer.callbacks '[{{class_path: strangers.Mine}}]' | 2 | callbacks: module strangers has no Mine
 {OWN} --trainer.callbacks torch.nn.Linear | 2 | callbacks: Import path does not correspond to a subclass of Callback
 {OWN} --trainer.callbacks EarlyStopping | 2 | EarlyStopping': the following arguments are required: monitor
+{OWN} --trainer.callbacks Timer --trainer.callbacks.verbose x | 2 | callbacks.verbose is 'x'; allowed: true or false
+{OWN} --trainer.callbacks Timer --trainer.callbacks.span 3 | 2 | unknown option --trainer.callbacks.span of .*Timer
+{OWN} --trainer.callbacks LearningRateMonitor | 2 | LearningRateMonitor in trainer.callbacks needs --trainer.logger true
 {OWN} --trainer.callbacks '[3]' | 2 | callbacks: Not a valid subclass of Callback
 {OWN} --trainer.logger CSVLoger | 2 | logger: there is no class 'CSVLoger'; .* did you mean CSVLogger
 {OWN} --model.dict_kwargs.x 3 | 2 | unknown option --model.dict_kwargs.x
@@ -298,7 +301,9 @@ def test_accumulated_losses_are_the_modules_own(tmp_path):
     yaml.safe_load("""
 - [Telling, 15, 3000, the module's own flops_per_token()]
 - [TokenModel, 16, 2400, on a fake copy]
-- [Reading, 16, null, not countable on fake tensors]
+- [Reading, 16, 2400, a number that the step reads taken as 1]
+- [Choosing, 16, null, not countable on fake tensors]
+- [Scoring, 16, 2400, on a fake copy]
 - [HalfFrozen, 16, null, with frozen parameters a training step is not three forward passes]
 - [TokensByHand, 16, null, a training_step that optimizes by hand is more than a forward pass]
 """),

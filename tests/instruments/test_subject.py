@@ -9,29 +9,35 @@ import torch
 from fit_process import measure_here
 from strangers import TokenModel
 
-from lmbench.instruments.subject import padding_fraction
+from lmbench.instruments.subject import padding_of
 
 IDS = torch.arange(8)
 LABELS = torch.tensor([3, 4, -100, -100, -100, -100, -100, -100])
 
 
 @pytest.mark.parametrize(
-    ("batch", "share"),
+    ("batch", "padding"),
     [
-        ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 0.25),
-        ((IDS, [LABELS]), 0.75),
-        (UserDict(labels=LABELS), 0.75),
+        ({"input_ids": IDS, "attention_mask": IDS < 6, "labels": LABELS}, 2),
+        ((IDS, [LABELS]), 6),
+        (UserDict(labels=LABELS), 6),
         # Log-mels at their floor, an adjacency and a tensor without elements are no labels.
-        ((IDS, torch.full((8,), -100.0), torch.eye(2).to_sparse(), torch.empty(0, dtype=torch.int64)), 0.0),
+        ((IDS, torch.full((8,), -100.0), torch.eye(2).to_sparse(), torch.empty(0, dtype=torch.int64)), 0),
     ],
 )
-def test_padding_is_what_the_mask_or_the_labels_leave_out(batch, share):
-    assert padding_fraction(batch) == share
+def test_padding_is_what_the_mask_or_the_labels_leave_out(batch, padding):
+    assert padding_of(batch) == (padding, 8)
 
 
 class Padded(TokenModel):
     def training_step(self, batch):
         return super().training_step((batch["input_ids"], batch["labels"]))
+
+
+def test_the_share_of_padding_is_one_of_tokens_where_batches_differ_in_length():
+    full = {"input_ids": IDS[None, :2], "labels": IDS[None, :2]}
+    batches = [full, {"input_ids": IDS[None], "labels": LABELS[None]}] * 10
+    assert measure_here(Padded(), batches, warmup_steps=2).record.data.padding_fraction == 6 / 10
 
 
 def test_tokens_per_second_tell_how_many_are_padding():

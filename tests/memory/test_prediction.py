@@ -198,6 +198,11 @@ def test_a_step_that_logs_or_reads_values_is_predicted(extra, assumed):
     assert [line.endswith(f": {assumed}") for line in forecast.assumed] == [True] * bool(assumed)
 
 
+def test_a_callback_that_only_logs_changes_no_prediction():
+    plain, watched = predict(OWN), predict(OWN, "--trainer.callbacks=LearningRateMonitor")
+    assert watched.highest.total_bytes == plain.highest.total_bytes
+
+
 @pytest.mark.parametrize(
     ("words", "share"),
     [("--measure.zero_grad native", 1), ("--trainer.accumulate_grad_batches 4", 1), ("--measure.mode forward", 0)],

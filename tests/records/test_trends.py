@@ -63,6 +63,13 @@ def test_a_planted_interference_and_the_cost_of_saving_lie_in_their_intervals(sl
     assert f"take {saving.slowed_fraction:+.1%} [{low:+.1%}, {high:+.1%}]" in text
 
 
+def test_a_single_cycle_between_checkpoints_tells_no_cost():
+    run = RunRecord(SCHEMA_VERSION, "ok")
+    saving_of(saved(0.0, 0.02)[:50], run.saving)
+    assert run.saving.count == 2
+    assert not any("in all" in line.text for line in endurance_lines(run))
+
+
 def test_a_change_of_pace_is_told_with_its_moment_and_what_changed_beside():
     steps = [
         StepRecord(

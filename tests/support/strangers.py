@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import F1Score
 
 from lmbench.model.language_model import LanguageModel
 
@@ -256,6 +257,28 @@ class Reading(TokenModel):
     def training_step(self, batch):
         loss = super().training_step(batch)
         return loss if loss.item() > 0 else -loss
+
+
+class Choosing(TokenModel):
+    """Lets a value choose how many tokens it works on, which no fake tensor tells."""
+
+    def training_step(self, batch):
+        tokens, targets = batch
+        return super().training_step((tokens[: int(tokens.max() > 0)], targets[:1]))
+
+
+class Scoring(TokenModel):
+    """Has a metric for each class, which checks that targets are classes."""
+
+    def __init__(self, vocab_size: int = 50):
+        super().__init__(vocab_size)
+        self.score = F1Score("multiclass", num_classes=vocab_size, average="macro")
+
+    def training_step(self, batch):
+        tokens, targets = batch
+        self.score(tokens, targets)
+        self.log("score", self.score)
+        return super().training_step(batch)
 
 
 class HalfFrozen(TokenModel):
