@@ -84,6 +84,7 @@ class Task:
     def __init__(self, title: str, total: int | None = None) -> None:
         self._title, self._total = title, total
         self._begun, self._part, self._note = 0, "", ""
+        self._earlier = 0
         self._began_s = time.monotonic()
         self.line = StatusLine()
 
@@ -91,6 +92,10 @@ class Task:
         """Begin the next part."""
         self._begun, self._part, self._note = self._begun + 1, part, ""
         self.show()
+
+    def skip(self) -> None:
+        """Count a part that ended before this task began, and took none of its time."""
+        self._earlier += 1
 
     def note(self, text: str) -> None:
         """Say in the line how far the part is."""
@@ -102,12 +107,12 @@ class Task:
 
     def show(self) -> None:
         elapsed_s, ended = time.monotonic() - self._began_s, self._begun - 1
-        number = str(self._begun or "")
+        number = str(self._begun + self._earlier) if self._begun else ""
         if number and self._total:
             number += f" of {self._total}"
         words = [" ".join(filter(None, [number, self._part])), self._note, f"{duration(elapsed_s)} so far"]
         if self._total and ended > 0:
-            words.append(f"about {duration(elapsed_s / ended * (self._total - ended))} left")
+            words.append(f"about {duration(elapsed_s / ended * (self._total - self._earlier - ended))} left")
         self.line.show(f"{self._title}: {', '.join(filter(None, words))}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -192,14 +193,8 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     """
     import torch
     from lightning_utilities.core.apply_func import apply_to_collection
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        FakeCopyMode,
-        FakeTensorMode,
-    )
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def fused_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
@@ -210,9 +205,29 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
     counter = FlopCounterMode(display=False, custom_mapping={fused_on_cpu: fused_flops})
     remarks = dict[str, None]()
 
-    class Watch(TorchDispatchMode):
-        """Answers operators that read values, and collects the names of those that are not PyTorch's."""
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        # Without this a compiled module would be compiled for fake tensors.
+        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
+            with FakeCopyMode(fake_mode):
+                fake = _copy_to_count(module)
+            # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
+            fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
+            with fake_mode, _watch(remarks), torch.no_grad():
+                method = getattr(fake, step)
+                method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
+    return FlopCount(round(counter.get_total_flops() / tokens), None, "; ".join([COUNTER_SOURCE, *remarks]))
 
+
+def _watch(remarks: dict[str, None]) -> AbstractContextManager[object]:
+    """Within, operators that read values get an answer, which `remarks` note, as they note those not PyTorch's."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.namespace not in {"aten", "prim", "prims", "profiler"}:
                 remarks[f"not counted: {func.name()}"] = None
@@ -225,21 +240,7 @@ def counter_flops(module: nn.Module, batch: Any, tokens: int, step: str) -> Flop
                     remarks["a number that the step reads taken as 1"] = None
                 return out
 
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        # Without this a compiled module would be compiled for fake tensors.
-        with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), counter:
-            with FakeCopyMode(fake_mode):
-                fake = _copy_to_count(module)
-            # Unlike pytrees, this also replaces tensors in a tokenizer's mapping, which is not a dict.
-            fake_batch = apply_to_collection(batch, torch.Tensor, fake_mode.from_tensor)
-            with fake_mode, Watch(), torch.no_grad():  # type: ignore[no-untyped-call]
-                method = getattr(fake, step)
-                method(fake_batch, *([0] if len(inspect.signature(method).parameters) > 1 else []))
-    except Exception as error:
-        first_line = str(error).partition("\n")[0]
-        raise UncountableError(f"not countable on fake tensors: {type(error).__name__}: {first_line}") from error
-    return FlopCount(round(counter.get_total_flops() / tokens), None, "; ".join([COUNTER_SOURCE, *remarks]))
+    return Watch()  # type: ignore[no-untyped-call]
 
 
 def without_values(func: Any, args: Any) -> Any:

@@ -44,6 +44,14 @@ def test_a_live_line_shows_part_child_output_and_time_left_and_is_wiped_at_the_e
     assert not any(thread.name == "lmbench-progress" for thread in threading.enumerate())
 
 
+def test_parts_that_ended_earlier_are_counted_and_take_no_time(terminal):
+    with progress.progress("counting", 4) as task:
+        task.skip()
+        task.begin("two")
+        task.begin("three")
+    assert re.findall(r"\rcounting: (\d of \d \w+)", terminal.getvalue())[:2] == ["2 of 4 two", "3 of 4 three"]
+
+
 def test_a_log_gets_a_line_after_5_s_and_then_at_growing_intervals(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])

@@ -109,18 +109,20 @@ def memory(
     if run is not None:
         raise UsageError("--run, with times of blocks, belongs to --fit")
     if source is None and settings:
-        return _predicted(settings, gpus or gpu)
+        return _predicted(settings, gpu, gpus)
     if source is None or settings:
         raise UsageError("memory takes a recorded run or snapshot, or options of `lmbench fit`")
     return _recorded(source, device)
 
 
-def _predicted(settings: list[str], gpus: str | None) -> Answer:
+def _predicted(settings: list[str], gpu: str | None, gpus: str | None) -> Answer:
+    if gpu is not None and gpus is not None:
+        raise UsageError("--gpu and --gpus both name GPUs; give one of them")
     check_options(settings)
     from lmbench.memory.answer import forecast_answer
     from lmbench.memory.forecast import Request, ask_forecast, gpus_for
 
-    return forecast_answer(ask_forecast(settings, Request(gpus_for(gpus), finds_largest=True)))
+    return forecast_answer(ask_forecast(settings, Request(gpus_for(gpus or gpu), finds_largest=True)))
 
 
 def _recorded(source: Result, device: int | None) -> Answer:

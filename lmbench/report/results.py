@@ -17,6 +17,7 @@ from lmbench.records.load import guards_by_name
 from lmbench.records.named import shown_path, typed_here
 from lmbench.records.passes import PASS, pass_of
 from lmbench.records.schema import value_at
+from lmbench.records.vocabulary import INCORRECT
 from lmbench.report.answer import Answer, Column, Line, Table, labelled, listed
 from lmbench.report.charts import build_charts
 from lmbench.report.frame import (
@@ -176,7 +177,8 @@ def _failures(frame: Frame) -> Iterator[str]:
         for run in frame.runs_of(cell, of_every_pass=True):
             if run.outcome != "ok":
                 message = run.damage or value_at(run.record, "error.message") or ""
-                shortened = shorten(message, 160, placeholder=" ...")
+                # The label has this word, too.
+                shortened = shorten(message.removeprefix(f"{INCORRECT}: "), 160, placeholder=" ...")
                 reason = listed(outcome_label(run), shortened, separator=": ")
                 cells_of[reason].append(frame.describe(cell, names))
     for reason, cells in cells_of.items():

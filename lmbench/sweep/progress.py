@@ -46,7 +46,7 @@ class SweepProgress(Task):
         """Count a run of an earlier start of the sweep, which takes no time now."""
         self.ends[run.outcome, run.exit_code] += 1
         if self._total:
-            self._total -= 1
+            self.skip()
 
     def report_end(self, job: Job, run: RunRecord) -> None:
         """Count a run that ended, and write its outcome with its step time or the reason of its failure."""

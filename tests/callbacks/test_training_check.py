@@ -112,6 +112,15 @@ def test_batches_that_pytorch_cannot_compare_are_neither_new_nor_old():
     assert (run.outcome, run.record.probe.training.has_new_batch) == ("ok", None)
 
 
+def test_batches_without_tensors_are_neither_new_nor_old():
+    class Counted(Regression):
+        def training_step(self, batch, batch_idx):
+            return super().training_step([torch.eye(16)], batch_idx)
+
+    run = measure_here(Counted(), ("a batch",), probe_steps=1)
+    assert (run.outcome, run.record.probe.training.has_new_batch) == ("ok", None)
+
+
 def test_the_loss_scale_is_taken_only_out_of_gradients_that_still_have_it():
     def gradient_norm(**flags):
         module = ByHand()
