@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from numbers import Real
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -245,7 +245,7 @@ class MeasurementSession(LeanCallback):
     @property
     def window_elapsed_s(self) -> float:
         """Host seconds since the window opened."""
-        return (time.perf_counter_ns() - self._window_start_ns) * 1e-9
+        return (perf_counter_ns() - self._window_start_ns) * 1e-9
 
     # Lightning's hooks: training
 
@@ -277,8 +277,9 @@ class MeasurementSession(LeanCallback):
         self._end_batch(outputs, batch, is_step)
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        if not self.only_watches and not trainer.fit_loop.epoch_loop.batch_progress.current.ready:
-            # The data is empty or used up, and Lightning would begin one epoch after the other for ever.
+        if not self.only_watches and not trainer.fit_loop.epoch_loop.batch_progress.current.completed:
+            # The data is empty or used up, or a hook stops each epoch at its first batch, and Lightning would begin one
+            # epoch after the other for ever.
             trainer.should_stop = True
 
     def on_train_end(self, *_: Any) -> None:
@@ -390,7 +391,7 @@ class MeasurementSession(LeanCallback):
         if (self.steps_done - self.schedule.warmup_steps) % PACE_STEPS:
             return False
         synchronize(self.device)
-        self._rounds_ns.append(time.perf_counter_ns())
+        self._rounds_ns.append(perf_counter_ns())
         steps = self._trainer.strategy.broadcast(planned_steps(self._rounds_ns, self.schedule.min_window_s))
         if steps is not None:
             self._agreed_steps = max(self.schedule.steps or 1, steps)
@@ -416,7 +417,7 @@ class MeasurementSession(LeanCallback):
         self.stage = Stage.WINDOW
         for observer in self.observers:
             observer.window_opened()
-        self._window_start_ns = time.perf_counter_ns()
+        self._window_start_ns = perf_counter_ns()
         reach("window_opened")
         self.run.window.first_step = self.steps_done
 

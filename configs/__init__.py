@@ -55,6 +55,8 @@ def find_shipped(name: str, shipped: Mapping[str, Path], folder: str, complaint:
 
 #: The largest YAML file that is read. The largest shipped study has 3 kB, a list of a thousand included cells 100 kB.
 MAX_YAML_BYTES = 2**20
+#: The most values of a YAML file, each counted as often as its aliases repeat it.
+_MAX_VALUES = 100_000
 
 
 def read_yaml(path: Path, label: str) -> tuple[str, Any]:
@@ -90,13 +92,31 @@ _NO_FILE = ' in "<unicode string>",'
 
 
 def parse_yaml(text: str, label: str) -> Any:
-    """The content of a YAML text. Raises UsageError where it is no YAML, or a key stands twice in a mapping."""
+    """The content of a YAML text.
+
+    Raises:
+        UsageError: it is no YAML, a key stands twice in a mapping, or its aliases make it larger than `_MAX_VALUES`.
+    """
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class OnceLoader(loader):  # type: ignore[misc]
-        """PyYAML's loader takes the last of several equal keys in silence."""
+        """PyYAML's loader takes the last of several equal keys in silence, and aliases without end."""
+
+        def construct_document(self, node: yaml.Node) -> Any:
+            pending, count = [node], 0
+            while pending:
+                count += 1
+                if count > _MAX_VALUES:
+                    raise UsageError(
+                        f"{label} has more than {_MAX_VALUES:,} values, or an alias within its own anchor; write fewer"
+                    )
+                inner = pending.pop()
+                if isinstance(inner, yaml.CollectionNode):
+                    # A mapping's node has pairs of nodes, a list's node the nodes themselves.
+                    pending += [part for item in inner.value for part in (item if isinstance(item, tuple) else [item])]
+            return super().construct_document(node)
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
             numbers: dict[str, list[int]] = {}

@@ -6,13 +6,13 @@ So the phases of a step sum to the step by construction. The summary checks the 
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ class Timeline:
     def border(self, phase: str) -> None:
         """Mark the beginning of a phase."""
         # Take the host's time first, so that on an idle device a mark is never ahead of the host.
-        host_ns = time.perf_counter_ns()
+        host_ns = perf_counter_ns()
         self._marks.append((self._stamp(), host_ns, phase))
 
     def note(self) -> None:

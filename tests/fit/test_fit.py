@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -109,3 +110,34 @@ def test_data_that_is_used_up_ends_the_window_and_none_is_an_error():
     assert (window.steps, window.loader_end_count, window.loader_batches) == (20, 2, 9)
     with pytest.raises(UsageError, match="nothing was measured"):
         measure_here(Regression(), DataLoader(Stream([]), batch_size=1))
+
+
+class Refusing(Regression):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if self.global_step >= 8 else None
+
+
+class Unending(Regression):
+    def training_step(self, batch, batch_idx):
+        if self.global_step >= 8:
+            raise StopIteration
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("module", [Refusing, Unending])
+def test_epochs_that_end_before_a_step_end_the_window(module):
+    run = measure_here(module(), DataLoader(torch.ones(40, 16)), steps=20)
+    assert (run.outcome, run.record.window.steps) == ("ok", 7)
+    assert statuses(run.record)["window_complete"] == "warn"
+
+
+def test_a_clock_that_the_module_stops_neither_times_a_step_nor_holds_the_window_open(monkeypatch):
+    class Stopping(Regression):
+        def training_step(self, batch, batch_idx):
+            monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+            return super().training_step(batch, batch_idx)
+
+    record = measure_here(Stopping(), DataLoader(torch.ones(40, 16)), steps=3, min_window_s=0.05).record
+    assert record.window.wall_s > 0.05
+    assert record.phases.step.min_s > 0
+    assert statuses(record)["clocks"] == "fail"
