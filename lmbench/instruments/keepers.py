@@ -71,13 +71,15 @@ def garbage_bytes() -> int:
 
 
 def _held_bytes(leaf: Any) -> int:
-    """The bytes of a tensor's whole storage, or of an array; 0 for other values, and for layouts without storage."""
+    """The bytes of a tensor's whole storage, an array or a text; 0 for other values and for layouts without storage."""
     # Garbage holds weak proxies too, which raise where their object is gone.
     with suppress(NotImplementedError, RuntimeError, ReferenceError):
         if isinstance(leaf, torch.Tensor):
             return int(leaf.untyped_storage().nbytes())
         if isinstance(leaf, np.ndarray):
             return leaf.nbytes
+        if isinstance(leaf, bytes | bytearray | str):
+            return len(leaf)
     return 0
 
 

@@ -28,7 +28,7 @@ class Hoarder(OwnLoaders):
 
     def __init__(self, deed):
         super().__init__()
-        self.deed, self.kept, self.by_name = deed, [], {"logits": []}
+        self.deed, self.kept, self.raw, self.by_name = deed, [], [], {"logits": []}
 
     def training_step(self, batch, batch_idx):
         logits = torch.ones(1_000_000)
@@ -36,6 +36,8 @@ class Hoarder(OwnLoaders):
             self.kept.append(logits)
         elif self.deed == "by_name":
             self.by_name["logits"].append({"step": batch_idx, "logits": logits.numpy()})
+        elif self.deed == "kept bytes":
+            self.raw.append(bytearray(logits.numpy()))
         elif self.deed == "cycle":
             logits.itself = logits
             # Of garbage that the collector finds, weak proxies are dead.
@@ -54,11 +56,12 @@ def line_of(text):
     [
         ("kept", f"a list of tensors in Hoarder.kept, test_keepers.py:{line_of('self.kept.append')}"),
         ("by_name", f"a list of dicts in Hoarder.by_name, test_keepers.py:{line_of('.append({')}"),
+        ("kept bytes", f"a list of bytearrays in Hoarder.raw, test_keepers.py:{line_of('self.raw.append')}"),
         ("cycle", "reference cycles, which Python's collector frees: it is off in the window"),
         ("nothing", None),
     ],
 )
-def test_what_keeps_the_tensors_of_each_step_is_named_with_its_line(deed, keeper, monkeypatch, tmp_path):
+def test_what_keeps_the_tensors_or_bytes_of_each_step_is_named_with_its_line(deed, keeper, monkeypatch, tmp_path):
     # Else what earlier tests have freed would be used again, and memory would not grow.
     return_freed_memory()
     monkeypatch.setattr(host, "_READING_INTERVAL_S", 0.0)
