@@ -71,7 +71,7 @@ def garbage_bytes() -> int:
 
 
 def _held_bytes(leaf: Any) -> int:
-    """The bytes of a tensor's whole storage, of an array or of a text; 0 for other values, and without storage."""
+    """The bytes of a tensor's whole storage, an array or a text; 0 for other values and for layouts without storage."""
     # Garbage holds weak proxies too, which raise where their object is gone.
     with suppress(NotImplementedError, RuntimeError, ReferenceError):
         if isinstance(leaf, torch.Tensor):
