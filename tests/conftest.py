@@ -120,6 +120,12 @@ def _free_device_of_other_tests(request):
 
 
 @pytest.fixture(autouse=True)
+def _idle_cores(monkeypatch):
+    """The load of other tests makes no window of a comparison longer."""
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
+
+
+@pytest.fixture(autouse=True)
 def _no_wandb(monkeypatch):
     """A copy for W&B takes a second a run; the tests of it turn it on again."""
     monkeypatch.setenv("WANDB_MODE", "disabled")

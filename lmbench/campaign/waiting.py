@@ -27,11 +27,15 @@ def give_way(is_comparison: bool) -> None:
         return
     if is_comparison:
         os.environ[WAITING] = "passive"
-        return
-    busy_percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
-    if busy_percent > _BUSY_PERCENT:
+    elif percent := taken_percent():
         os.environ[WAITING] = "passive"
         tell(
-            f"other processes take {busy_percent:.0f} % of the cores: threads of all runs give theirs away while they "
-            f"wait ({WAITING}=passive)"
+            f"other processes take {percent:.0f} % of the cores: threads of all runs give theirs away while they wait "
+            f"({WAITING}=passive)"
         )
+
+
+def taken_percent() -> float:
+    """The share of the cores that other processes take now, while this one waits; 0 on a machine that is not busy."""
+    percent = psutil.cpu_percent(_BUSY_INTERVAL_S)
+    return percent if percent > _BUSY_PERCENT else 0.0

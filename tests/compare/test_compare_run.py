@@ -84,6 +84,12 @@ def test_windows_are_short_until_the_noise_takes_longer_ones_and_only_the_first_
     assert chosen.window_s("A0") is None
 
 
+def test_on_a_busy_machine_the_first_windows_are_longer(compare_run, monkeypatch):
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 90.0)
+    servers = compare_run(noisy(), "a.yaml", "--name=c", "--budget=0.001s")
+    assert servers.window_s("A0") == "4"
+
+
 def test_each_side_gets_its_configuration_options_and_variables_and_both_the_common_ones(compare_run):
     words = ["a.yaml@model.attention=naive,trainer.devices=[1,2]", "b.yaml", "--data.batch_size=2", "--budget=0.001s"]
     a, b = (launch.words for launch in compare_run(noisy(), *words).launches.values())
