@@ -24,7 +24,7 @@ from lmbench.sweep.file import SweepFile
 from lmbench.sweep.plan import make_plan
 
 #: Seconds and steps of the first rounds' windows, and the longest window. On a busy machine a short one tells little:
-#: on two cores with two spinning processes, first rounds of 1 s showed -2 to +20 % of a change of +11 %, and 38 of the 42
+#: on two cores with two spinning processes, first rounds of 1 s showed -2 to +20 % of a change of +11 %, and 38 of 42
 #: later ones, mostly of 5 to 8 s, +10 to +13 %.
 _FIRST_WINDOW_S, _BUSY_WINDOW_S, _WINDOW_STEPS, _MOST_WINDOW_S = 1.0, 4.0, 6, 30.0
 #: Longer windows leave the budget time for so many rounds in all, and so many more.
