@@ -120,7 +120,7 @@ def ratio_by_rounds(differences: Sequence[float] | Floats, is_b_first: Sequence[
     values = np.asarray(differences, dtype=float)
     rounds = without_order(values, np.asarray(is_b_first, dtype=bool))
     center, n = float(np.median(rounds)), rounds.size
-    # With 0 among the points, the 95 % interval excludes 1 wherever `p` shows a change.
+    # With 0 among the points, the 95 % interval excludes 1 where `p` shows a change, and nowhere else.
     distances = np.sort(np.append(max(float(rounds.std()), EQUAL) * _DISTANCES, abs(center)))
 
     def evidence(points: Floats) -> Floats:
@@ -131,6 +131,10 @@ def ratio_by_rounds(differences: Sequence[float] | Floats, is_b_first: Sequence[
         for sign in (-1, 1):
             points = center + sign * distances
             is_refused = evidence(points) > limit
+            # After an outlier the bets may refuse a change near the median, and not that there is none.
+            is_zero = points == 0
+            if (is_zero & ~is_refused).any():
+                is_refused[: is_zero.argmax()] = False
             if not is_refused.any():
                 return None, None
             nearest = int(is_refused.argmax())

@@ -60,6 +60,14 @@ def test_the_ratio_of_a_comparison_says_what_its_bets_say():
     assert rounds_until(0.02, 0.0141) == 8
 
 
+def test_an_interval_that_bets_do_not_support_reaches_no_change():
+    """Seven rounds of +11 %, and one of -10 %, which weighs less against +10 % than against none."""
+    differences = [0.1197, 0.1011, 0.1049, 0.107, -0.0987, 0.1061, 0.1172, 0.0974]
+    for sign in (1, -1):
+        ratio = ratio_by_rounds([sign * difference for difference in differences], [True, False] * 4)
+        assert (ratio.p > 0.05, ratio.excludes_one) == (True, False)
+
+
 def test_rounds_without_spread_are_their_own_ratio():
     assert ratio_by_rounds([0.0] * 6, [True, False] * 3).p == 1.0
     ratio = ratio_by_rounds([math.log(1.5)] * 6, [True, False] * 3)
