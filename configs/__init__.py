@@ -59,6 +59,11 @@ MAX_YAML_BYTES = 2**20
 _MAX_VALUES = 100_000
 
 
+def is_yaml(name: str | Path) -> bool:
+    """Whether a name ends as that of a YAML file does."""
+    return str(name).endswith((".yaml", ".yml"))
+
+
 def read_yaml(path: Path, label: str) -> tuple[str, Any]:
     """The text of a user's YAML file, and its content. `label` names the file in errors.
 

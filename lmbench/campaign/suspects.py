@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from lmbench.configs import read_yaml
+from lmbench.configs import is_yaml, read_yaml
 from lmbench.errors import UsageError
 from lmbench.files import cache_folder, names_file, short_digest
 from lmbench.masking import leaves
@@ -62,7 +62,7 @@ def find_suspects(good: str, bad: str, folder: Path, constraints: Path | None) -
         UsageError: the ends are of different kinds, are equal, or nothing lies between them.
     """
     good_version, bad_version = map(_VERSION.fullmatch, (good, bad))
-    if all(map(names_file, (good, bad))) or any(end.endswith((".yaml", ".yml")) for end in (good, bad)):
+    if (names_file(good) and names_file(bad)) or is_yaml(good) or is_yaml(bad):
         what, row = "option", _between_files(Path(good), Path(bad), folder)
     elif good_version and bad_version:
         what, row = "version", _between_versions(good_version, bad_version, constraints)

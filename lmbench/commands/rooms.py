@@ -16,7 +16,7 @@ from msgspec import Meta
 from lmbench.commands import MEASURING
 from lmbench.commands.parser import PositiveFloat, PositiveInt, Result
 from lmbench.commands.words import read_budget, read_configuration, read_size
-from lmbench.configs import shipped_configs
+from lmbench.configs import is_yaml, shipped_configs
 from lmbench.errors import UsageError
 from lmbench.fit_options import check_options
 from lmbench.masking import masked_words
@@ -144,7 +144,7 @@ def _recorded(source: Result, device: int | None) -> Answer:
 
 def _is_config(source: str) -> bool:
     is_shipped = source in shipped_configs() and not Path(source).exists()
-    return is_shipped or source.endswith((".yaml", ".yml"))
+    return is_shipped or is_yaml(source)
 
 
 def _difference(sources: Sequence[Result], device: int | None, gpu: str | None, settings: list[str]) -> Answer:

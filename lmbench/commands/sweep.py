@@ -12,7 +12,7 @@ from textwrap import shorten
 
 from lmbench.commands.parser import Result, run_typed
 from lmbench.commands.words import read_options
-from lmbench.configs import shipped_studies
+from lmbench.configs import is_yaml, shipped_studies
 from lmbench.errors import ExitCode, UsageError
 from lmbench.masking import shown
 from lmbench.records.store import SWEEP_FILE, check_name
@@ -104,7 +104,7 @@ def sweep(study: Result, *, how: SweepOptions, settings: list[str]) -> int:
 
 def _write_study(path: Path) -> None:
     """Write the example of a study with all fields. Raises UsageError where that fails, or the file is there."""
-    if path.suffix not in (".yaml", ".yml"):
+    if not is_yaml(path):
         raise UsageError(f"--new writes a study to a file of YAML, not to {str(path)!r}; name it {path.name}.yaml")
     try:
         with path.open("x", encoding="utf-8") as file:

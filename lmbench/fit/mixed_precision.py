@@ -106,9 +106,9 @@ class Fp8Precision(RepairedMixedPrecision):
         if not self._originals:
             reason = f": {', '.join(_count_alike(left_out))}" if left_out else ", which has none"
             raise UsageError(f"precision {self.precision} converts no linear layer of {type(module).__name__}{reason}")
-        recipe, _, is_fast = self.precision.removeprefix("fp8-").partition("-")
-        config = Float8LinearConfig.from_recipe_name(recipe)
-        if is_fast:
+        recipe = self.precision.removeprefix("fp8-")
+        config = Float8LinearConfig.from_recipe_name(recipe.removesuffix("-fast"))
+        if recipe.endswith("-fast"):
             # torchao accumulates fast in the forward pass alone.
             fast = config.gemm_config_output
             config = replace(config, gemm_config_grad_input=fast, gemm_config_grad_weight=fast)

@@ -141,7 +141,8 @@ def section_answer(section: Section, catalogue: Catalogue) -> Answer:
         unfinished += f"; go on: lmbench sweep {shown_path(group.home)}"
     tables = view_tables(view, timed, catalogue)
     # A study for GPUs has no figures in some of its tables on a CPU.
-    absent = [spec.title for spec in view.tables if spec.title not in {table.title for table in tables}]
+    titles = {table.title for table in tables}
+    absent = [spec.title for spec in view.tables if spec.title not in titles]
     empty = f"no run has figures of {'; '.join(absent)}" if absent and frame.ok else ""
     copies = f"copies of runs, not counted: {', '.join(_first(group.copies))}" if group.copies else ""
     counts = tally(outcome_word(row.run.outcome) for row in frame.runs)

@@ -68,8 +68,8 @@ def _table(spec: TableSpec, frame: Frame, catalogue: Catalogue, is_first: bool) 
         headings, rows = _fastest(frame, names, spec.among, columns[0])
     else:
         # The first column holds the outcomes of cells that are not ok.
-        holding = columns[:1] if frame.facts.keys() - frame.ok.keys() else []
-        columns = [column for column in columns if values[column] or column in holding]
+        has_outcomes = bool(frame.facts.keys() - frame.ok.keys())
+        columns = [column for column in columns if values[column] or (has_outcomes and column is columns[0])]
         headings, features = [column.heading(frame) for column in columns], catalogue.features_of(columns)
         rows = []
         for cell in frame.facts:

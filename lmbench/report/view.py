@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from lmbench.configs import converted, lines_of, parse_yaml, placed, read_yaml, shipped_studies
+from lmbench.configs import converted, is_yaml, lines_of, parse_yaml, placed, read_yaml, shipped_studies
 from lmbench.errors import UsageError, suggest, unknown
 from lmbench.records.schema import fields
 from lmbench.report import shipped
@@ -252,7 +252,7 @@ class Catalogue:
 
 def _view_of_study(name: str) -> tuple[str, Any, Iterable[str], Mapping[str, str]]:
     """The name of a study, its view as its file has it, its axes, and the places of its settings in the file."""
-    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else shipped_studies().get(name)
+    path = Path(name) if is_yaml(name) else shipped_studies().get(name)
     if path is None:
         names = [GENERIC.name, *(study for study in shipped_studies() if not study.startswith("tiny_"))]
         raise unknown("view", name, names, ", or give a study's file")

@@ -307,8 +307,8 @@ class HeldExecutor(LocalExecutor):
     an address layout.
     """
 
-    def __init__(self, mark: Mapping[str, str] = {}, cores: int | None = None, is_lasting: bool = False) -> None:
-        super().__init__(mark, cores)
+    def __init__(self, mark: Mapping[str, str] = {}, is_lasting: bool = False) -> None:
+        super().__init__(mark)
         self.is_lasting = is_lasting
 
     def begin_round(self, rounds_to_come: int, last_round_s: float = 0.0) -> None:
